@@ -1,0 +1,104 @@
+"""Who is whose positive, and sums over them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Stands for "not in the set" in a log-sum-exp: finite, so that an empty set has a gradient (zero).
+FLOOR = -1e30
+
+
+def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int | None) -> tuple[Tensor, Tensor]:
+    """Positives and negatives of each row, [a, n] each.
+
+    ``own_columns`` says where a row's own embedding stands among the columns: an int for "row 0 is
+    column ``own_columns``, and so on down the diagonal", a tensor of column numbers (−1: nowhere), or
+    None where rows and columns share no embedding. A row is never its own positive.
+    """
+    same = row_labels.unsqueeze(1) == column_labels.unsqueeze(0)
+    negatives = ~same
+    if isinstance(own_columns, int):
+        same.diagonal(own_columns).fill_(False)
+    elif own_columns is not None:
+        columns = torch.arange(column_labels.shape[0], device=column_labels.device)
+        same &= own_columns.unsqueeze(1) != columns
+    return same, negatives
+
+
+@lru_cache(maxsize=256)
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def masked(values: Tensor, mask: Tensor, otherwise: float = 0.0) -> Tensor:
+    """The values within the mask, ``otherwise`` outside.
+
+    torch.where with a Python number builds a tensor of it on every call, and on a GPU copies it there.
+    """
+    return torch.where(mask, values, _constant(otherwise, values.dtype, values.device))
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum of each row over its mask, [a]."""
+    return masked(values, mask).sum(dim=1)
+
+
+def count(mask: Tensor, like: Tensor) -> Tensor:
+    """How many of each row are in the mask, [a], in the dtype of ``like``."""
+    return mask.sum(dim=1, dtype=like.dtype)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of each row over its mask, 0 where the mask is empty."""
+    return masked_sum(values, mask) / count(mask, values).clamp_(min=1.0)
+
+
+class _MaskedLogSumExp(torch.autograd.Function):
+    """log Σ exp over a mask. The softmax is computed once and is the derivative as it stands."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
+        values = masked(values, mask, FLOOR)
+        probabilities = torch.softmax(values, dim=1)
+        ctx.save_for_backward(probabilities)
+        # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
+        return values.amax(dim=1) - probabilities.amax(dim=1).log_()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (probabilities,) = ctx.saved_tensors
+        return probabilities * gradients[0].unsqueeze(1), None
+
+
+def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
+    """log Σ exp of each row over its mask; about ``FLOOR`` where the mask is empty."""
+    result: Tensor = _MaskedLogSumExp.apply(values, mask)  # type: ignore[no-untyped-call]
+    return result
+
+
+def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The column numbers of each row's members, [a, k], and which of the k slots are filled.
+
+    On a CPU k is the largest number of members. Elsewhere that number would cost a synchronisation,
+    so every column keeps its slot and k = n.
+    """
+    if mask.device.type != "cpu":
+        return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape), mask
+    rows, columns = mask.nonzero(as_tuple=True)
+    counts = mask.sum(dim=1)
+    width = max(1, int(counts.max())) if counts.numel() else 1
+    filled = torch.arange(width).unsqueeze(0) < counts.unsqueeze(1)
+    index = torch.zeros(mask.shape[0], width, dtype=torch.long)
+    index[filled] = columns
+    return index, filled
+
+
+def scatter_mask(index: Tensor, filled: Tensor, width: int) -> Tensor:
+    """The [a, width] mask of the columns named by the filled slots of ``index``."""
+    spare = torch.where(filled, index, width)  # empty slots write to a column that is cut off
+    mask = torch.zeros(index.shape[0], width + 1, dtype=torch.bool, device=index.device)
+    return mask.scatter_(1, spare, True)[:, :width]

@@ -1,0 +1,166 @@
+"""What a loss is computed on: a batch, its columns, and one tile of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from nearfar.engine.masks import masks
+from nearfar.engine.measures import Measure, Vectors
+
+DEFAULT_BUDGET = 256 * 1024 * 1024
+# A CPU is fastest while the dozen matrices of a tile stay in its cache.
+CPU_TILE_PAIRS = 1 << 20
+
+
+class Mean(NamedTuple):
+    """A share of the batch loss with a denominator of its own: Σ total / Σ count over all anchors."""
+
+    total: Tensor  # [a]
+    count: Tensor  # [a], not differentiated
+
+
+@dataclass
+class Draws:
+    """Uniform random numbers for every pair from one number per row and one per column.
+
+    frac(r_i + c_j) is independent along each row, which is where mining draws, and does not depend on
+    how the rows are tiled.
+    """
+
+    height: int
+    width: int
+    like: Tensor
+    _pair: tuple[Tensor, Tensor] | None = None
+
+    def uniform(self, rows: slice) -> Tensor:
+        """[a, n] numbers in [0, 1) for these rows."""
+        if self._pair is None:
+            dtype, device = self.like.dtype, self.like.device
+            down = torch.rand(self.height, 1, dtype=dtype, device=device)
+            self._pair = down, torch.rand(1, self.width, dtype=dtype, device=device)
+        down, across = self._pair
+        return (down[rows] + across).frac_()
+
+
+@dataclass
+class Tile:
+    """Some anchors against all columns."""
+
+    values: Tensor  # [a, n], what the measure says; differentiable
+    positives: Tensor  # [a, n]
+    negatives: Tensor  # [a, n]
+    rows: slice  # which anchors these are
+    measure: Measure
+    dim: int
+    draws: Draws
+    anchor_values: Tensor | None = None  # [a], the loss's own numbers for these anchors
+    survey: Tensor | None = None  # [n], what the loss's survey said of each column
+
+    @property
+    def similarity(self) -> Tensor:
+        """The values without a gradient, turned so that larger is nearer."""
+        values = self.values.detach()
+        return -values if self.measure.is_distance else values
+
+    def uniform(self) -> Tensor:
+        """Random numbers in [0, 1) for every pair, the same for any tile size."""
+        return self.draws.uniform(self.rows)
+
+    def transposed(self) -> Tile:
+        """Columns as anchors (of a tile that holds all anchors)."""
+        parts = self.values.T, self.positives.T, self.negatives.T
+        return Tile(*parts, slice(None), self.measure, self.dim, self.draws)
+
+
+class RowLoss(Protocol):
+    """What the engine asks of a loss."""
+
+    @property
+    def comparison(self) -> Measure:
+        """How embeddings are compared."""
+
+    @property
+    def query_only(self) -> bool:
+        """Whether columns are constants, as in Ranked List Loss."""
+
+    @property
+    def surveys(self) -> bool:
+        """Whether ``survey`` has something to say of the columns."""
+
+    @property
+    def bytes_per_pair(self) -> int:
+        """Working memory for each entry of a tile."""
+
+    @property
+    def memory_budget(self) -> int:
+        """Working memory for a tile."""
+
+    def on_tile(self, tile: Tile) -> Tensor | Sequence[Mean]:
+        """The loss of each anchor, [a], to be averaged over all anchors; or means of another kind."""
+
+    def survey(self, tile: Tile) -> Tensor:
+        """A number for each row of the tile, [a]; asked of every column before ``on_tile``."""
+
+
+@dataclass
+class Batch:
+    """A loss and all it is computed on but the numbers: labels, and where the anchors stand."""
+
+    loss: RowLoss
+    labels: Tensor  # [m]
+    gallery_labels: Tensor  # [n]; the labels themselves where there is no gallery
+    positions: Tensor | None = None  # [m], the anchors' places in the gallery, −1: not there
+
+
+class Problem:
+    """A batch with its numbers, made ready for the measure."""
+
+    def __init__(
+        self, batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None
+    ) -> None:
+        self.loss, self.positions = batch.loss, batch.positions
+        self.labels, self.gallery_labels = batch.labels, batch.gallery_labels
+        self.embeddings, self.gallery, self.anchor_values = embeddings, gallery, anchor_values
+        measure = self.loss.comparison
+        columns = embeddings if gallery is None else gallery
+        center = measure.center(columns)
+        self.columns = measure.prepare(columns, center)
+        self.anchors = self.columns if gallery is None else measure.prepare(embeddings, center)
+        self.draws = Draws(len(self.labels), len(self.gallery_labels), embeddings)
+
+    def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
+        """``height`` rows cut so that a tile of ``width`` columns keeps to its share of the budget."""
+        pairs = int(share * self.loss.memory_budget) // self.loss.bytes_per_pair
+        if self.embeddings.device.type == "cpu":
+            pairs = min(pairs, CPU_TILE_PAIRS)
+        rows = pairs // width
+        rows = min(max(1, rows), height)
+        return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
+
+    def tile(self, rows: slice) -> Tile:
+        """Anchors ``rows`` against all columns."""
+        own = rows.start if self.gallery is None else self.positions
+        if isinstance(own, Tensor):
+            own = own[rows]
+        values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
+        positives, negatives = masks(self.labels[rows], self.gallery_labels, own)
+        anchor_values = None if self.anchor_values is None else self.anchor_values[rows]
+        return self._tile(values, positives, negatives, rows, anchor_values)
+
+    def column_tile(self, columns: slice) -> Tile:
+        """Columns ``columns``, as anchors, against all anchors."""
+        if self.gallery is None:
+            return self.tile(columns)
+        own = None if self.positions is None else self.positions - columns.start
+        values = self.loss.comparison.pairwise(self.columns.take(columns), self.anchors)
+        positives, negatives = masks(self.labels, self.gallery_labels[columns], own)
+        return self._tile(values, positives.T, negatives.T, columns, None)
+
+    def _tile(self, values: Tensor, pos: Tensor, neg: Tensor, rows: slice, anchor_values: Tensor | None) -> Tile:
+        measure, dim = self.loss.comparison, self.embeddings.shape[1]
+        return Tile(values, pos, neg, rows, measure, dim, self.draws, anchor_values)

@@ -1,0 +1,110 @@
+"""Where the pair weights of the tiles go: kept whole, or carried on to the embeddings tile by tile."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from nearfar.engine.problem import Problem, Tile
+
+
+class Sink(Protocol):
+    """Takes W = ∂loss/∂values tile by tile; it may destroy what it is given."""
+
+    def __init__(self, problem: Problem) -> None: ...
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """The weights of a tile of anchors."""
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        """The weights of a tile whose rows are columns of the problem."""
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply all that was added."""
+
+
+class Weights:
+    """Keeps the whole of W, [m, n]."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.shape = len(problem.labels), len(problem.gallery_labels)
+        self._matrix: Tensor | None = None
+
+    @property
+    def matrix(self) -> Tensor:
+        """W, [m, n]."""
+        if self._matrix is None:
+            self._matrix = self.problem.embeddings.new_zeros(self.shape)
+        return self._matrix
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        if weights.shape == self.shape and self._matrix is None:
+            self._matrix = weights
+        else:
+            self.matrix[tile.rows] += weights
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        self.matrix[:, tile.rows] += weights.T
+
+    def scale(self, factor: Tensor) -> None:
+        self.matrix.mul_(factor)
+
+
+class KeptGradient(Weights):
+    """Keeps the derivatives by all dot products and carries them on in the end.
+
+    Without a gallery W E + Wᵀ E is then a single product.
+    """
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        super().add(tile.measure.to_dot(weights, tile.values.detach()), tile)
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        super().add_columns(tile.measure.to_dot(weights, tile.values.detach()), tile)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """By the prepared anchors and the prepared gallery."""
+        problem = self.problem
+        product, weights = problem.loss.comparison.product, self.matrix
+        anchors, columns = problem.anchors.points, problem.columns.points
+        if problem.gallery is None and not problem.loss.query_only:
+            return product(weights + weights.T, anchors, columns), None
+        by_columns = None if problem.loss.query_only else product(weights.T, columns, anchors)
+        return product(weights, anchors, columns), by_columns
+
+
+class StreamedGradient:
+    """Carries each tile on at once and keeps no pair."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.by_anchors = problem.anchors.points.new_zeros(problem.anchors.points.shape)
+        self.by_columns = self.by_anchors  # both ends of a pair are the same embeddings
+        if problem.gallery is not None:
+            self.by_columns = problem.columns.points.new_zeros(problem.columns.points.shape)
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        problem, measure = self.problem, tile.measure
+        weights = measure.to_dot(weights, tile.values.detach())
+        columns, some = problem.columns.points, problem.anchors.points[tile.rows]
+        self.by_anchors[tile.rows] += measure.product(weights, some, columns)
+        if not problem.loss.query_only:
+            self.by_columns += measure.product(weights.T, columns, some)
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        measure = tile.measure
+        weights = measure.to_dot(weights, tile.values.detach())
+        anchors, some = self.problem.anchors.points, self.problem.columns.points[tile.rows]
+        self.by_columns[tile.rows] += measure.product(weights, some, anchors)
+        self.by_anchors += measure.product(weights.T, anchors, some)
+
+    def scale(self, factor: Tensor) -> None:
+        self.by_anchors.mul_(factor)
+        if self.problem.gallery is not None:
+            self.by_columns.mul_(factor)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """By the prepared anchors and the prepared gallery."""
+        return self.by_anchors, None if self.problem.gallery is None else self.by_columns

@@ -1,0 +1,225 @@
+"""The engine: a loss of rows, computed and differentiated one tile of anchors at a time.
+
+A pair-based loss is a function of each anchor's row of similarities. Its derivative by those
+similarities is the matrix of pair weights W (theorem 3.1 of the unified view), and two matrix products
+carry W to the embeddings. So a tile of rows is all that ever has to exist: the forward pass computes the
+tile, its loss, its W and W's share of the gradient, and drops the tile. The backward pass only scales.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from nearfar.engine.masks import masked
+from nearfar.engine.problem import Batch, Mean, Problem, Tile
+from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
+
+S = TypeVar("S", bound=Sink)
+
+
+@dataclass
+class Part(Generic[S]):
+    """One of the means that add up to the loss, and the weights of its pairs."""
+
+    loss: Tensor
+    sink: S | None
+    by_anchor_values: Tensor | None = None  # [m]
+
+
+def sweep(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> list[Part[S]]:
+    """The loss of a problem and, given a kind of sink, the weights of its pairs."""
+    with torch.set_grad_enabled(sink is not None):
+        if len(slices) == 1:
+            return [_one_tile(problem, slices[0], sink)]
+        return _many_tiles(problem, slices, sink)
+
+
+def _one_tile(problem: Problem, rows: slice, sink: type[S] | None) -> Part[S]:
+    """All rows at once: denominators and survey are at hand, and W comes out finished."""
+    tile = problem.tile(rows)
+    leaves = _leaves(tile)
+    if problem.loss.surveys:
+        tile.survey = problem.loss.survey(tile.transposed())
+    result = problem.loss.on_tile(tile)
+    if isinstance(result, Tensor):
+        loss = result.mean()
+    else:
+        means = [mean.total.sum() / _at_least_one(mean.count.sum()) for mean in result]
+        loss = means[0] if len(means) == 1 else torch.stack(means).sum()
+    part = Part(loss.detach(), None if sink is None else sink(problem))
+    if part.sink is not None:
+        weights, part.by_anchor_values, _ = _derivatives(loss, leaves)
+        if weights is not None:
+            part.sink.add(weights, tile)
+    return part
+
+
+class _Running(Generic[S]):
+    """A mean that is still being summed up over tiles."""
+
+    def __init__(self, problem: Problem, sink: type[S] | None) -> None:
+        zeros = problem.embeddings.new_zeros
+        self.total, self.count = zeros(()), zeros(())
+        self.sink = None if sink is None else sink(problem)
+        self.by_anchor_values = None if problem.anchor_values is None else zeros(len(problem.labels))
+        self.by_survey = zeros(len(problem.gallery_labels) if problem.loss.surveys else 0)
+
+    def add(self, mean: Mean, tile: Tile, leaves: Sequence[Tensor | None], *, last: bool) -> None:
+        total = mean.total.sum()
+        self.total += total.detach()
+        self.count += mean.count.sum()
+        if self.sink is None:
+            return
+        weights, by_anchor_values, by_survey = _derivatives(total, leaves, keep_graph=not last)
+        if weights is not None:
+            self.sink.add(weights, tile)
+        if by_anchor_values is not None and self.by_anchor_values is not None:
+            self.by_anchor_values[tile.rows] = by_anchor_values
+        if by_survey is not None:
+            self.by_survey += by_survey
+
+    def finish(self) -> Part[S]:
+        factor = _at_least_one(self.count).reciprocal_()
+        if self.sink is not None:
+            self.sink.scale(factor)
+        by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * factor
+        return Part(self.total * factor, self.sink, by_anchor_values)
+
+
+def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> list[Part[S]]:
+    """Tile after tile: the survey first, then the rows, then what the survey passes on to the columns."""
+    survey = None
+    columns = problem.slices(len(problem.gallery_labels), len(problem.labels)) if problem.loss.surveys else []
+    if problem.loss.surveys:
+        with torch.no_grad():
+            survey = torch.cat([problem.loss.survey(problem.column_tile(some)) for some in columns])
+    running: list[_Running[S]] = []
+    for rows in slices:
+        tile = problem.tile(rows)
+        tile.survey = survey
+        leaves = _leaves(tile)
+        result = problem.loss.on_tile(tile)
+        means = [Mean(result, torch.ones_like(result))] if isinstance(result, Tensor) else result
+        running = running or [_Running(problem, sink) for _ in means]
+        for number, (sum_up, mean) in enumerate(zip(running, means, strict=True), start=1):
+            sum_up.add(mean, tile, leaves, last=number == len(means))
+    if sink is not None:
+        for some in columns:
+            _through_survey(problem, problem.column_tile(some), running)
+    return [sum_up.finish() for sum_up in running]
+
+
+def _through_survey(problem: Problem, tile: Tile, running: Sequence[_Running[S]]) -> None:
+    leaves = _leaves(tile)
+    found = problem.loss.survey(tile)
+    for number, sum_up in enumerate(running, start=1):
+        last = number == len(running)
+        weights, _, _ = _derivatives(found @ sum_up.by_survey[tile.rows], leaves, keep_graph=not last)
+        if weights is not None and sum_up.sink is not None:
+            sum_up.sink.add_columns(weights, tile)
+
+
+def _at_least_one(count: Tensor) -> Tensor:
+    """The count; 1 where nothing was counted, and the total over it is 0."""
+    return masked(count, count > 0, 1.0)
+
+
+def _leaves(tile: Tile) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What the loss of a tile is differentiated by."""
+    if torch.is_grad_enabled():
+        tile.values.requires_grad_()
+        if tile.anchor_values is not None:
+            tile.anchor_values = tile.anchor_values.detach().requires_grad_()
+        if tile.survey is not None:
+            tile.survey = tile.survey.detach().requires_grad_()
+    return tile.values, tile.anchor_values, tile.survey
+
+
+def _derivatives(value: Tensor, leaves: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
+    """Derivatives of a number by each leaf; None where it does not depend on it."""
+    if not value.requires_grad:
+        return [None] * len(leaves)
+    present = [leaf for leaf in leaves if leaf is not None]
+    found = iter(torch.autograd.grad(value, present, retain_graph=keep_graph, allow_unused=True))
+    return [None if leaf is None else next(found) for leaf in leaves]
+
+
+class _RowLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, batch: Batch
+    ) -> Tensor:
+        problem = Problem(batch, embeddings, gallery, anchor_values)
+        height, width = len(problem.labels), len(problem.gallery_labels)
+        slices = problem.slices(height, width)
+        if not any(ctx.needs_input_grad[:3]):
+            parts: Sequence[Part[Any]] = sweep(problem, slices, None)
+        elif len(slices) == 1:
+            parts = sweep(problem, slices, KeptGradient)
+        elif 4 * height * width * embeddings.element_size() <= batch.loss.memory_budget:
+            # W and its transpose take half of the budget, the tiles the other half.
+            parts = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
+        else:
+            parts = sweep(problem, slices, StreamedGradient)
+        loss, gradients = _sum(problem, parts)
+        wanted = zip(gradients, ctx.needs_input_grad, strict=False)
+        ctx.save_for_backward(*(gradient if needed else None for gradient, needed in wanted))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [None if saved is None else _Once.apply(saved, *incoming) for saved in ctx.saved_tensors]  # type: ignore[no-untyped-call]
+        return (*scaled, None)
+
+
+def _sum(problem: Problem, parts: Sequence[Part[Any]]) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss and its gradients by embeddings, gallery and anchor values."""
+    loss = parts[0].loss if len(parts) == 1 else torch.stack([part.loss for part in parts]).sum()
+    gradients: list[Tensor | None] = [None, None, None]
+    for part in parts:
+        if part.sink is not None:
+            found = (*part.sink.gradients(), part.by_anchor_values)
+            gradients = [new if old is None else old.add_(new) for old, new in zip(gradients, found, strict=True)]
+    ends = (problem.anchors, problem.columns)
+    to_embeddings = problem.loss.comparison.to_embeddings
+    for number, vectors in enumerate(ends):
+        gradient = gradients[number]
+        if gradient is not None:
+            gradients[number] = to_embeddings(gradient, vectors)
+    return loss, gradients
+
+
+class _Once(torch.autograd.Function):
+    """gradient × incoming, refusing to be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, incoming: Tensor) -> Tensor:
+        return gradient * incoming
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[None, None]:
+        raise NotImplementedError(
+            "nearfar's pair-based losses have no second derivative: their gradient is computed in the "
+            "forward pass and the similarities are not kept"
+        )
+
+
+@torch.compiler.disable
+def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
+    """The loss of a batch, differentiable once by embeddings, gallery and anchor values."""
+    value: Tensor = _RowLoss.apply(embeddings, gallery, anchor_values, batch)  # type: ignore[no-untyped-call]
+    return value
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def pair_weights(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
+    """W = ∂loss/∂values of every pair, [m, n]."""
+    problem = Problem(batch, embeddings, gallery, anchor_values)
+    parts = sweep(problem, problem.slices(len(problem.labels), len(problem.gallery_labels)), Weights)
+    return torch.stack([part.sink.matrix for part in parts if part.sink is not None]).sum(dim=0)

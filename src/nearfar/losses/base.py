@@ -1,0 +1,233 @@
+"""What every loss has in common: one signature, checked input, parameters that reach the optimiser."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from nearfar import mining as minings
+from nearfar.engine import DEFAULT_BUDGET, Batch, Mean, Measure, Tile, measure, pair_weights, row_loss
+from nearfar.mining import Mining
+
+
+class Loss(nn.Module, ABC):
+    """A loss of embeddings and labels.
+
+    ``key`` is its name in the registry and ``source`` says which document it comes from.
+    """
+
+    key: ClassVar[str]
+    source: ClassVar[str]
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None = None,
+        gallery_labels: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch, a scalar.
+
+        Parameters
+        ----------
+        embeddings : [m, d], floating point. Computed in float32 (or float64) whatever autocast says.
+        labels : [m], integers of any value.
+        gallery, gallery_labels : [n, d] and [n], columns to compare with instead of the batch: a memory
+            of earlier batches, or the embeddings of all ranks. Gradients reach a gallery that asks for them.
+        positions : [m], the column at which each anchor itself stands in the gallery (−1: nowhere), so
+            that it is not its own positive.
+        """
+        kind = embeddings.device.type
+        if torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                return self._checked(embeddings, labels, gallery, gallery_labels, positions)
+        return self._checked(embeddings, labels, gallery, gallery_labels, positions)
+
+    def _checked(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor | None,
+        positions: Tensor | None,
+    ) -> Tensor:
+        embeddings, labels = _check("embeddings", embeddings, "labels", labels)
+        if gallery is None and gallery_labels is None:
+            if positions is not None:
+                raise ValueError("positions say where anchors stand in a gallery, and no gallery was given")
+            return self.compute(embeddings, labels, None, labels, None)
+        if gallery is None or gallery_labels is None:
+            raise ValueError("gallery and gallery_labels go together; only one of them was given")
+        gallery, gallery_labels = _check("gallery", gallery, "gallery_labels", gallery_labels)
+        if gallery.shape[1] != embeddings.shape[1]:
+            raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
+        if gallery.dtype != embeddings.dtype:
+            gallery = gallery.to(embeddings.dtype)
+        if gallery.device != embeddings.device:
+            raise ValueError(f"gallery is on {gallery.device} and embeddings on {embeddings.device}")
+        if positions is not None:
+            if positions.shape != labels.shape or not _is_integer(positions):
+                raise ValueError(f"positions has shape {tuple(positions.shape)} of {positions.dtype}; needed is one "
+                                 f"whole number for each of the {len(labels)} anchors")
+            positions = positions.to(embeddings.device)
+        return self.compute(embeddings, labels, gallery, gallery_labels, positions)
+
+    @abstractmethod
+    def compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """The loss of checked input; ``gallery_labels`` are ``labels`` where there is no gallery."""
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        """Optimiser groups for the loss's own parameters, with their own learning rates."""
+        return []
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments as this loss has them."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters
+                if name != "self" and hasattr(self, name)}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items()
+                         if not isinstance(value, nn.Parameter))
+
+
+class PairLoss(Loss):
+    """A loss that is a function of one anchor's row of similarities.
+
+    A subclass says how embeddings are compared (``measure``, ``raw``) and what a row costs (``rows``).
+    The engine does the rest: tiles, gradients, galleries, pair weights.
+
+    >>> class Hinge(PairLoss):
+    ...     def rows(self, sim, pos, neg):
+    ...         return torch.where(neg, sim.relu(), 0).sum(1) - torch.where(pos, sim, 0).sum(1)
+    """
+
+    measure: str = "cosine"
+    raw: bool = False  # compare the embeddings as they are, not normalised
+    query_only: bool = False  # columns are constants
+    surveys: bool = False  # `survey` has something to say of the columns
+    row_bytes: int = 48  # working memory per pair, without the mining's
+    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
+    minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
+
+    def __init__(self, mining: str | Mining = "all") -> None:
+        super().__init__()
+        self.mining = minings.create(mining)
+        if self.mining.name not in self.minings:
+            raise ValueError(f"mining {self.mining.name!r} makes no sense with {type(self).__name__}; "
+                             f"allowed are {', '.join(self.minings)}")
+        if self.mining.unit_only and self.raw:
+            raise ValueError(f"mining {self.mining.name!r} needs unit vectors and {type(self).__name__} compares "
+                             "raw embeddings")
+
+    @property
+    def comparison(self) -> Measure:
+        """How embeddings are compared."""
+        return measure(self.measure, raw=self.raw)
+
+    @property
+    def bytes_per_pair(self) -> int:
+        """Working memory for each entry of a tile."""
+        return self.row_bytes + self.mining.bytes_per_pair
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Sequence[Mean]:
+        """The loss of each anchor, [a], from its values and masks, [a, n] each.
+
+        Averaged over all anchors; return :class:`~nearfar.engine.Mean` objects for other denominators.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define rows(sim, pos, neg)")
+
+    def on_tile(self, tile: Tile) -> Tensor | Sequence[Mean]:
+        """Mine, then ``rows``. Losses that need more of the tile than its values override this."""
+        return self.rows(tile.values, *self.mining.select(tile))
+
+    def survey(self, tile: Tile) -> Tensor:
+        """A number for each row of the tile; asked of all columns where ``surveys`` is set."""
+        raise NotImplementedError(f"{type(self).__name__} sets surveys and must define survey(tile)")
+
+    def anchor_values(self, labels: Tensor) -> Tensor | None:
+        """A number for each anchor that the loss learns, [m]."""
+        return None
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor:
+        batch = Batch(self, labels, gallery_labels, positions)
+        loss = row_loss(batch, embeddings, gallery, self.anchor_values(labels))
+        if embeddings.device.type != "cpu":
+            # Looking for NaN would stop the host; instead NaN or infinity in the input shows in the loss,
+            # even where mining would have passed over it.
+            loss = loss + embeddings.detach().sum() * 0
+        return loss
+
+    def pair_weights(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None = None,
+        gallery_labels: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """The weight view: w, [m, n], with the gradient of Σ_negatives w·s − Σ_positives w·s.
+
+        s is the similarity, or minus the distance where the loss compares distances. Weights are ≥ 0
+        wherever the loss pulls positives and pushes negatives (NRA also does the opposite: see there).
+        """
+        embeddings, labels = _check("embeddings", embeddings.detach(), "labels", labels)
+        if gallery is None or gallery_labels is None:
+            gallery, gallery_labels = None, labels
+        else:
+            gallery, gallery_labels = _check("gallery", gallery.detach(), "gallery_labels", gallery_labels)
+        batch = Batch(self, labels, gallery_labels, positions)
+        values = self.anchor_values(labels)
+        weights = pair_weights(batch, embeddings, gallery, None if values is None else values.detach())
+        same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
+        return torch.where(same != self.comparison.is_distance, -weights, weights)
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _check(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Errors that name the argument; float32 or float64 vectors, labels on their device."""
+    if not isinstance(vectors, Tensor) or not isinstance(labels, Tensor):
+        wrong, value = (name, vectors) if not isinstance(vectors, Tensor) else (labels_name, labels)
+        raise TypeError(f"{wrong} is a {type(value).__name__}; a torch.Tensor is needed")
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise ValueError(f"{name} has shape {tuple(vectors.shape)}; needed is [m, d] with m ≥ 1 and d ≥ 1")
+    if not vectors.is_floating_point():
+        raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
+    if labels.ndim != 1 or len(labels) != len(vectors):
+        raise ValueError(f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each "
+                         f"row of {name}")
+    if not _is_integer(labels):
+        raise TypeError(f"{labels_name} is of {labels.dtype}; whole numbers are needed")
+    if vectors.dtype in (torch.float16, torch.bfloat16):
+        vectors = vectors.float()
+    # A finite sum is proof enough; only a strange one is worth a look at every number.
+    if (vectors.device.type == "cpu" and not math.isfinite(vectors.detach().sum().item())
+            and not bool(vectors.isfinite().all())):
+        raise ValueError(f"{name} contains NaN or infinity in {int((~vectors.isfinite()).any(dim=1).sum())} of "
+                         f"{len(vectors)} rows")
+    return vectors, labels.to(vectors.device)

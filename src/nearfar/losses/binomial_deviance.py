@@ -1,0 +1,46 @@
+"""Binomial deviance loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from nearfar import mining as minings
+from nearfar.engine import masked_mean
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import number, positive
+from nearfar.mining import Mining
+
+
+@register
+class BinomialDeviance(PairLoss):
+    """A smooth contrastive loss: each pair counts by its own similarity.
+
+    Formula
+        ℓ_i = mean_P log(1 + e^(alpha (base − s))) + mean_N log(1 + e^(beta (s − base)))
+
+    Parameters
+        alpha    sharpness for positives, 2.
+        beta     sharpness for negatives, 50.
+        base     γ = 0.5, the similarity that separates them.
+        mining   which pairs count; |P| and |N| are those of the mined sets.
+
+    Reference
+        Yi, Lei, Li: Deep Metric Learning for Practical Person Re-Identification, 2014.
+    """
+
+    key = "binomial_deviance"
+    source = "Unified View 12"
+    minings = tuple(minings.names())
+
+    def __init__(
+        self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: str | Mining = "all"
+    ) -> None:
+        super().__init__(mining)
+        self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
+        self.base = number("base", base)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        pull = masked_mean(softplus(self.alpha * (self.base - sim)), pos)
+        return pull + masked_mean(softplus(self.beta * (sim - self.base)), neg)

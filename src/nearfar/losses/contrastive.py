@@ -1,0 +1,71 @@
+"""Contrastive loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nearfar import mining as minings
+from nearfar.engine import Mean, count, masked, masked_sum
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import number, one_of
+from nearfar.mining import Mining
+
+MARGINS = {"cosine": 0.5, "distance": 1.0}
+
+
+@register
+class Contrastive(PairLoss):
+    """Pulls every positive, pushes the negatives that are too near.
+
+    Formula
+        cosine:    ℓ_i = Σ_N [s − margin]+ − Σ_P s
+        distance:  ℓ_i = Σ_P d² + Σ_N [margin − d]+²
+
+    Parameters
+        form     "cosine", or "distance" between unit vectors.
+        margin   λ = 0.5 for cosine, α = 1 for distance.
+        mining   which pairs count; "valid_triplet" with margin −1 gives every mined pair the same weight.
+        average  "anchors": sums per anchor, averaged over anchors, as printed; "pairs": positives and
+                 negatives are each divided by their number of non-zero terms.
+
+    Differences
+        Other libraries hinge the positives too, which adds a constant, and average as "pairs".
+
+    Reference
+        Hadsell, Chopra, LeCun: Dimensionality Reduction by Learning an Invariant Mapping, 2006.
+    """
+
+    key = "contrastive"
+    source = "Thesis 2.15, Unified View 5, NRA 1"
+    minings = tuple(minings.names())
+
+    def __init__(
+        self,
+        *,
+        form: str = "cosine",
+        margin: float | None = None,
+        mining: str | Mining = "all",
+        average: str = "anchors",
+    ) -> None:
+        super().__init__(mining)
+        self.form = one_of("form", form, ("cosine", "distance"))
+        self.measure = "cosine" if form == "cosine" else "euclidean"
+        low = -1.0 if form == "cosine" else 0.0
+        self.margin = number("margin", MARGINS[form] if margin is None else margin, low=low)
+        self.average = one_of("average", average, ("anchors", "pairs"))
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Sequence[Mean]:
+        if self.form == "cosine":
+            pull, push = -sim, (sim - self.margin).relu()
+        else:
+            pull, push = sim.square(), (self.margin - sim).relu().square()
+        if self.average == "anchors":
+            return torch.where(neg, push, masked(pull, pos)).sum(dim=1)
+        return [
+            Mean(masked_sum(pull, pos), count(pos & (pull != 0), sim)),
+            Mean(masked_sum(push, neg), count(neg & (push > 0), sim)),
+        ]

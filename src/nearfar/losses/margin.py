@@ -1,0 +1,89 @@
+"""Margin loss with a learnable boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearfar import mining as minings
+from nearfar.engine import Mean, Tile, masked
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import non_negative, number, positive, whole
+from nearfar.mining import Mining
+
+
+@register
+class Margin(PairLoss):
+    """Keeps positives inside and negatives outside a boundary that is learned.
+
+    Formula
+        loss = (Σ_P [d − β + margin]+ + Σ_N [β − d + margin]+) / number of non-zero terms  +  nu · Σ β
+
+    Parameters
+        margin       λ = 0.2 (the thesis uses 0.5).
+        beta         where the boundary starts, 1.2.
+        num_classes  a boundary for each class, chosen by the anchor's label; None: one for all.
+        nu           weight of Σ β, 0.
+        beta_lr      learning rate of the boundary, 5e-5; None: that of the network.
+        mining       which pairs count; distance-weighted sampling is half of the paper.
+
+    Reference
+        Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning, 2017.
+    """
+
+    key = "margin"
+    source = "Thesis 2.23"
+    measure = "euclidean"
+    minings = tuple(minings.names())
+
+    def __init__(
+        self,
+        *,
+        margin: float = 0.2,
+        beta: float = 1.2,
+        num_classes: int | None = None,
+        nu: float = 0.0,
+        beta_lr: float | None = 5e-5,
+        mining: str | Mining = "distance_weighted",
+    ) -> None:
+        super().__init__(mining)
+        self.margin = non_negative("margin", margin)
+        self.num_classes = None if num_classes is None else whole("num_classes", num_classes)
+        self.nu = number("nu", nu)
+        self.beta_lr = None if beta_lr is None else positive("beta_lr", beta_lr)
+        shape = () if self.num_classes is None else (self.num_classes,)
+        self.beta = nn.Parameter(torch.full(shape, number("beta", beta)))
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        return [{"params": [self.beta], "lr": lr if self.beta_lr is None else self.beta_lr, "weight_decay": 0.0}]
+
+    def anchor_values(self, labels: Tensor) -> Tensor:
+        if self.num_classes is None:
+            return self.beta.expand(len(labels))
+        if labels.device.type == "cpu" and not bool(((labels >= 0) & (labels < self.num_classes)).all()):
+            raise ValueError(f"labels go from {int(labels.min())} to {int(labels.max())}; with "
+                             f"num_classes={self.num_classes} allowed are 0 to {self.num_classes - 1}")
+        return self.beta[labels]
+
+    def on_tile(self, tile: Tile) -> Sequence[Mean]:
+        assert tile.anchor_values is not None
+        pos, neg = self.mining.select(tile)
+        beyond = tile.values - tile.anchor_values.to(tile.values.dtype).unsqueeze(1)
+        hinge = (torch.where(pos, beyond, -beyond) + self.margin).relu()
+        hinge = masked(hinge, pos | neg)
+        return [Mean(hinge.sum(dim=1), (hinge > 0).sum(dim=1, dtype=hinge.dtype))]
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor:
+        loss = super().compute(embeddings, labels, gallery, gallery_labels, positions)
+        return loss + self.nu * self.beta.sum() if self.nu else loss

@@ -1,0 +1,58 @@
+"""N-pair loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from nearfar.engine import masked_logsumexp, masked_mean
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import non_negative
+from nearfar.mining import Mining
+
+
+@register
+class NPair(PairLoss):
+    """Tells each positive from all negatives at once (raw embeddings, dot products).
+
+    Formula
+        ℓ_i = mean over j∈P_i of log(1 + Σ_{k∈N_i} e^(s_ik − s_ij)),  plus l2 · mean ‖e‖²
+
+    Parameters
+        l2       weight of the squared lengths, 0.02: nothing else keeps raw embeddings small.
+        mining   which pairs count.
+
+    Differences
+        Every anchor uses all its positives; a batch of pairs gives the paper's loss. To compare anchors
+        with their positives only, as the paper's two-tower batch does, give the positives as gallery.
+
+    Reference
+        Sohn: Improved Deep Metric Learning with Multi-class N-pair Loss Objective, 2016.
+    """
+
+    key = "n_pair"
+    source = "Thesis 2.22, NRA 4, RLL 2"
+    measure = "dot"
+    raw = True
+    minings = ("all", "semi_hard", "hard", "valid_triplet", "random")
+
+    def __init__(self, *, l2: float = 0.02, mining: str | Mining = "all") -> None:
+        super().__init__(mining)
+        self.l2 = non_negative("l2", l2)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        return masked_mean(softplus(masked_logsumexp(sim, neg).unsqueeze(1) - sim), pos)
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor:
+        loss = super().compute(embeddings, labels, gallery, gallery_labels, positions)
+        if self.l2:
+            loss = loss + self.l2 * embeddings.square().sum(dim=1).mean()
+        return loss

@@ -1,0 +1,71 @@
+"""Nonlinear rank approximation loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nearfar.engine import Mean, masked
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import positive
+
+
+@register
+class NRA(PairLoss):
+    """Looks at ranks instead of distances: of the farthest positive and the nearest negative (raw embeddings).
+
+    Formula
+        r = (d − d_min) / (d_max − d_min) over the anchor's row
+        w(r) = ½ (2r)^alpha for r < ½, 1 − ½ (2(1 − r))^alpha otherwise;  s = 1 − w(r)
+        loss = −mean of log(s⁺ + epsilon) + log(1 − s⁻ + epsilon)
+
+    Parameters
+        alpha    steepness of w at r = ½, 4.
+        epsilon  1e-4, bounds the loss of a pair.
+
+    Differences
+        Anchors without a positive or a negative are left out. Where all distances are equal, r = 0 with no
+        gradient. The gradient goes through all four distances, so the nearest and the farthest neighbour
+        may be moved against their class: their pair weight is then negative. Normalise at evaluation.
+
+    Reference
+        Schall et al.: Deep Metric Learning using Similarities from Nonlinear Rank Approximations, 2019.
+    """
+
+    key = "nra"
+    source = "NRA 6–13"
+    measure = "euclidean"
+    raw = True
+
+    def __init__(self, *, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
+        super().__init__()
+        self.alpha, self.epsilon = positive("alpha", alpha), positive("epsilon", epsilon)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
+        complete = pos.any(dim=1) & neg.any(dim=1)
+        pos, neg = (mask | ~complete.unsqueeze(1) for mask in (pos, neg))  # nothing is empty; weighed 0 below
+        nearest_negative, farthest_negative = _ends(sim, neg)
+        nearest_positive, farthest_positive = _ends(sim, pos)
+        low = torch.minimum(nearest_negative, nearest_positive)
+        spread = torch.maximum(farthest_negative, farthest_positive) - low
+        spread = masked(spread, spread > 0, math.inf)
+        similar = 1 - self.transfer((farthest_positive - low) / spread)
+        confused = 1 - self.transfer((nearest_negative - low) / spread)
+        loss = -(similar + self.epsilon).log() - (1 - confused + self.epsilon).log()
+        return [Mean(masked(loss, complete), complete.to(sim.dtype))]
+
+    def transfer(self, rank: Tensor) -> Tensor:
+        """w(r): ranks to dissimilarities."""
+        lower, upper = 2 * rank, 2 * (1 - rank)
+        if self.alpha < 1:  # the slope at 0 is infinite
+            lower, upper = lower.clamp(min=1e-6), upper.clamp(min=1e-6)
+        return torch.where(rank < 0.5, 0.5 * lower**self.alpha, 1 - 0.5 * upper**self.alpha)
+
+
+def _ends(distance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest distance of each row within its mask."""
+    return (masked(distance, mask, math.inf).amin(dim=1), masked(distance, mask, -math.inf).amax(dim=1))

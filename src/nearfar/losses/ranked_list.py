@@ -1,0 +1,73 @@
+"""Ranked List Loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nearfar.engine import FLOOR, Mean, count, masked, masked_mean
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import non_negative, one_of, positive
+
+
+@register
+class RankedList(PairLoss):
+    """Pulls positives into a ball and pushes negatives beyond a boundary; only the query moves.
+
+    Formula
+        L_P = mean of d − (alpha − margin) over the positives beyond alpha − margin
+        L_N = Σ w (alpha − d) / Σ w over the negatives within alpha, w = e^(temperature (alpha − d))
+        ℓ_i = L_P + balance · L_N
+
+    Parameters
+        alpha            the boundary of negatives, 1.2.
+        margin           m = 0.4 between the two boundaries.
+        temperature      T = 10, how much the nearest negatives outweigh the others.
+        balance          λ = 1.
+        query_weighting  "mean": every query counts alike; "violation": by the summed weights of its
+                         pairs (1 for a positive, w for a negative), as the authors' layer does.
+
+    Differences
+        The gradient is the paper's, not the derivative of the value: the other embeddings of a list and
+        the weights w are constants.
+
+    Reference
+        Wang et al.: Ranked List Loss for Deep Metric Learning, 2019.
+    """
+
+    key = "ranked_list"
+    source = "RLL 8–14"
+    measure = "euclidean"
+    query_only = True
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.2,
+        margin: float = 0.4,
+        temperature: float = 10.0,
+        balance: float = 1.0,
+        query_weighting: str = "mean",
+    ) -> None:
+        super().__init__()
+        self.alpha, self.margin = positive("alpha", alpha), non_negative("margin", margin)
+        self.temperature, self.balance = non_negative("temperature", temperature), non_negative("balance", balance)
+        self.query_weighting = one_of("query_weighting", query_weighting, ("mean", "violation"))
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Sequence[Mean]:
+        distance, inner = sim, self.alpha - self.margin
+        far = pos & (distance > inner)
+        near = neg & (distance < self.alpha)
+        closeness = -self.temperature * distance.detach()
+        weights = torch.softmax(masked(closeness, near, FLOOR), dim=1) * near
+        loss = masked_mean(distance - inner, far) + self.balance * (weights * (self.alpha - distance)).sum(dim=1)
+        if self.query_weighting == "mean":
+            return loss
+        # Weights in units of e^(T alpha), which cancels and could overflow; a positive's 1 is kept above 0.
+        unit = math.exp(max(-self.temperature * self.alpha, -60.0))
+        violation = unit * count(far, sim) + masked(closeness, near, FLOOR).exp().sum(dim=1)
+        return [Mean(loss * violation, violation)]

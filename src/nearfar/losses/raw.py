@@ -1,0 +1,73 @@
+"""RAW of the unified view, and Multi-Similarity, which is RAW with valid-triplet mining."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from nearfar import mining as minings
+from nearfar.engine import masked_logsumexp
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import number, positive
+from nearfar.mining import Mining, ValidTriplet
+
+
+@register
+class Raw(PairLoss):
+    """Weighs a pair by its similarity and by how it compares with the anchor's other pairs.
+
+    Formula
+        ℓ_i = 1/alpha log(1 + Σ_P e^(−alpha (s − base))) + 1/beta log(1 + Σ_N e^(beta (s − base)))
+
+    Parameters
+        alpha    sharpness for positives, 2.
+        beta     sharpness for negatives, 50.
+        base     γ = 0.5, the similarity that separates them.
+        mining   which pairs count; the paper's full method is "valid_triplet".
+
+    Reference
+        A Unified View of Deep Metric Learning via Gradient Analysis.
+    """
+
+    key = "raw"
+    source = "Unified View 15–17"
+    minings = tuple(minings.names())
+
+    def __init__(
+        self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: str | Mining = "all"
+    ) -> None:
+        super().__init__(mining)
+        self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
+        self.base = number("base", base)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        above = sim - self.base
+        pull = softplus(masked_logsumexp(-self.alpha * above, pos)) / self.alpha
+        return pull + softplus(masked_logsumexp(self.beta * above, neg)) / self.beta
+
+
+@register
+class MultiSimilarity(Raw):
+    """RAW over the pairs that valid-triplet mining leaves.
+
+    Formula
+        as raw, over the positives with s < max_N s + epsilon and the negatives with s > min_P s − epsilon
+
+    Parameters
+        alpha, beta, base  as in raw: 2, 50, 0.5.
+        epsilon            margin of the mining, 0.1.
+
+    Reference
+        Wang et al.: Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning, 2019.
+    """
+
+    key = "multi_similarity"
+    source = "Thesis 2.24, Unified View 17"
+
+    def __init__(
+        self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1
+    ) -> None:
+        self_epsilon = number("epsilon", epsilon)
+        super().__init__(alpha=alpha, beta=beta, base=base, mining=ValidTriplet(margin=self_epsilon))
+        self.epsilon = self_epsilon

@@ -1,0 +1,44 @@
+"""Constraints on settings, declared where a loss stores them: ``self.alpha = positive("alpha", alpha)``."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
+    """A finite number within [low, high], or (low, high] when ``open_low``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is {value!r}; a number is needed")
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not (inside and math.isfinite(value)):
+        left = f"{'>' if open_low else '≥'} {low}" if math.isfinite(low) else ""
+        right = f"≤ {high}" if math.isfinite(high) else ""
+        allowed = " and ".join(part for part in (left, right) if part) or "finite"
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    """A finite number above zero."""
+    return number(name, value, low=0.0, open_low=True)
+
+
+def non_negative(name: str, value: float) -> float:
+    """A finite number, zero or more."""
+    return number(name, value, low=0.0)
+
+
+def whole(name: str, value: int, *, low: int = 1) -> int:
+    """A whole number of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; a whole number is needed")
+    if value < low:
+        raise ValueError(f"{name} is {value!r}; it must be ≥ {low}")
+    return value
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+    return value
