@@ -14,6 +14,7 @@ from nearfar.engine.masks import (
 from nearfar.engine.measures import Measure
 from nearfar.engine.measures import create as measure
 from nearfar.engine.problem import DEFAULT_BUDGET, Batch, Mean, Tile
+from nearfar.engine.rows import Row, count_nonzero, row_logsumexp, row_sum
 from nearfar.engine.tiles import pair_weights, row_loss
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "FLOOR",
     "Mean",
     "Measure",
+    "Row",
     "Tile",
     "count",
+    "count_nonzero",
     "masked",
     "masked_logsumexp",
     "masked_mean",
@@ -32,6 +35,8 @@ __all__ = [
     "measure",
     "pair_weights",
     "positive_columns",
+    "row_logsumexp",
     "row_loss",
+    "row_sum",
     "scatter_mask",
 ]

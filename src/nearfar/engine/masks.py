@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,27 +56,9 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_sum(values, mask) / count(mask, values).clamp_(min=1.0)
 
 
-class _MaskedLogSumExp(torch.autograd.Function):
-    """log Σ exp over a mask. The softmax is computed once and is the derivative as it stands."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, mask: Tensor) -> Tensor:
-        values = masked(values, mask, FLOOR)
-        probabilities = torch.softmax(values, dim=1)
-        ctx.save_for_backward(probabilities)
-        # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
-        return values.amax(dim=1) - probabilities.amax(dim=1).log_()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (probabilities,) = ctx.saved_tensors
-        return probabilities * gradients[0].unsqueeze(1), None
-
-
 def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
     """log Σ exp of each row over its mask; about ``FLOOR`` where the mask is empty."""
-    result: Tensor = _MaskedLogSumExp.apply(values, mask)  # type: ignore[no-untyped-call]
-    return result
+    return masked(values, mask, FLOOR).logsumexp(dim=1)
 
 
 def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from nearfar.engine.masks import masks
-from nearfar.engine.measures import Measure, Vectors
+from nearfar.engine.measures import Measure
+from nearfar.engine.rows import Row
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
 # A CPU is fastest while the dozen matrices of a tile stay in its cache.
 CPU_TILE_PAIRS = 1 << 20
 
 
-class Mean(NamedTuple):
+@dataclass(frozen=True)
+class Mean:
     """A share of the batch loss with a denominator of its own: Σ total / Σ count over all anchors."""
 
-    total: Tensor  # [a]
+    total: Tensor | Row  # [a]
     count: Tensor  # [a], not differentiated
 
 
@@ -100,7 +102,14 @@ class RowLoss(Protocol):
     def memory_budget(self) -> int:
         """Working memory for a tile."""
 
-    def on_tile(self, tile: Tile) -> Tensor | Sequence[Mean]:
+    @property
+    def closed_form(self) -> bool:
+        """Whether ``on_tile`` brings its derivatives (rows), or autograd is to find them (tensors)."""
+
+    def recordable(self) -> Hashable:
+        """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
+
+    def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """The loss of each anchor, [a], to be averaged over all anchors; or means of another kind."""
 
     def survey(self, tile: Tile) -> Tensor:

@@ -15,11 +15,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from nearfar.engine import graphs
 from nearfar.engine.masks import masked
 from nearfar.engine.problem import Batch, Mean, Problem, Tile
+from nearfar.engine.rows import Row
 from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
 
 S = TypeVar("S", bound=Sink)
+Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass
@@ -33,7 +36,7 @@ class Part(Generic[S]):
 
 def sweep(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> list[Part[S]]:
     """The loss of a problem and, given a kind of sink, the weights of its pairs."""
-    with torch.set_grad_enabled(sink is not None):
+    with torch.set_grad_enabled(sink is not None and not problem.loss.closed_form):
         if len(slices) == 1:
             return [_one_tile(problem, slices[0], sink)]
         return _many_tiles(problem, slices, sink)
@@ -46,14 +49,14 @@ def _one_tile(problem: Problem, rows: slice, sink: type[S] | None) -> Part[S]:
     if problem.loss.surveys:
         tile.survey = problem.loss.survey(tile.transposed())
     result = problem.loss.on_tile(tile)
-    if isinstance(result, Tensor):
-        loss = result.mean()
+    if isinstance(result, (Tensor, Row)):
+        loss = result * (1.0 / len(problem.labels))
     else:
-        means = [mean.total.sum() / _at_least_one(mean.count.sum()) for mean in result]
-        loss = means[0] if len(means) == 1 else torch.stack(means).sum()
-    part = Part(loss.detach(), None if sink is None else sink(problem))
+        loss = _plus([mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in result])
+    value, derivatives = _derive(loss, leaves, wanted=sink is not None)
+    part = Part(value, None if sink is None else sink(problem))
     if part.sink is not None:
-        weights, part.by_anchor_values, _ = _derivatives(loss, leaves)
+        weights, part.by_anchor_values, _ = derivatives
         if weights is not None:
             part.sink.add(weights, tile)
     return part
@@ -69,14 +72,12 @@ class _Running(Generic[S]):
         self.by_anchor_values = None if problem.anchor_values is None else zeros(len(problem.labels))
         self.by_survey = zeros(len(problem.gallery_labels) if problem.loss.surveys else 0)
 
-    def add(self, mean: Mean, tile: Tile, leaves: Sequence[Tensor | None], *, last: bool) -> None:
-        total = mean.total.sum()
-        self.total += total.detach()
+    def add(self, mean: Mean, tile: Tile, leaves: Leaves, *, last: bool) -> None:
+        value, derivatives = _derive(mean.total, leaves, wanted=self.sink is not None, keep_graph=not last)
+        self.total += value
         self.count += mean.count.sum()
-        if self.sink is None:
-            return
-        weights, by_anchor_values, by_survey = _derivatives(total, leaves, keep_graph=not last)
-        if weights is not None:
+        weights, by_anchor_values, by_survey = derivatives
+        if weights is not None and self.sink is not None:
             self.sink.add(weights, tile)
         if by_anchor_values is not None and self.by_anchor_values is not None:
             self.by_anchor_values[tile.rows] = by_anchor_values
@@ -104,10 +105,11 @@ def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None)
         tile.survey = survey
         leaves = _leaves(tile)
         result = problem.loss.on_tile(tile)
-        means = [Mean(result, torch.ones_like(result))] if isinstance(result, Tensor) else result
-        running = running or [_Running(problem, sink) for _ in means]
-        for number, (sum_up, mean) in enumerate(zip(running, means, strict=True), start=1):
-            sum_up.add(mean, tile, leaves, last=number == len(means))
+        if isinstance(result, (Tensor, Row)):
+            result = [Mean(result, tile.values.new_ones(len(tile.values)))]
+        running = running or [_Running(problem, sink) for _ in result]
+        for number, (sum_up, mean) in enumerate(zip(running, result, strict=True), start=1):
+            sum_up.add(mean, tile, leaves, last=number == len(result))
     if sink is not None:
         for some in columns:
             _through_survey(problem, problem.column_tile(some), running)
@@ -119,9 +121,16 @@ def _through_survey(problem: Problem, tile: Tile, running: Sequence[_Running[S]]
     found = problem.loss.survey(tile)
     for number, sum_up in enumerate(running, start=1):
         last = number == len(running)
-        weights, _, _ = _derivatives(found @ sum_up.by_survey[tile.rows], leaves, keep_graph=not last)
+        _, (weights, _, _) = _derive(found * sum_up.by_survey[tile.rows], leaves, wanted=True, keep_graph=not last)
         if weights is not None and sum_up.sink is not None:
             sum_up.sink.add_columns(weights, tile)
+
+
+def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
+    total: Any = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total  # type: ignore[no-any-return]
 
 
 def _at_least_one(count: Tensor) -> Tensor:
@@ -129,8 +138,8 @@ def _at_least_one(count: Tensor) -> Tensor:
     return masked(count, count > 0, 1.0)
 
 
-def _leaves(tile: Tile) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """What the loss of a tile is differentiated by."""
+def _leaves(tile: Tile) -> Leaves:
+    """What the loss of a tile is differentiated by: values, anchor values, survey."""
     if torch.is_grad_enabled():
         tile.values.requires_grad_()
         if tile.anchor_values is not None:
@@ -140,13 +149,50 @@ def _leaves(tile: Tile) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     return tile.values, tile.anchor_values, tile.survey
 
 
-def _derivatives(value: Tensor, leaves: Sequence[Tensor | None], *, keep_graph: bool = False) -> list[Tensor | None]:
-    """Derivatives of a number by each leaf; None where it does not depend on it."""
-    if not value.requires_grad:
-        return [None] * len(leaves)
+def _derive(total: Tensor | Row, leaves: Leaves, *, wanted: bool, keep_graph: bool = False) -> tuple[Tensor, Leaves]:
+    """The sum over the anchors and its derivatives by the leaves; None where it does not depend on one."""
+    if isinstance(total, Row):
+        return total.value.sum(), (total.weights(), total.by_anchor_values, None) if wanted else (None, None, None)
+    value = total.sum()
+    if not (wanted and value.requires_grad):
+        return value.detach(), (None, None, None)
     present = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(value, present, retain_graph=keep_graph, allow_unused=True))
-    return [None if leaf is None else next(found) for leaf in leaves]
+    by_values, by_anchor_values, by_survey = (None if leaf is None else next(found) for leaf in leaves)
+    return value.detach(), (by_values, by_anchor_values, by_survey)
+
+
+def _compute(
+    batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, needed: tuple[bool, ...]
+) -> tuple[Tensor, graphs.Gradients]:
+    """The loss and the needed gradients by embeddings, gallery and anchor values."""
+    problem = Problem(batch, embeddings, gallery, anchor_values)
+    height, width = len(problem.labels), len(problem.gallery_labels)
+    slices = problem.slices(height, width)
+    if not any(needed):
+        parts: Sequence[Part[Any]] = sweep(problem, slices, None)
+    elif len(slices) == 1:
+        parts = sweep(problem, slices, KeptGradient)
+    elif 4 * height * width * embeddings.element_size() <= batch.loss.memory_budget:
+        # W and its transpose take half of the budget, the tiles the other half.
+        parts = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
+    else:
+        parts = sweep(problem, slices, StreamedGradient)
+    loss = parts[0].loss if len(parts) == 1 else torch.stack([part.loss for part in parts]).sum()
+    if embeddings.device.type != "cpu":
+        # Looking for NaN would stop the host. Instead NaN or infinity in the input shows in the loss, even
+        # where mining would have passed over it.
+        loss = torch.add(loss, embeddings.sum(), alpha=0.0)
+    gradients: graphs.Gradients = [None, None, None]
+    for part in parts:
+        if part.sink is not None:
+            found = (*part.sink.gradients(), part.by_anchor_values)
+            gradients = [new if old is None else old.add_(new) for old, new in zip(gradients, found, strict=True)]
+    for number, vectors in enumerate((problem.anchors, problem.columns)):
+        gradient = gradients[number] if needed[number] else None
+        if gradient is not None:
+            gradients[number] = problem.loss.comparison.to_embeddings(gradient, vectors)
+    return loss, [gradient if wanted else None for gradient, wanted in zip(gradients, needed, strict=True)]
 
 
 class _RowLoss(torch.autograd.Function):
@@ -154,44 +200,15 @@ class _RowLoss(torch.autograd.Function):
     def forward(
         ctx: Any, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, batch: Batch
     ) -> Tensor:
-        problem = Problem(batch, embeddings, gallery, anchor_values)
-        height, width = len(problem.labels), len(problem.gallery_labels)
-        slices = problem.slices(height, width)
-        if not any(ctx.needs_input_grad[:3]):
-            parts: Sequence[Part[Any]] = sweep(problem, slices, None)
-        elif len(slices) == 1:
-            parts = sweep(problem, slices, KeptGradient)
-        elif 4 * height * width * embeddings.element_size() <= batch.loss.memory_budget:
-            # W and its transpose take half of the budget, the tiles the other half.
-            parts = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
-        else:
-            parts = sweep(problem, slices, StreamedGradient)
-        loss, gradients = _sum(problem, parts)
-        wanted = zip(gradients, ctx.needs_input_grad, strict=False)
-        ctx.save_for_backward(*(gradient if needed else None for gradient, needed in wanted))
+        needed = ctx.needs_input_grad[:3]
+        loss, ctx.held = graphs.run(_compute, batch, embeddings, gallery, anchor_values, needed)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = [None if saved is None else _Once.apply(saved, *incoming) for saved in ctx.saved_tensors]  # type: ignore[no-untyped-call]
+        gradients = ctx.held.take()
+        scaled = [None if gradient is None else _Once.apply(gradient, *incoming) for gradient in gradients]  # type: ignore[no-untyped-call]
         return (*scaled, None)
-
-
-def _sum(problem: Problem, parts: Sequence[Part[Any]]) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss and its gradients by embeddings, gallery and anchor values."""
-    loss = parts[0].loss if len(parts) == 1 else torch.stack([part.loss for part in parts]).sum()
-    gradients: list[Tensor | None] = [None, None, None]
-    for part in parts:
-        if part.sink is not None:
-            found = (*part.sink.gradients(), part.by_anchor_values)
-            gradients = [new if old is None else old.add_(new) for old, new in zip(gradients, found, strict=True)]
-    ends = (problem.anchors, problem.columns)
-    to_embeddings = problem.loss.comparison.to_embeddings
-    for number, vectors in enumerate(ends):
-        gradient = gradients[number]
-        if gradient is not None:
-            gradients[number] = to_embeddings(gradient, vectors)
-    return loss, gradients
 
 
 class _Once(torch.autograd.Function):
@@ -209,14 +226,14 @@ class _Once(torch.autograd.Function):
         )
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
     """The loss of a batch, differentiable once by embeddings, gallery and anchor values."""
     value: Tensor = _RowLoss.apply(embeddings, gallery, anchor_values, batch)  # type: ignore[no-untyped-call]
     return value
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def pair_weights(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
     """W = ∂loss/∂values of every pair, [m, n]."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import DEFAULT_BUDGET, Batch, Mean, Measure, Tile, measure, pair_weights, row_loss
+from nearfar.engine import DEFAULT_BUDGET, Batch, Mean, Measure, Row, Tile, measure, pair_weights, row_loss
 from nearfar.mining import Mining
 
 
@@ -119,6 +119,7 @@ class PairLoss(Loss):
     measure: str = "cosine"
     raw: bool = False  # compare the embeddings as they are, not normalised
     query_only: bool = False  # columns are constants
+    closed_form: bool = False  # `rows` returns Row objects, which know their derivatives
     surveys: bool = False  # `survey` has something to say of the columns
     row_bytes: int = 48  # working memory per pair, without the mining's
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
@@ -144,14 +145,24 @@ class PairLoss(Loss):
         """Working memory for each entry of a tile."""
         return self.row_bytes + self.mining.bytes_per_pair
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Sequence[Mean]:
+    def recordable(self) -> Hashable:
+        """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
+        if not type(self).__module__.startswith("nearfar."):
+            return None
+        plain = (float, int, str, bool)
+        own = tuple(value for value in vars(self).values() if isinstance(value, plain))
+        return type(self.mining), tuple(vars(self.mining).values()), own
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Row | Sequence[Mean]:
         """The loss of each anchor, [a], from its values and masks, [a, n] each.
 
         Averaged over all anchors; return :class:`~nearfar.engine.Mean` objects for other denominators.
+        A tensor is differentiated by autograd. A loss that sets ``closed_form`` returns
+        :class:`~nearfar.engine.Row` instead, built from ``row_sum`` and ``row_logsumexp``: less work.
         """
         raise NotImplementedError(f"{type(self).__name__} must define rows(sim, pos, neg)")
 
-    def on_tile(self, tile: Tile) -> Tensor | Sequence[Mean]:
+    def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """Mine, then ``rows``. Losses that need more of the tile than its values override this."""
         return self.rows(tile.values, *self.mining.select(tile))
 
@@ -172,11 +183,7 @@ class PairLoss(Loss):
         positions: Tensor | None,
     ) -> Tensor:
         batch = Batch(self, labels, gallery_labels, positions)
-        loss = row_loss(batch, embeddings, gallery, self.anchor_values(labels))
-        if embeddings.device.type != "cpu":
-            # Looking for NaN would stop the host; instead NaN or infinity in the input shows in the loss,
-            # even where mining would have passed over it.
-            loss = loss + embeddings.detach().sum() * 0
+        loss: Tensor = row_loss(batch, embeddings, gallery, self.anchor_values(labels))
         return loss
 
     def pair_weights(
@@ -200,7 +207,7 @@ class PairLoss(Loss):
             gallery, gallery_labels = _check("gallery", gallery.detach(), "gallery_labels", gallery_labels)
         batch = Batch(self, labels, gallery_labels, positions)
         values = self.anchor_values(labels)
-        weights = pair_weights(batch, embeddings, gallery, None if values is None else values.detach())
+        weights: Tensor = pair_weights(batch, embeddings, gallery, None if values is None else values.detach())
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import masked_mean
+from nearfar.engine import Row, count, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number, positive
@@ -33,6 +33,7 @@ class BinomialDeviance(PairLoss):
     key = "binomial_deviance"
     source = "Unified View 12"
     minings = tuple(minings.names())
+    closed_form = True
 
     def __init__(
         self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: str | Mining = "all"
@@ -41,6 +42,11 @@ class BinomialDeviance(PairLoss):
         self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
         self.base = number("base", base)
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-        pull = masked_mean(softplus(self.alpha * (self.base - sim)), pos)
-        return pull + masked_mean(softplus(self.beta * (sim - self.base)), neg)
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
+        return self.deviance(sim, pos, -self.alpha) + self.deviance(sim, neg, self.beta)
+
+    def deviance(self, sim: Tensor, mask: Tensor, scale: float) -> Row:
+        """Mean of log(1 + e^(scale (s − base))) over the mask."""
+        logits = (sim - self.base) * scale
+        terms = row_sum(masked(softplus(logits), mask), masked(logits.sigmoid(), mask), scale)
+        return terms / count(mask, sim).clamp_(min=1.0)

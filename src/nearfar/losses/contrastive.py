@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, count, masked, masked_sum
+from nearfar.engine import Mean, Row, count_nonzero, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number, one_of
@@ -41,6 +40,7 @@ class Contrastive(PairLoss):
 
     key = "contrastive"
     source = "Thesis 2.15, Unified View 5, NRA 1"
+    closed_form = True
     minings = tuple(minings.names())
 
     def __init__(
@@ -58,14 +58,14 @@ class Contrastive(PairLoss):
         self.margin = number("margin", MARGINS[form] if margin is None else margin, low=low)
         self.average = one_of("average", average, ("anchors", "pairs"))
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Sequence[Mean]:
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
+        near = masked(sim, pos)
         if self.form == "cosine":
-            pull, push = -sim, (sim - self.margin).relu()
+            far = masked((sim - self.margin).relu_(), neg)
+            pull, push = row_sum(near, pos.to(sim.dtype)) * -1.0, row_sum(far, far.sign())
         else:
-            pull, push = sim.square(), (self.margin - sim).relu().square()
+            far = masked((self.margin - sim).relu_(), neg)
+            pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)
         if self.average == "anchors":
-            return torch.where(neg, push, masked(pull, pos)).sum(dim=1)
-        return [
-            Mean(masked_sum(pull, pos), count(pos & (pull != 0), sim)),
-            Mean(masked_sum(push, neg), count(neg & (push > 0), sim)),
-        ]
+            return pull + push
+        return [Mean(pull, count_nonzero(near)), Mean(push, count_nonzero(far))]

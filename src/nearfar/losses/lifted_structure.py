@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Tile, count, masked, masked_logsumexp, positive_columns
+from nearfar.engine import Mean, Row, Tile, count, masked, masked_logsumexp, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number
@@ -81,10 +81,11 @@ class LiftedStructureGeneralized(PairLoss):
     key = "lifted_structure_generalized"
     source = "Thesis 2.21, Unified View 9"
     minings = tuple(minings.names())
+    closed_form = True
 
     def __init__(self, *, margin: float = 0.5, mining: str | Mining = "all") -> None:
         super().__init__(mining)
         self.margin = number("margin", margin)
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-        return (masked_logsumexp(self.margin - sim, pos) + masked_logsumexp(sim, neg)).relu()
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
+        return (row_logsumexp(sim, pos, -1.0) + row_logsumexp(sim, neg) + self.margin).relu()

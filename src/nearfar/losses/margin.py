@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Tile, masked
+from nearfar.engine import Mean, Row, Tile, masked
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import non_negative, number, positive, whole
@@ -38,6 +38,7 @@ class Margin(PairLoss):
     key = "margin"
     source = "Thesis 2.23"
     measure = "euclidean"
+    closed_form = True
     minings = tuple(minings.names())
 
     def __init__(
@@ -72,10 +73,12 @@ class Margin(PairLoss):
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         assert tile.anchor_values is not None
         pos, neg = self.mining.select(tile)
-        beyond = tile.values - tile.anchor_values.to(tile.values.dtype).unsqueeze(1)
-        hinge = (torch.where(pos, beyond, -beyond) + self.margin).relu()
-        hinge = masked(hinge, pos | neg)
-        return [Mean(hinge.sum(dim=1), (hinge > 0).sum(dim=1, dtype=hinge.dtype))]
+        beyond = tile.values - tile.anchor_values.unsqueeze(1)
+        outside, inside = masked((beyond + self.margin).relu_(), pos), masked((self.margin - beyond).relu_(), neg)
+        pulled, pushed = outside.sign(), inside.sign()
+        slopes = pulled - pushed
+        total = Row((outside + inside).sum(dim=1), [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1))
+        return [Mean(total, (pulled + pushed).sum(dim=1))]
 
     def compute(
         self,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import masked_logsumexp, masked_mean
+from nearfar.engine import Row, count, masked, row_logsumexp, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import non_negative
@@ -35,14 +36,20 @@ class NPair(PairLoss):
     source = "Thesis 2.22, NRA 4, RLL 2"
     measure = "dot"
     raw = True
+    closed_form = True
     minings = ("all", "semi_hard", "hard", "valid_triplet", "random")
 
     def __init__(self, *, l2: float = 0.02, mining: str | Mining = "all") -> None:
         super().__init__(mining)
         self.l2 = non_negative("l2", l2)
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-        return masked_mean(softplus(masked_logsumexp(sim, neg).unsqueeze(1) - sim), pos)
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
+        negatives = row_logsumexp(sim, neg)
+        gap = negatives.value.unsqueeze(1) - sim
+        share = masked(gap.sigmoid(), pos)
+        pulls = row_sum(masked(softplus(gap), pos), share, -1.0)
+        pushes = negatives.chain(torch.zeros_like(pulls.value), share.sum(dim=1))
+        return (pulls + pushes) / count(pos, sim).clamp_(min=1.0)
 
     def compute(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import FLOOR, Mean, count, masked, masked_mean
+from nearfar.engine import FLOOR, Mean, Row, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import non_negative, one_of, positive
@@ -43,6 +43,7 @@ class RankedList(PairLoss):
     source = "RLL 8–14"
     measure = "euclidean"
     query_only = True
+    closed_form = True
 
     def __init__(
         self,
@@ -58,16 +59,19 @@ class RankedList(PairLoss):
         self.temperature, self.balance = non_negative("temperature", temperature), non_negative("balance", balance)
         self.query_weighting = one_of("query_weighting", query_weighting, ("mean", "violation"))
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Sequence[Mean]:
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
         distance, inner = sim, self.alpha - self.margin
         far = pos & (distance > inner)
         near = neg & (distance < self.alpha)
-        closeness = -self.temperature * distance.detach()
-        weights = torch.softmax(masked(closeness, near, FLOOR), dim=1) * near
-        loss = masked_mean(distance - inner, far) + self.balance * (weights * (self.alpha - distance)).sum(dim=1)
+        closeness = masked(distance * -self.temperature, near, FLOOR)
+        weights = masked(torch.softmax(closeness, dim=1), near)
+        pulled = far.to(sim.dtype)
+        pull = row_sum(pulled * (distance - inner), pulled) / pulled.sum(dim=1).clamp_(min=1.0)
+        push = row_sum(weights * (self.alpha - distance), weights, -1.0)
+        loss = pull + push * self.balance
         if self.query_weighting == "mean":
             return loss
         # Weights in units of e^(T alpha), which cancels and could overflow; a positive's 1 is kept above 0.
         unit = math.exp(max(-self.temperature * self.alpha, -60.0))
-        violation = unit * count(far, sim) + masked(closeness, near, FLOOR).exp().sum(dim=1)
+        violation = unit * pulled.sum(dim=1) + closeness.exp().sum(dim=1)
         return [Mean(loss * violation, violation)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import masked_logsumexp
+from nearfar.engine import Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number, positive
@@ -33,6 +32,7 @@ class Raw(PairLoss):
     key = "raw"
     source = "Unified View 15–17"
     minings = tuple(minings.names())
+    closed_form = True
 
     def __init__(
         self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: str | Mining = "all"
@@ -41,10 +41,10 @@ class Raw(PairLoss):
         self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
         self.base = number("base", base)
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-        above = sim - self.base
-        pull = softplus(masked_logsumexp(-self.alpha * above, pos)) / self.alpha
-        return pull + softplus(masked_logsumexp(self.beta * above, neg)) / self.beta
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
+        alpha, beta, base = self.alpha, self.beta, self.base
+        pull = (row_logsumexp(sim, pos, -alpha) + alpha * base).softplus() / alpha
+        return pull + (row_logsumexp(sim, neg, beta) - beta * base).softplus() / beta
 
 
 @register

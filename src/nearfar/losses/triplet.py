@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Tile, count, masked, positive_columns
+from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number, one_of
@@ -41,6 +41,7 @@ class Triplet(PairLoss):
     source = "Thesis 2.17 and 2.20, NRA 2, RLL 1"
     minings = tuple(minings.names())
     row_bytes = 96
+    closed_form = True
 
     def __init__(
         self,
@@ -57,22 +58,26 @@ class Triplet(PairLoss):
         self.average = one_of("average", average, ("all", "active"))
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
-        nearness = -tile.values if tile.measure.is_distance else tile.values
         triplets = self.mining.triplets(tile)
         if triplets is not None:
-            total, active, chosen = self.chosen(nearness, triplets)
+            total, active, chosen = listed_triplets(tile.similarity, triplets, self.margin)
         else:
-            total, active, chosen = every_triplet(nearness, *self.mining.select(tile), self.margin)
+            total, active, chosen = every_triplet(tile.similarity, *self.mining.select(tile), self.margin)
+        if tile.measure.is_distance:  # the derivative by minus the distance
+            total = total.chain(total.value, -1.0)
         return [Mean(total, active if self.average == "active" else chosen)]
 
-    def chosen(self, nearness: Tensor, triplets: Triplets) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, number of active triplets and number of triplets of each anchor."""
-        gap = nearness.gather(1, triplets.negative) - nearness.gather(1, triplets.positive)
-        hinge = masked((gap + self.margin).relu(), triplets.real)
-        return hinge.sum(dim=1), count(hinge > 0, gap), count(triplets.real, gap)
+
+def listed_triplets(sim: Tensor, triplets: Triplets, margin: float) -> tuple[Row, Tensor, Tensor]:
+    """Σ of [s_n − s_p + margin]+ over each row's triplets, the number of active ones, and of all."""
+    positive, negative, real = triplets
+    hinge = masked((sim.gather(1, negative) - sim.gather(1, positive) + margin).relu_(), real)
+    active = hinge.sign()
+    weights = torch.zeros_like(sim).scatter_add_(1, negative, active).scatter_add_(1, positive, -active)
+    return row_sum(hinge, weights), active.sum(dim=1), count(real, sim)
 
 
-def every_triplet(nearness: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor]:
+def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Row, Tensor, Tensor]:
     """Σ over all (p, n) of [s_n − s_p + margin]+ for each row, the number of active triplets, and of all.
 
     A triplet is active when s_n is above the threshold t_p = s_p − margin. With c_n the number of
@@ -80,16 +85,15 @@ def every_triplet(nearness: Tensor, pos: Tensor, neg: Tensor, margin: float) -> 
     the counts are its derivatives. One sort of the thresholds gives the c_n; their histogram gives the c_p.
     """
     columns, filled = positive_columns(pos)
-    thresholds = masked(nearness.gather(1, columns) - margin, filled, math.inf)
-    thresholds, order = thresholds.sort(dim=1)
-    with torch.no_grad():
-        below = torch.searchsorted(thresholds.detach(), nearness.detach())
-        per_negative = masked(below, neg)
-        histogram = torch.zeros(len(pos), thresholds.shape[1] + 1, dtype=torch.int32, device=pos.device)
-        histogram.scatter_add_(1, per_negative, neg.to(torch.int32))
-        # Negatives above the r-th threshold: those with more than r thresholds below them.
-        above = histogram.sum(dim=1, keepdim=True) - histogram.cumsum(dim=1)[:, :-1]
-        per_negative, per_positive = per_negative.to(nearness.dtype), above.to(nearness.dtype)
+    thresholds, order = masked(sim.gather(1, columns) - margin, filled, math.inf).sort(dim=1)
+    below = masked(torch.searchsorted(thresholds, sim), neg)
+    histogram = torch.zeros(len(pos), thresholds.shape[1] + 1, dtype=torch.int32, device=pos.device)
+    histogram.scatter_add_(1, below, neg.to(torch.int32))
+    # Negatives above the r-th threshold: those with more than r thresholds below them.
+    above = histogram.sum(dim=1, keepdim=True) - histogram.cumsum(dim=1)[:, :-1]
+    weights, per_positive = below.to(sim.dtype), above.to(sim.dtype)
+    active = weights.sum(dim=1)
     thresholds = masked(thresholds, filled.gather(1, order))
-    total = torch.linalg.vecdot(per_negative, nearness) - torch.linalg.vecdot(per_positive, thresholds)
-    return total, per_negative.sum(dim=1), count(pos, nearness) * count(neg, nearness)
+    total = torch.linalg.vecdot(weights, sim) - torch.linalg.vecdot(per_positive, thresholds)
+    weights.scatter_add_(1, columns.gather(1, order), per_positive.neg_())
+    return Row(total, [(1.0, weights)]), active, count(pos, sim) * count(neg, sim)

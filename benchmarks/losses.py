@@ -1,0 +1,275 @@
+"""Speed and memory of the pair-based losses against pytorch-metric-learning, side by side in one run.
+
+    python benchmarks/losses.py                          # CPU, the sizes of the documentation
+    python benchmarks/losses.py --device cuda            # a GPU
+    python benchmarks/losses.py --sizes 180 --only raw   # a quick look
+    python benchmarks/losses.py --scale                  # the largest batches: 20,000 × 128 or 65,536 × 512
+
+Forward and backward, embeddings of 512 dimensions, four per class. Ours and theirs take turns, so that a
+busy machine slows both; the ratio is of medians. Memory is the peak beyond what was there before the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import platform
+import resource
+import statistics
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nearfar as nf
+
+SIZES = (120, 180, 512, 1024, 4096)
+Step = Callable[[], None]
+
+
+@dataclass
+class Case:
+    """A loss of ours and, where there is one that computes the same, of theirs."""
+
+    name: str
+    ours: Callable[[], nf.losses.Loss]
+    theirs: Callable[[Any], tuple[Any, Any]] | None = None  # package → (loss, miner)
+    pairs_only: bool = False  # anchors against one positive each, as the peer's N-pair loss does it
+
+
+def cases() -> list[Case]:
+    losses = nf.losses
+
+    def cosine(peer: Any) -> dict[str, Any]:
+        return {"distance": peer.distances.CosineSimilarity()}
+
+    def raw(peer: Any) -> dict[str, Any]:
+        return {"distance": peer.distances.LpDistance(normalize_embeddings=False)}
+
+    return [
+        Case("contrastive", lambda: losses.Contrastive(average="pairs"),
+             lambda p: (p.losses.ContrastiveLoss(1, 0.5, **cosine(p)), None)),
+        Case("triplet, all", lambda: losses.Triplet(mining="all", average="active"),
+             lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), None)),
+        Case("triplet, hard", lambda: losses.Triplet(mining="hard", average="active"),
+             lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), p.miners.BatchHardMiner(**cosine(p)))),
+        Case("triplet, semi-hard", lambda: losses.Triplet()),
+        Case("lifted_structure", lambda: losses.LiftedStructure(),
+             lambda p: (p.losses.LiftedStructureLoss(**raw(p)), None)),
+        Case("lifted_structure_generalized", lambda: losses.LiftedStructureGeneralized(),
+             lambda p: (p.losses.GeneralizedLiftedStructureLoss(neg_margin=0, pos_margin=0.5, **cosine(p)), None)),
+        Case("n_pair", lambda: losses.NPair(l2=0.0), lambda p: (p.losses.NPairsLoss(), None), pairs_only=True),
+        Case("margin, hard", lambda: losses.Margin(mining="hard"),
+             lambda p: (p.losses.MarginLoss(learn_beta=True), p.miners.BatchHardMiner())),
+        Case("margin, distance-weighted", lambda: losses.Margin(),
+             lambda p: (p.losses.MarginLoss(learn_beta=True), p.miners.DistanceWeightedMiner())),
+        Case("binomial_deviance", lambda: losses.BinomialDeviance()),
+        Case("raw", lambda: losses.Raw(), lambda p: (p.losses.MultiSimilarityLoss(2, 50, 0.5), None)),
+        Case("multi_similarity", lambda: losses.MultiSimilarity(),
+             lambda p: (p.losses.MultiSimilarityLoss(2, 50, 0.5), p.miners.MultiSimilarityMiner(0.1))),
+        Case("ranked_list", lambda: losses.RankedList(temperature=5.0),
+             lambda p: (p.losses.RankedListLoss(0.4, 5, alpha=1.2), None)),
+        Case("nra", lambda: losses.NRA()),
+    ]
+
+
+def batch(size: int, dim: int, device: str) -> tuple[Tensor, Tensor]:
+    """Classes that overlap a little, as in the middle of a training."""
+    torch.manual_seed(0)
+    labels = torch.arange(size) // 4
+    centers = torch.randn(int(labels[-1]) + 1, dim)
+    embeddings = (torch.randn(size, dim) + centers[labels]).to(device)
+    return embeddings.requires_grad_(), labels.to(device)
+
+
+def our_step(case: Case, embeddings: Tensor, labels: Tensor) -> Step:
+    loss = case.ours().to(embeddings.device)
+    arguments: tuple[Tensor, ...] = (embeddings, labels)
+    if case.pairs_only:
+        anchors, positives = (embeddings.detach()[start::4].clone().requires_grad_() for start in (0, 1))
+        arguments = (anchors, labels[::4], positives, labels[::4])
+
+    def step() -> None:
+        for argument in arguments:
+            argument.grad = None
+        loss(*arguments).backward()
+
+    return step
+
+
+def their_step(case: Case, peer: Any, embeddings: Tensor, labels: Tensor) -> Step:
+    assert case.theirs is not None
+    loss, miner = case.theirs(peer)
+    loss = loss.to(embeddings.device)
+
+    def step() -> None:
+        embeddings.grad = None
+        mined = None if miner is None else miner(embeddings.detach(), labels)
+        loss(embeddings, labels, mined).backward()
+
+    return step
+
+
+class Clock:
+    """Times steps and their memory on a CPU or a GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device.startswith("cuda")
+
+    def seconds(self, step: Step) -> float:
+        self._wait()
+        start = time.perf_counter()
+        step()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def take_turns(self, steps: list[Step], budget: float) -> list[float]:
+        """Median seconds of each step, run in turn until the budget (seconds) is spent."""
+        times: list[list[float]] = [[] for _ in steps]
+        deadline = time.perf_counter() + budget
+        while len(times[0]) < 3 or (time.perf_counter() < deadline and len(times[0]) < 500):
+            for step, seen in zip(steps, times, strict=True):
+                seen.append(self.seconds(step))
+            if sum(seen[-1] for seen in times) > budget:
+                break
+        return [statistics.median(seen) for seen in times]
+
+    def extra_memory(self, step: Step) -> float:
+        """Peak MiB beyond what was there before."""
+        gc.collect()
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step()
+            torch.cuda.synchronize()
+            return (torch.cuda.max_memory_allocated() - before) / 2**20
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        before = _resident()
+        peak, done = [before], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.0005):
+                peak[0] = max(peak[0], _resident())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        step()
+        done.set()
+        watcher.join()
+        return (peak[0] - before) / 2**20
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def compare(case: Case, size: int, peer: Any, clock: Clock, device: str, budget: float) -> dict[str, Any]:
+    embeddings, labels = batch(size, 512, device)
+    ours = our_step(case, embeddings, labels)
+    ours()
+    row: dict[str, Any] = {"loss": case.name, "batch": size}
+    steps = [ours]
+    if case.theirs is not None and peer is not None:
+        theirs = their_step(case, peer, embeddings, labels)
+        try:
+            theirs()
+            row["peer MiB"] = clock.extra_memory(theirs)
+            steps.append(theirs)
+        except (RuntimeError, MemoryError) as error:
+            row["peer"] = "out of memory" if "memory" in str(error).lower() else f"fails: {error}"[:80]
+    row["MiB"] = clock.extra_memory(ours)
+    times = clock.take_turns(steps, budget)
+    row["ms"] = times[0] * 1e3
+    if len(times) == 2:
+        row["peer ms"] = times[1] * 1e3
+        row["ratio"] = times[1] / times[0]
+    return row
+
+
+def at_scale(case: Case, clock: Clock, device: str) -> dict[str, Any]:
+    size, dim = (65_536, 512) if clock.cuda else (20_000, 128)
+    embeddings, labels = batch(size, dim, device)
+    embeddings.grad = torch.zeros_like(embeddings)  # a parameter's gradient is there before a step
+    small, small_labels = batch(64, dim, device)
+    our_step(case, small, small_labels)()
+    loss = case.ours().to(device)
+
+    def step() -> None:
+        loss(embeddings, labels).backward()
+
+    seconds: list[float] = []
+    memory = clock.extra_memory(lambda: seconds.append(clock.seconds(step)))
+    return {"loss": case.name, "batch": size, "dim": dim, "seconds": seconds[0], "MiB": memory}
+
+
+def show(rows: list[dict[str, Any]], columns: list[str]) -> None:
+    print("| " + " | ".join(columns) + " |")
+    print("|" + "|".join("---" if column in ("loss", "peer") else "--:" for column in columns) + "|")
+    for row in rows:
+        print("| " + " | ".join(cell(row.get(column)) for column in columns) + " |")
+
+
+def cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="batch sizes, separated by commas")
+    parser.add_argument("--only", default="", help="only losses whose name contains this")
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds for each comparison")
+    parser.add_argument("--memory", type=float, default=20.0, help="GiB a CPU step may take before it counts as failed")
+    parser.add_argument("--scale", action="store_true", help="the largest batches instead, ours alone")
+    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    try:
+        import pytorch_metric_learning as peer
+        from pytorch_metric_learning import distances, losses, miners  # noqa: F401
+    except ImportError:
+        peer = None
+        print("pytorch-metric-learning is not installed: no comparison", file=sys.stderr)
+    clock = Clock(options.device)
+    if not clock.cuda:
+        resource.setrlimit(resource.RLIMIT_AS, (int(options.memory * 2**30),) * 2)
+    chosen = [case for case in cases() if options.only in case.name]
+    rows = []
+    for size in [0] if options.scale else [int(size) for size in options.sizes.split(",")]:
+        for case in chosen:
+            row = at_scale(case, clock, options.device) if options.scale else compare(
+                case, size, peer, clock, options.device, options.budget)
+            rows.append(row)
+            print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
+    threads = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name() if clock.cuda else threads
+    print(f"\n{name}, PyTorch {torch.__version__}\n")
+    columns = ["loss", "batch", "seconds", "MiB"] if options.scale else [
+        "loss", "batch", "ms", "peer ms", "ratio", "MiB", "peer MiB", "peer"]
+    show(rows, columns)
+    if options.out:
+        result = {"device": name, "torch": torch.__version__, "command": " ".join(sys.argv), "rows": rows}
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Numbers for each anchor that know their derivative by the anchor's row: closed-form pair weights.
+
+A loss is built from a few sums over a row, followed by arithmetic on one number per anchor. ``Row``
+carries both: the numbers, and the matrices of derivatives with one factor per anchor, so that the chain
+rule costs nothing until the weights are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nearfar.engine.masks import FLOOR, masked
+
+Factor = Tensor | float
+
+
+class Row:
+    """A number for each anchor, [a], and its derivative by the row of values, Σ factor · matrix."""
+
+    __slots__ = ("by_anchor_values", "parts", "value")
+
+    def __init__(
+        self, value: Tensor, parts: Sequence[tuple[Factor, Tensor]], by_anchor_values: Tensor | None = None
+    ) -> None:
+        self.value = value
+        self.parts = list(parts)
+        self.by_anchor_values = by_anchor_values  # [a], derivative by what the loss learns of an anchor
+
+    def chain(self, value: Tensor, slope: Factor) -> Row:
+        """f(self), given f's value and its slope for each anchor."""
+        by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * slope
+        return Row(value, [(_times(factor, slope), matrix) for factor, matrix in self.parts], by_anchor_values)
+
+    def __add__(self, other: Row | Factor) -> Row:
+        if isinstance(other, Row):
+            return Row(self.value + other.value, self.parts + other.parts, self.by_anchor_values)
+        return Row(self.value + other, self.parts, self.by_anchor_values)
+
+    def __sub__(self, other: Factor) -> Row:
+        return self + -other
+
+    def __mul__(self, factor: Factor) -> Row:
+        """Times a constant, for all anchors or for each."""
+        return self.chain(self.value * factor, factor)
+
+    def __truediv__(self, factor: Factor) -> Row:
+        return self * (factor.reciprocal() if isinstance(factor, Tensor) else 1.0 / factor)
+
+    def relu(self) -> Row:
+        """[x]+ for each anchor."""
+        value = self.value.relu()
+        return self.chain(value, value.sign())
+
+    def softplus(self) -> Row:
+        """log(1 + e^x) for each anchor."""
+        return self.chain(functional.softplus(self.value), self.value.sigmoid())
+
+    def weights(self) -> Tensor:
+        """The derivative as one matrix, [a, n]."""
+        (factor, matrix), *others = self.parts
+        if isinstance(factor, Tensor):
+            total = matrix * _column(factor)
+        else:
+            total = matrix if factor == 1.0 else matrix * factor
+        for factor, matrix in others:
+            if isinstance(factor, Tensor):
+                total = torch.addcmul(total, matrix, _column(factor))
+            else:
+                total = total.add(matrix, alpha=factor)
+        return total
+
+
+def _times(left: Factor, right: Factor) -> Factor:
+    if isinstance(left, float) and left == 1.0:
+        return right
+    return left * right
+
+
+def _column(factor: Tensor) -> Tensor:
+    return factor.unsqueeze(1) if factor.ndim == 1 else factor
+
+
+def row_sum(terms: Tensor, slopes: Tensor, factor: float = 1.0) -> Row:
+    """Σ of the terms of each row; ``factor · slopes`` are their derivatives."""
+    return Row(terms.sum(dim=1), [(factor, slopes)])
+
+
+def row_logsumexp(values: Tensor, mask: Tensor, scale: float = 1.0) -> Row:
+    """log Σ exp(scale · values) over the mask; about ``FLOOR`` where it is empty."""
+    values = masked(values if scale == 1.0 else values * scale, mask, FLOOR)
+    probabilities = torch.softmax(values, dim=1)
+    # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
+    value = values.amax(dim=1).sub_(probabilities.amax(dim=1).log_())
+    return Row(value, [(scale, probabilities)])
+
+
+def count_nonzero(terms: Tensor) -> Tensor:
+    """How many terms of each row are not zero, [a], in their dtype."""
+    return terms.sign().abs_().sum(dim=1)
