@@ -32,6 +32,7 @@ class Mining(ABC):
 
     name: ClassVar[str]
     unit_only: ClassVar[bool] = False
+    draws: ClassVar[bool] = False  # whether it asks the tile for random numbers
     bytes_per_pair: ClassVar[int] = 0
 
     @abstractmethod
@@ -126,6 +127,8 @@ class SemiHard(Paired):
 
 class Drawn(Paired):
     """For each positive a negative drawn at random."""
+
+    draws = True
 
     @abstractmethod
     def chances(self, tile: Tile) -> Tensor:

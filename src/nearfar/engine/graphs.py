@@ -78,8 +78,7 @@ class Recording:
         return self.loss.clone(), held
 
 
-_recordings: weakref.WeakKeyDictionary[RowLoss, dict[Hashable, Recording | int]] = weakref.WeakKeyDictionary()
-_pools: dict[Hashable, Any] = {}  # memory for what recordings compute on the way, shared by a stream
+_recordings: weakref.WeakKeyDictionary[RowLoss, dict[tuple[Hashable, ...], Recording | int]] = weakref.WeakKeyDictionary()
 
 
 def run(
@@ -95,7 +94,8 @@ def run(
     if settings is None or torch.cuda.is_current_stream_capturing():
         loss, gradients = compute(batch, embeddings, gallery, anchor_values, needed)
         return loss, Held(gradients, borrowed=False)
-    optional = (gallery, anchor_values, batch.positions, None if gallery is None else batch.gallery_labels)
+    gallery_labels = None if gallery is None else batch.gallery_labels
+    optional = (gallery, anchor_values, batch.positions, gallery_labels, batch.noise)
     inputs = [embeddings, batch.labels, *(part for part in optional if part is not None)]
     present = tuple(part is not None for part in optional)
     stream = torch.cuda.current_stream(embeddings.device)
@@ -105,7 +105,10 @@ def run(
     if isinstance(found, Recording):
         return found.replay(inputs)
     if found == CALLS_BEFORE_CAPTURE:
-        recording = _record(compute, batch.loss, inputs, present, needed, stream)
+        # Recordings of one loss on one stream never run at once, so they can work in the same memory.
+        alike = (other.graph.pool() for other in known.values() if isinstance(other, Recording))
+        pool = next(alike, None) if all(other[0] == stream for other in known) else None
+        recording = _record(compute, batch.loss, inputs, present, needed, stream, pool)
         if recording is not None:
             known[key] = recording
             return recording.replay(inputs)
@@ -124,16 +127,16 @@ def _record(
     present: tuple[bool, ...],
     needed: tuple[bool, ...],
     current: torch.cuda.Stream,
+    pool: Any,
 ) -> Recording | None:
     """Record ``compute`` on copies of the inputs; None (and a warning) where that is not possible."""
     copies = [part.clone() for part in inputs]
     rest = iter(copies[2:])
-    gallery, anchor_values, positions, gallery_labels = (next(rest) if there else None for there in present)
+    gallery, anchor_values, positions, gallery_labels, noise = (next(rest) if there else None for there in present)
     labels = copies[1]
-    batch = Batch(loss, labels, labels if gallery_labels is None else gallery_labels, positions)
+    batch = Batch(loss, labels, labels if gallery_labels is None else gallery_labels, positions, noise)
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(copies[0].device)  # type: ignore[no-untyped-call]
-    pool = _pools.setdefault(current, torch.cuda.graph_pool_handle())
     stream.wait_stream(current)
     collecting = gc.isenabled()
     gc.disable()  # freeing an older recording would break this one

@@ -27,29 +27,6 @@ class Mean:
 
 
 @dataclass
-class Draws:
-    """Uniform random numbers for every pair from one number per row and one per column.
-
-    frac(r_i + c_j) is independent along each row, which is where mining draws, and does not depend on
-    how the rows are tiled.
-    """
-
-    height: int
-    width: int
-    like: Tensor
-    _pair: tuple[Tensor, Tensor] | None = None
-
-    def uniform(self, rows: slice) -> Tensor:
-        """[a, n] numbers in [0, 1) for these rows."""
-        if self._pair is None:
-            dtype, device = self.like.dtype, self.like.device
-            down = torch.rand(self.height, 1, dtype=dtype, device=device)
-            self._pair = down, torch.rand(1, self.width, dtype=dtype, device=device)
-        down, across = self._pair
-        return (down[rows] + across).frac_()
-
-
-@dataclass
 class Tile:
     """Some anchors against all columns."""
 
@@ -59,7 +36,7 @@ class Tile:
     rows: slice  # which anchors these are
     measure: Measure
     dim: int
-    draws: Draws
+    noise: tuple[Tensor, Tensor] | None = None  # [a, 1] and [1, n], uniform in [0, 1)
     anchor_values: Tensor | None = None  # [a], the loss's own numbers for these anchors
     survey: Tensor | None = None  # [n], what the loss's survey said of each column
 
@@ -70,13 +47,19 @@ class Tile:
         return -values if self.measure.is_distance else values
 
     def uniform(self) -> Tensor:
-        """Random numbers in [0, 1) for every pair, the same for any tile size."""
-        return self.draws.uniform(self.rows)
+        """A random number in [0, 1) for every pair, [a, n].
+
+        frac(r_i + c_j), from one number per row and one per column: independent along each row, which is
+        where mining draws, and the same however the rows are tiled.
+        """
+        assert self.noise is not None, "a mining that draws must say so: draws = True"
+        down, across = self.noise
+        return (down + across).frac_()
 
     def transposed(self) -> Tile:
         """Columns as anchors (of a tile that holds all anchors)."""
         parts = self.values.T, self.positives.T, self.negatives.T
-        return Tile(*parts, slice(None), self.measure, self.dim, self.draws)
+        return Tile(*parts, slice(None), self.measure, self.dim)
 
 
 class RowLoss(Protocol):
@@ -124,6 +107,7 @@ class Batch:
     labels: Tensor  # [m]
     gallery_labels: Tensor  # [n]; the labels themselves where there is no gallery
     positions: Tensor | None = None  # [m], the anchors' places in the gallery, −1: not there
+    noise: Tensor | None = None  # [m + n], uniform in [0, 1), for minings that draw
 
 
 class Problem:
@@ -132,7 +116,7 @@ class Problem:
     def __init__(
         self, batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None
     ) -> None:
-        self.loss, self.positions = batch.loss, batch.positions
+        self.loss, self.positions, self.noise = batch.loss, batch.positions, batch.noise
         self.labels, self.gallery_labels = batch.labels, batch.gallery_labels
         self.embeddings, self.gallery, self.anchor_values = embeddings, gallery, anchor_values
         measure = self.loss.comparison
@@ -140,7 +124,6 @@ class Problem:
         center = measure.center(columns)
         self.columns = measure.prepare(columns, center)
         self.anchors = self.columns if gallery is None else measure.prepare(embeddings, center)
-        self.draws = Draws(len(self.labels), len(self.gallery_labels), embeddings)
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """``height`` rows cut so that a tile of ``width`` columns keeps to its share of the budget."""
@@ -158,8 +141,13 @@ class Problem:
             own = own[rows]
         values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
         positives, negatives = masks(self.labels[rows], self.gallery_labels, own)
-        anchor_values = None if self.anchor_values is None else self.anchor_values[rows]
-        return self._tile(values, positives, negatives, rows, anchor_values)
+        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
+        if self.anchor_values is not None:
+            tile.anchor_values = self.anchor_values[rows]
+        if self.noise is not None:
+            down, across = self.noise[: len(self.labels)], self.noise[len(self.labels) :]
+            tile.noise = down[rows].unsqueeze(1), across.unsqueeze(0)
+        return tile
 
     def column_tile(self, columns: slice) -> Tile:
         """Columns ``columns``, as anchors, against all anchors."""
@@ -168,8 +156,4 @@ class Problem:
         own = None if self.positions is None else self.positions - columns.start
         values = self.loss.comparison.pairwise(self.columns.take(columns), self.anchors)
         positives, negatives = masks(self.labels, self.gallery_labels[columns], own)
-        return self._tile(values, positives.T, negatives.T, columns, None)
-
-    def _tile(self, values: Tensor, pos: Tensor, neg: Tensor, rows: slice, anchor_values: Tensor | None) -> Tile:
-        measure, dim = self.loss.comparison, self.embeddings.shape[1]
-        return Tile(values, pos, neg, rows, measure, dim, self.draws, anchor_values)
+        return Tile(values, positives.T, negatives.T, columns, self.loss.comparison, self.embeddings.shape[1])

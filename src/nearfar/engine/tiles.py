@@ -206,9 +206,9 @@ class _RowLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        times = _Once.apply if torch.is_grad_enabled() else torch.mul
         gradients = ctx.held.take()
-        scaled = [None if gradient is None else _Once.apply(gradient, *incoming) for gradient in gradients]  # type: ignore[no-untyped-call]
-        return (*scaled, None)
+        return (*(None if gradient is None else times(gradient, *incoming) for gradient in gradients), None)
 
 
 class _Once(torch.autograd.Function):

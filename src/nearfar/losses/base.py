@@ -145,6 +145,11 @@ class PairLoss(Loss):
         """Working memory for each entry of a tile."""
         return self.row_bytes + self.mining.bytes_per_pair
 
+    def _noise(self, embeddings: Tensor, gallery_labels: Tensor) -> Tensor | None:
+        if not self.mining.draws:
+            return None
+        return torch.rand(len(embeddings) + len(gallery_labels), dtype=embeddings.dtype, device=embeddings.device)
+
     def recordable(self) -> Hashable:
         """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
         if not type(self).__module__.startswith("nearfar."):
@@ -182,7 +187,7 @@ class PairLoss(Loss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
-        batch = Batch(self, labels, gallery_labels, positions)
+        batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
         loss: Tensor = row_loss(batch, embeddings, gallery, self.anchor_values(labels))
         return loss
 
@@ -205,7 +210,7 @@ class PairLoss(Loss):
             gallery, gallery_labels = None, labels
         else:
             gallery, gallery_labels = _check("gallery", gallery.detach(), "gallery_labels", gallery_labels)
-        batch = Batch(self, labels, gallery_labels, positions)
+        batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
         values = self.anchor_values(labels)
         weights: Tensor = pair_weights(batch, embeddings, gallery, None if values is None else values.detach())
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)

@@ -82,18 +82,36 @@ def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple
 
     A triplet is active when s_n is above the threshold t_p = s_p − margin. With c_n the number of
     thresholds below s_n, and c_p the number of negatives above t_p, the sum is Σ c_n s_n − Σ c_p t_p, and
-    the counts are its derivatives. One sort of the thresholds gives the c_n; their histogram gives the c_p.
+    c_n and −c_p are its derivatives. Counting them needs order, not triplets.
+    """
+    levels = torch.where(pos, sim - margin, sim)
+    weights = (counts_by_histogram if sim.device.type == "cpu" else counts_by_sorting)(levels, pos, neg)
+    total = Row(torch.linalg.vecdot(weights, levels), [(1.0, weights)])
+    return total, weights.relu().sum(dim=1), count(pos, sim) * count(neg, sim)
+
+
+def counts_by_histogram(levels: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+    """c_n for negatives and −c_p for positives, [a, n], when positives are few and easily listed.
+
+    One sort of the thresholds gives the c_n; their histogram gives the c_p.
     """
     columns, filled = positive_columns(pos)
-    thresholds, order = masked(sim.gather(1, columns) - margin, filled, math.inf).sort(dim=1)
-    below = masked(torch.searchsorted(thresholds, sim), neg)
+    thresholds, order = masked(levels.gather(1, columns), filled, math.inf).sort(dim=1)
+    below = masked(torch.searchsorted(thresholds, levels), neg)
     histogram = torch.zeros(len(pos), thresholds.shape[1] + 1, dtype=torch.int32, device=pos.device)
     histogram.scatter_add_(1, below, neg.to(torch.int32))
     # Negatives above the r-th threshold: those with more than r thresholds below them.
     above = histogram.sum(dim=1, keepdim=True) - histogram.cumsum(dim=1)[:, :-1]
-    weights, per_positive = below.to(sim.dtype), above.to(sim.dtype)
-    active = weights.sum(dim=1)
-    thresholds = masked(thresholds, filled.gather(1, order))
-    total = torch.linalg.vecdot(weights, sim) - torch.linalg.vecdot(per_positive, thresholds)
-    weights.scatter_add_(1, columns.gather(1, order), per_positive.neg_())
-    return Row(total, [(1.0, weights)]), active, count(pos, sim) * count(neg, sim)
+    return below.to(levels.dtype).scatter_add_(1, columns.gather(1, order), above.to(levels.dtype).neg_())
+
+
+def counts_by_sorting(levels: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+    """The same with one sort of everything, for devices where many threads would meet in a histogram."""
+    # A negative that is level with a threshold is not above it: it has to come first.
+    just_above = torch.nextafter(levels, torch.full_like(levels, math.inf))
+    order = masked(torch.where(pos, just_above, levels), pos | neg, math.inf).argsort(dim=1)
+    is_positive, is_negative = (mask.gather(1, order).to(torch.int32) for mask in (pos, neg))
+    below = is_positive.cumsum(dim=1, dtype=torch.int32)
+    above = is_negative.sum(dim=1, keepdim=True) - is_negative.cumsum(dim=1, dtype=torch.int32)
+    counts = is_negative * below - is_positive * above
+    return torch.empty_like(levels).scatter_(1, order, counts.to(levels.dtype))

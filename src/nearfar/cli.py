@@ -1,0 +1,136 @@
+"""The command line: parses, calls, prints.
+
+Bad input ends in one readable line and an exit code other than 0; ``--debug`` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import nearfar
+
+app = typer.Typer(
+    name="nearfar",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit; `arguments` are those of the process unless given."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words  # wherever it stands
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = app(words, prog_name="nearfar", standalone_mode=False)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        # Errors of the parser bring their own exit code and wording.
+        words_of = getattr(error, "format_message", None)
+        message = words_of() if words_of else str(error) or type(error).__name__
+        print(f"nearfar: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train, compare and serve embedding models: near what is alike, far what is not.
+
+    Example: nearfar demo
+    """
+    if version:
+        print(f"nearfar {nearfar.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def demo(
+    losses: Annotated[
+        str, typer.Option(help="Keys of losses, separated by commas.")
+    ] = "contrastive,triplet,multi_similarity,ranked_list",
+    steps: Annotated[int, typer.Option(help="Training steps for each loss.")] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+) -> None:
+    """Learn embeddings of the digits 0 to 4, look for the unseen digits 5 to 9.
+
+    Example: nearfar demo --losses raw,nra --steps 200
+    """
+    from nearfar import demo as digits
+
+    keys = [key.strip() for key in losses.split(",") if key.strip()]
+    digits.show(keys, steps=steps, seed=seed)
+
+
+@app.command(name="losses")
+def list_losses(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Losses to explain or draw.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw weight against similarity to a .png, .svg or .pdf.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the losses to draw.")
+    ] = None,
+) -> None:
+    """List the losses, explain some of them, or draw how they weigh pairs.
+
+    Example: nearfar losses raw --plot raw.svg --set mining=valid_triplet
+    """
+    if settings and not (keys and plot):
+        raise ValueError("--set goes with a loss to draw, as in: nearfar losses raw --plot raw.svg --set alpha=4")
+    if plot is not None:
+        from nearfar import plots
+
+        plots.check_file(plot)
+        given = dict(_setting(text) for text in settings or ())
+        chosen = {key: nearfar.losses.create(key, **given) for key in keys} if keys else plots.classic()
+        print(f"wrote {plots.draw_weights(chosen, plot)}")
+    elif keys:
+        print("\n".join([nearfar.losses.describe(key) for key in keys]), end="")
+    else:
+        _print_losses()
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``alpha=4`` as name and value; what is no Python literal is text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"--set is {text!r}; needed is NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _print_losses() -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("loss", no_wrap=True)
+    table.add_column("what it does")
+    table.add_column("source")
+    for key in nearfar.losses.names():
+        source = nearfar.losses.get(key).source
+        table.add_row(Text(key, "bold"), Text(nearfar.losses.summary(key)), Text(source))
+    console = Console()
+    console.print(table)
+    console.print("Formula, settings and reference of one: nearfar losses KEY", markup=False, highlight=False)

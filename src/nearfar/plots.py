@@ -1,0 +1,158 @@
+"""Pictures of the weight view: how much a loss pulls or pushes a pair, against its similarity.
+
+The curves are measured, not derived: an anchor stands among a few others, one pair is moved from
+similarity −1 to 1, and :meth:`~nearfar.losses.PairLoss.pair_weights` says what the pair weighs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nearfar import losses
+from nearfar.losses import Loss, PairLoss
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the pairs that stand still
+DIMENSIONS = 128
+ANCHORS = 256  # copies of the anchor, so that mining by chance shows its average
+
+
+class Curves(NamedTuple):
+    """The weight of the moved pair at each similarity, [s] each."""
+
+    similarity: Tensor
+    positive: Tensor
+    negative: Tensor
+
+
+def classic() -> dict[str, Loss]:
+    """The losses whose weights the unified view compares, with the one it proposes."""
+    chosen = {key: losses.create(key) for key in ("contrastive", "lifted_structure_generalized", "binomial_deviance")}
+    triplet = losses.create("triplet", mining="all")
+    proposed = {"raw": losses.create("raw"), "multi_similarity": losses.create("multi_similarity")}
+    return {"contrastive": chosen.pop("contrastive"), "triplet, all triplets": triplet, **chosen, **proposed}
+
+
+def curves(
+    loss: Loss,
+    *,
+    steps: int = 201,
+    positives: Sequence[float] = POSITIVES,
+    negatives: Sequence[float] = NEGATIVES,
+    seed: int = 0,
+) -> Curves:
+    """Weights of one positive and of one negative pair while its similarity goes from −1 to 1.
+
+    Every vector has length one. Besides the moved pair the anchor has pairs that stand still, by default
+    a positive at similarity 0.5 and a negative at 0.3: losses that compare pairs with each other need
+    something to compare with, and a pair alone tells nothing of them. Losses of distances are swept over
+    the same vectors, and their weights are those of the distance (see ``pair_weights``).
+
+    >>> found = curves(losses.create("contrastive", margin=0.5), steps=5)
+    >>> found.similarity.tolist(), found.negative.tolist()
+    ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0])
+    """
+    if not isinstance(loss, PairLoss):
+        raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")
+    similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
+    anchors = _at(torch.ones(1, dtype=torch.float64)).expand(ANCHORS, -1)
+    still = torch.tensor([*positives, *negatives], dtype=torch.float64)
+    classes = torch.tensor([0] * len(positives) + [1] * len(negatives))
+    weights: dict[int, list[Tensor]] = {0: [], 1: []}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for moved in similarity.unsqueeze(1):
+            for label, found in weights.items():
+                gallery = _at(torch.cat([moved, still]))
+                labels = torch.cat([torch.tensor([label]), classes])
+                answer = loss.pair_weights(anchors, torch.zeros(ANCHORS, dtype=torch.long), gallery, labels)
+                found.append(answer[:, 0].sum())
+    return Curves(similarity, torch.stack(weights[0]), torch.stack(weights[1]))
+
+
+def _at(similarity: Tensor) -> Tensor:
+    """Unit vectors with these similarities to the first axis, [n, DIMENSIONS]."""
+    vectors = similarity.new_zeros(len(similarity), DIMENSIONS)
+    vectors[:, 0] = similarity
+    vectors[:, 1] = (1 - similarity.square()).clamp(min=0).sqrt()
+    return vectors
+
+
+def check_file(path: Path) -> Path:
+    """The path, if a picture can be written to it."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"the picture is to go to {str(path)!r}; its name must end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"the picture is to go to {str(path)!r}, but there is no folder {str(path.parent)!r}")
+    return path
+
+
+def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
+    """Draw the weight curves of some losses, a panel each with the mapping's name as title; PNG, SVG or PDF.
+
+    Positive and negative weights can differ by orders of magnitude (sharpness 2 against 50 in RAW), so
+    each curve is drawn relative to its largest weight, which stands in the legend.
+    """
+    path = check_file(Path(path))
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib; install it with: pip install 'nearfar[plot]'") from error
+    if not chosen:
+        raise ValueError("no loss was chosen to draw")
+    columns = min(3, len(chosen))
+    rows = -(-len(chosen) // columns)
+    # Text stays text in an SVG, and the same picture gives the same file.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nearfar", "font.size": 9}):
+        figure = Figure(figsize=(max(3.6 * columns, 4.6), 2.7 * rows + 0.7), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
+        for panel, (title, loss) in zip(panels, chosen.items(), strict=False):
+            _draw_panel(panel, title, loss)
+        for panel in panels[len(chosen) :]:
+            panel.set_visible(False)
+        figure.suptitle("How much a pair weighs, by its similarity to the anchor", fontsize=11)
+        figure.supxlabel(f"cosine similarity of the moved pair; {_context()} stands still", fontsize=9)
+        figure.supylabel("weight relative to its maximum", fontsize=9)
+        dated = {} if path.suffix.lower() == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
+        figure.savefig(path, dpi=150, metadata=dated)
+    return path
+
+
+def _context() -> str:
+    return " and ".join(
+        f"a {kind} at {similarity}"
+        for kind, similarities in (("positive", POSITIVES), ("negative", NEGATIVES))
+        for similarity in similarities
+    )
+
+
+def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
+    found = curves(loss)
+    lowest = 0.0
+    for name, weights, color, style in (
+        ("positive", found.positive, "tab:green", "-"),
+        ("negative", found.negative, "tab:blue", ":"),
+    ):
+        largest = float(weights.abs().amax())
+        relative = weights / largest if largest > 0 else weights
+        lowest = min(lowest, float(relative.amin()))
+        label = f"{name} (max {largest:.3g})"
+        panel.plot(found.similarity.numpy(), relative.numpy(), color=color, linestyle=style, linewidth=2, label=label)
+    measure = loss.measure if isinstance(loss, PairLoss) else ""
+    panel.set_title(title if measure in ("cosine", "dot") else f"{title} (of {measure.replace('_', ' ')} distances)")
+    panel.set_xlim(-1, 1)
+    panel.set_ylim(lowest * 1.08 - 0.04, 1.08)
+    panel.set_xticks([-1, -0.5, 0, 0.5, 1])
+    panel.tick_params(labelbottom=True)
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=8, framealpha=0.85)
