@@ -125,9 +125,8 @@ class Clock:
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
 
-    def seconds(self, step: Step) -> float:
-        """Of one step; on a GPU the mean of a few in a row, as a training would run them."""
-        repeats = 10 if self.cuda else 1
+    def seconds(self, step: Step, repeats: int = 1) -> float:
+        """Mean of a few steps in a row, as a training would run them."""
         self._wait()
         start = time.perf_counter()
         for _ in range(repeats):
@@ -141,11 +140,12 @@ class Clock:
 
     def take_turns(self, steps: list[Step], budget: float) -> list[float]:
         """Median seconds of each step, run in turn until the budget (seconds) is spent."""
+        repeats = [1 if not self.cuda else max(1, min(10, int(0.05 / self.seconds(step)))) for step in steps]
         times: list[list[float]] = [[] for _ in steps]
         deadline = time.perf_counter() + budget
         while len(times[0]) < 3 or (time.perf_counter() < deadline and len(times[0]) < 500):
-            for step, seen in zip(steps, times, strict=True):
-                seen.append(self.seconds(step))
+            for step, number, seen in zip(steps, repeats, times, strict=True):
+                seen.append(self.seconds(step, number))
             if sum(seen[-1] for seen in times) > budget:
                 break
         return [statistics.median(seen) for seen in times]

@@ -80,7 +80,7 @@ def demo(
 
 @app.command(name="losses")
 def list_losses(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY]...", help="Losses to explain or draw.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw weight against similarity to a .png, .svg or .pdf.")
     ] = None,

@@ -101,10 +101,9 @@ class Hard(Paired):
 
     def triplets(self, tile: Tile) -> Triplets:
         sim = tile.similarity
-        positive = masked(sim, tile.positives, math.inf).argmin(dim=1, keepdim=True)
-        negative = masked(sim, tile.negatives, -math.inf).argmax(dim=1, keepdim=True)
-        real = tile.positives.any(dim=1, keepdim=True) & tile.negatives.any(dim=1, keepdim=True)
-        return Triplets(positive, negative, real)
+        far, positive = masked(sim, tile.positives, math.inf).min(dim=1, keepdim=True)
+        near, negative = masked(sim, tile.negatives, -math.inf).max(dim=1, keepdim=True)
+        return Triplets(positive, negative, (far < math.inf) & (near > -math.inf))
 
 
 class SemiHard(Paired):
@@ -122,7 +121,7 @@ class SemiHard(Paired):
         ordered, order = masked(sim, tile.negatives, math.inf).sort(dim=1)
         farther = torch.searchsorted(ordered, sim.gather(1, positive).contiguous())
         negative = order.gather(1, (farther - 1).clamp_(min=0))
-        return Triplets(positive, negative, real & tile.negatives.any(dim=1, keepdim=True))
+        return Triplets(positive, negative, real & (ordered[:, :1] < math.inf))
 
 
 class Drawn(Paired):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar import losses
+from nearfar import losses, mining
 from nearfar.losses import Loss, PairLoss
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the pairs that stand still
 DIMENSIONS = 128
-ANCHORS = 256  # copies of the anchor, so that mining by chance shows its average
+COPIES = 256  # of the anchor, so that mining by chance shows its average
 
 
 class Curves(NamedTuple):
@@ -63,7 +63,8 @@ def curves(
     if not isinstance(loss, PairLoss):
         raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")
     similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
-    anchors = _at(torch.ones(1, dtype=torch.float64)).expand(ANCHORS, -1)
+    anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.Drawn) else 1, dtype=torch.float64))
+    anchor_labels = torch.zeros(len(anchors), dtype=torch.long)
     still = torch.tensor([*positives, *negatives], dtype=torch.float64)
     classes = torch.tensor([0] * len(positives) + [1] * len(negatives))
     weights: dict[int, list[Tensor]] = {0: [], 1: []}
@@ -73,8 +74,7 @@ def curves(
             for label, found in weights.items():
                 gallery = _at(torch.cat([moved, still]))
                 labels = torch.cat([torch.tensor([label]), classes])
-                answer = loss.pair_weights(anchors, torch.zeros(ANCHORS, dtype=torch.long), gallery, labels)
-                found.append(answer[:, 0].sum())
+                found.append(loss.pair_weights(anchors, anchor_labels, gallery, labels)[:, 0].sum())
     return Curves(similarity, torch.stack(weights[0]), torch.stack(weights[1]))
 
 
@@ -99,7 +99,7 @@ def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
     """Draw the weight curves of some losses, a panel each with the mapping's name as title; PNG, SVG or PDF.
 
     Positive and negative weights can differ by orders of magnitude (sharpness 2 against 50 in RAW), so
-    each curve is drawn relative to its largest weight, which stands in the legend.
+    each curve is drawn relative to its largest weight, which stands above it.
     """
     path = check_file(Path(path))
     try:
@@ -109,18 +109,18 @@ def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
         raise ImportError("drawing needs matplotlib; install it with: pip install 'nearfar[plot]'") from error
     if not chosen:
         raise ValueError("no loss was chosen to draw")
-    columns = min(3, len(chosen))
+    columns = 2 if len(chosen) == 4 else min(3, len(chosen))
     rows = -(-len(chosen) // columns)
     # Text stays text in an SVG, and the same picture gives the same file.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nearfar", "font.size": 9}):
-        figure = Figure(figsize=(max(3.6 * columns, 4.6), 2.7 * rows + 0.7), layout="constrained")
+        figure = Figure(figsize=(max(3.6 * columns, 4.8), 2.8 * rows + 0.7), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for panel, (title, loss) in zip(panels, chosen.items(), strict=False):
             _draw_panel(panel, title, loss)
         for panel in panels[len(chosen) :]:
             panel.set_visible(False)
         figure.suptitle("How much a pair weighs, by its similarity to the anchor", fontsize=11)
-        figure.supxlabel(f"cosine similarity of the moved pair; {_context()} stands still", fontsize=9)
+        figure.supxlabel(f"cosine similarity of the moved pair; {_context()} stand still", fontsize=9)
         figure.supylabel("weight relative to its maximum", fontsize=9)
         dated = {} if path.suffix.lower() == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
         figure.savefig(path, dpi=150, metadata=dated)
@@ -138,21 +138,23 @@ def _context() -> str:
 def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
     found = curves(loss)
     lowest = 0.0
-    for name, weights, color, style in (
-        ("positive", found.positive, "tab:green", "-"),
-        ("negative", found.negative, "tab:blue", ":"),
+    for name, weights, color, style, place in (
+        ("— positive", found.positive, "tab:green", "-", "left"),
+        ("··· negative", found.negative, "tab:blue", ":", "right"),
     ):
         largest = float(weights.abs().amax())
         relative = weights / largest if largest > 0 else weights
         lowest = min(lowest, float(relative.amin()))
-        label = f"{name} (max {largest:.3g})"
-        panel.plot(found.similarity.numpy(), relative.numpy(), color=color, linestyle=style, linewidth=2, label=label)
+        panel.plot(found.similarity.numpy(), relative.numpy(), color=color, linestyle=style, linewidth=2)
+        text = f"{name}, up to {largest:.3g}"
+        x = 0.0 if place == "left" else 1.0
+        panel.text(x, 1.02, text, color=color, ha=place, va="bottom", fontsize=8, transform=panel.transAxes)
     measure = loss.measure if isinstance(loss, PairLoss) else ""
-    panel.set_title(title if measure in ("cosine", "dot") else f"{title} (of {measure.replace('_', ' ')} distances)")
+    compares = "" if measure in ("cosine", "dot") else f" ({measure.replace('_', ' ')} distance)"
+    panel.set_title(title + compares, fontsize=10, pad=18)
     panel.set_xlim(-1, 1)
-    panel.set_ylim(lowest * 1.08 - 0.04, 1.08)
+    panel.set_ylim(lowest * 1.08 - 0.04, 1.06)
     panel.set_xticks([-1, -0.5, 0, 0.5, 1])
     panel.tick_params(labelbottom=True)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=8, framealpha=0.85)

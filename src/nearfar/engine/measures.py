@@ -23,6 +23,8 @@ class Vectors(NamedTuple):
 
     def take(self, rows: slice) -> Vectors:
         """Some of them."""
+        if rows == slice(0, self.points.shape[0]):
+            return self
         squares = None if self.squares is None else self.squares[rows]
         inverse_norms = None if self.inverse_norms is None else self.inverse_norms[rows]
         return Vectors(self.points[rows], inverse_norms, squares)

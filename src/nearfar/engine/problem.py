@@ -118,6 +118,7 @@ class Problem:
     ) -> None:
         self.loss, self.positions, self.noise = batch.loss, batch.positions, batch.noise
         self.labels, self.gallery_labels = batch.labels, batch.gallery_labels
+        self.height, self.width = batch.labels.shape[0], batch.gallery_labels.shape[0]
         self.embeddings, self.gallery, self.anchor_values = embeddings, gallery, anchor_values
         measure = self.loss.comparison
         columns = embeddings if gallery is None else gallery
@@ -145,7 +146,7 @@ class Problem:
         if self.anchor_values is not None:
             tile.anchor_values = self.anchor_values[rows]
         if self.noise is not None:
-            down, across = self.noise[: len(self.labels)], self.noise[len(self.labels) :]
+            down, across = self.noise[: self.height], self.noise[self.height :]
             tile.noise = down[rows].unsqueeze(1), across.unsqueeze(0)
         return tile
 

@@ -29,7 +29,7 @@ class Weights:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.shape = len(problem.labels), len(problem.gallery_labels)
+        self.shape = problem.height, problem.width
         self._matrix: Tensor | None = None
 
     @property

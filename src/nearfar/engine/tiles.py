@@ -50,7 +50,7 @@ def _one_tile(problem: Problem, rows: slice, sink: type[S] | None) -> Part[S]:
         tile.survey = problem.loss.survey(tile.transposed())
     result = problem.loss.on_tile(tile)
     if isinstance(result, (Tensor, Row)):
-        loss = result * (1.0 / len(problem.labels))
+        loss = result * (1.0 / problem.height)
     else:
         loss = _plus([mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in result])
     value, derivatives = _derive(loss, leaves, wanted=sink is not None)
@@ -69,8 +69,8 @@ class _Running(Generic[S]):
         zeros = problem.embeddings.new_zeros
         self.total, self.count = zeros(()), zeros(())
         self.sink = None if sink is None else sink(problem)
-        self.by_anchor_values = None if problem.anchor_values is None else zeros(len(problem.labels))
-        self.by_survey = zeros(len(problem.gallery_labels) if problem.loss.surveys else 0)
+        self.by_anchor_values = None if problem.anchor_values is None else zeros(problem.height)
+        self.by_survey = zeros(problem.width if problem.loss.surveys else 0)
 
     def add(self, mean: Mean, tile: Tile, leaves: Leaves, *, last: bool) -> None:
         value, derivatives = _derive(mean.total, leaves, wanted=self.sink is not None, keep_graph=not last)
@@ -95,7 +95,7 @@ class _Running(Generic[S]):
 def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> list[Part[S]]:
     """Tile after tile: the survey first, then the rows, then what the survey passes on to the columns."""
     survey = None
-    columns = problem.slices(len(problem.gallery_labels), len(problem.labels)) if problem.loss.surveys else []
+    columns = problem.slices(problem.width, problem.height) if problem.loss.surveys else []
     if problem.loss.surveys:
         with torch.no_grad():
             survey = torch.cat([problem.loss.survey(problem.column_tile(some)) for some in columns])
@@ -106,7 +106,7 @@ def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None)
         leaves = _leaves(tile)
         result = problem.loss.on_tile(tile)
         if isinstance(result, (Tensor, Row)):
-            result = [Mean(result, tile.values.new_ones(len(tile.values)))]
+            result = [Mean(result, tile.values.new_ones(tile.values.shape[0]))]
         running = running or [_Running(problem, sink) for _ in result]
         for number, (sum_up, mean) in enumerate(zip(running, result, strict=True), start=1):
             sum_up.add(mean, tile, leaves, last=number == len(result))
@@ -167,7 +167,7 @@ def _compute(
 ) -> tuple[Tensor, graphs.Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
     problem = Problem(batch, embeddings, gallery, anchor_values)
-    height, width = len(problem.labels), len(problem.gallery_labels)
+    height, width = problem.height, problem.width
     slices = problem.slices(height, width)
     if not any(needed):
         parts: Sequence[Part[Any]] = sweep(problem, slices, None)
@@ -238,5 +238,5 @@ def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_va
 def pair_weights(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
     """W = ∂loss/∂values of every pair, [m, n]."""
     problem = Problem(batch, embeddings, gallery, anchor_values)
-    parts = sweep(problem, problem.slices(len(problem.labels), len(problem.gallery_labels)), Weights)
+    parts = sweep(problem, problem.slices(problem.height, problem.width), Weights)
     return torch.stack([part.sink.matrix for part in parts if part.sink is not None]).sum(dim=0)

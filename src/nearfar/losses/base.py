@@ -230,7 +230,7 @@ def _check(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tupl
         raise ValueError(f"{name} has shape {tuple(vectors.shape)}; needed is [m, d] with m ≥ 1 and d ≥ 1")
     if not vectors.is_floating_point():
         raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
-    if labels.ndim != 1 or len(labels) != len(vectors):
+    if labels.ndim != 1 or labels.shape[0] != vectors.shape[0]:
         raise ValueError(f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each "
                          f"row of {name}")
     if not _is_integer(labels):

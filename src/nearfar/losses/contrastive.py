@@ -62,10 +62,12 @@ class Contrastive(PairLoss):
         near = masked(sim, pos)
         if self.form == "cosine":
             far = masked((sim - self.margin).relu_(), neg)
-            pull, push = row_sum(near, pos.to(sim.dtype)) * -1.0, row_sum(far, far.sign())
+            active = far.sign()
+            pull, push = row_sum(near, pos.to(sim.dtype)) * -1.0, row_sum(far, active)
         else:
             far = masked((self.margin - sim).relu_(), neg)
+            active = far.sign()
             pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)
         if self.average == "anchors":
             return pull + push
-        return [Mean(pull, count_nonzero(near)), Mean(push, count_nonzero(far))]
+        return [Mean(pull, count_nonzero(near)), Mean(push, active.sum(dim=1))]
