@@ -113,14 +113,14 @@ def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
     rows = -(-len(chosen) // columns)
     # Text stays text in an SVG, and the same picture gives the same file.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nearfar", "font.size": 9}):
-        figure = Figure(figsize=(max(3.6 * columns, 4.8), 2.8 * rows + 0.7), layout="constrained")
+        figure = Figure(figsize=(max(3.6 * columns, 5.4), 2.8 * rows + 0.7), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for panel, (title, loss) in zip(panels, chosen.items(), strict=False):
             _draw_panel(panel, title, loss)
         for panel in panels[len(chosen) :]:
             panel.set_visible(False)
         figure.suptitle("How much a pair weighs, by its similarity to the anchor", fontsize=11)
-        figure.supxlabel(f"cosine similarity of the moved pair; {_context()} stand still", fontsize=9)
+        figure.supxlabel(f"cosine similarity ({_context()} stand still)", fontsize=9)
         figure.supylabel("weight relative to its maximum", fontsize=9)
         dated = {} if path.suffix.lower() == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
         figure.savefig(path, dpi=150, metadata=dated)

@@ -114,12 +114,19 @@ class Problem:
     """A batch with its numbers, made ready for the measure."""
 
     def __init__(
-        self, batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None
+        self,
+        batch: Batch,
+        embeddings: Tensor,
+        gallery: Tensor | None,
+        anchor_values: Tensor | None,
+        *,
+        columns_move: bool = True,
     ) -> None:
         self.loss, self.positions, self.noise = batch.loss, batch.positions, batch.noise
         self.labels, self.gallery_labels = batch.labels, batch.gallery_labels
         self.height, self.width = batch.labels.shape[0], batch.gallery_labels.shape[0]
         self.embeddings, self.gallery, self.anchor_values = embeddings, gallery, anchor_values
+        self.columns_move = columns_move and not batch.loss.query_only  # whether columns get a gradient
         measure = self.loss.comparison
         columns = embeddings if gallery is None else gallery
         center = measure.center(columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -22,6 +22,9 @@ class Sink(Protocol):
 
     def scale(self, factor: Tensor) -> None:
         """Multiply all that was added."""
+
+    def merge(self, other: Self) -> None:
+        """Add all that another sink was given."""
 
 
 class Weights:
@@ -51,6 +54,9 @@ class Weights:
     def scale(self, factor: Tensor) -> None:
         self.matrix.mul_(factor)
 
+    def merge(self, other: Self) -> None:
+        self.matrix.add_(other.matrix)
+
 
 class KeptGradient(Weights):
     """Keeps the derivatives by all dot products and carries them on in the end.
@@ -69,10 +75,28 @@ class KeptGradient(Weights):
         problem = self.problem
         product, weights = problem.loss.comparison.product, self.matrix
         anchors, columns = problem.anchors.points, problem.columns.points
-        if problem.gallery is None and not problem.loss.query_only:
-            return product(weights + weights.T, anchors, columns), None
-        by_columns = None if problem.loss.query_only else product(weights.T, columns, anchors)
+        if problem.gallery is None and problem.columns_move:
+            return product(plus_transposed(weights), anchors, columns), None
+        by_columns = None if not problem.columns_move else product(weights.T, columns, anchors)
         return product(weights, anchors, columns), by_columns
+
+
+def plus_transposed(matrix: Tensor, block: int = 512) -> Tensor:
+    """matrix + matrixᵀ; what is given may be destroyed.
+
+    Reading a large matrix across its rows is slow on a CPU, so there it is done block by block.
+    """
+    size = matrix.shape[0]
+    if matrix.device.type != "cpu" or size <= 2 * block:
+        return matrix.T.contiguous().add_(matrix)
+    for top in range(0, size, block):
+        for left in range(top, size, block):
+            upper = matrix[top : top + block, left : left + block]
+            lower = matrix[left : left + block, top : top + block]
+            both = lower.T.contiguous().add_(upper)
+            upper.copy_(both)
+            lower.copy_(both.T)
+    return matrix
 
 
 class StreamedGradient:
@@ -90,20 +114,26 @@ class StreamedGradient:
         weights = measure.to_dot(weights, tile.values.detach())
         columns, some = problem.columns.points, problem.anchors.points[tile.rows]
         self.by_anchors[tile.rows] += measure.product(weights, some, columns)
-        if not problem.loss.query_only:
+        if problem.columns_move:
             self.by_columns += measure.product(weights.T, columns, some)
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
         measure = tile.measure
         weights = measure.to_dot(weights, tile.values.detach())
         anchors, some = self.problem.anchors.points, self.problem.columns.points[tile.rows]
-        self.by_columns[tile.rows] += measure.product(weights, some, anchors)
+        if self.problem.columns_move:
+            self.by_columns[tile.rows] += measure.product(weights, some, anchors)
         self.by_anchors += measure.product(weights.T, anchors, some)
 
     def scale(self, factor: Tensor) -> None:
         self.by_anchors.mul_(factor)
         if self.problem.gallery is not None:
             self.by_columns.mul_(factor)
+
+    def merge(self, other: Self) -> None:
+        self.by_anchors.add_(other.by_anchors)
+        if self.problem.gallery is not None:
+            self.by_columns.add_(other.by_columns)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """By the prepared anchors and the prepared gallery."""

@@ -27,18 +27,26 @@ Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass
 class Part(Generic[S]):
-    """One of the means that add up to the loss, and the weights of its pairs."""
+    """One of the means that add up to the loss, or their sum, and the weights of the pairs."""
 
     loss: Tensor
     sink: S | None
     by_anchor_values: Tensor | None = None  # [m]
 
+    def add(self, other: Part[S]) -> None:
+        """Add another mean."""
+        self.loss = self.loss + other.loss
+        if self.sink is not None and other.sink is not None:
+            self.sink.merge(other.sink)
+        if self.by_anchor_values is not None and other.by_anchor_values is not None:
+            self.by_anchor_values += other.by_anchor_values
 
-def sweep(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> list[Part[S]]:
+
+def sweep(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
     """The loss of a problem and, given a kind of sink, the weights of its pairs."""
     with torch.set_grad_enabled(sink is not None and not problem.loss.closed_form):
         if len(slices) == 1:
-            return [_one_tile(problem, slices[0], sink)]
+            return _one_tile(problem, slices[0], sink)
         return _many_tiles(problem, slices, sink)
 
 
@@ -92,7 +100,7 @@ class _Running(Generic[S]):
         return Part(self.total * factor, self.sink, by_anchor_values)
 
 
-def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> list[Part[S]]:
+def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
     """Tile after tile: the survey first, then the rows, then what the survey passes on to the columns."""
     survey = None
     columns = problem.slices(problem.width, problem.height) if problem.loss.surveys else []
@@ -113,7 +121,10 @@ def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None)
     if sink is not None:
         for some in columns:
             _through_survey(problem, problem.column_tile(some), running)
-    return [sum_up.finish() for sum_up in running]
+    total, *others = (sum_up.finish() for sum_up in running)
+    for part in others:
+        total.add(part)
+    return total
 
 
 def _through_survey(problem: Problem, tile: Tile, running: Sequence[_Running[S]]) -> None:
@@ -166,33 +177,30 @@ def _compute(
     batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, needed: tuple[bool, ...]
 ) -> tuple[Tensor, graphs.Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
-    problem = Problem(batch, embeddings, gallery, anchor_values)
+    problem = Problem(batch, embeddings, gallery, anchor_values, columns_move=needed[1] or gallery is None)
     height, width = problem.height, problem.width
     slices = problem.slices(height, width)
     if not any(needed):
-        parts: Sequence[Part[Any]] = sweep(problem, slices, None)
+        part: Part[Any] = sweep(problem, slices, None)
     elif len(slices) == 1:
-        parts = sweep(problem, slices, KeptGradient)
+        part = sweep(problem, slices, KeptGradient)
     elif 4 * height * width * embeddings.element_size() <= batch.loss.memory_budget:
         # W and its transpose take half of the budget, the tiles the other half.
-        parts = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
+        part = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
     else:
-        parts = sweep(problem, slices, StreamedGradient)
-    loss = parts[0].loss if len(parts) == 1 else torch.stack([part.loss for part in parts]).sum()
+        part = sweep(problem, slices, StreamedGradient)
+    loss = part.loss
     if embeddings.device.type != "cpu":
         # Looking for NaN would stop the host. Instead NaN or infinity in the input shows in the loss, even
         # where mining would have passed over it.
         loss = torch.add(loss, embeddings.sum(), alpha=0.0)
-    gradients: graphs.Gradients = [None, None, None]
-    for part in parts:
-        if part.sink is not None:
-            found = (*part.sink.gradients(), part.by_anchor_values)
-            gradients = [new if old is None else old.add_(new) for old, new in zip(gradients, found, strict=True)]
-    for number, vectors in enumerate((problem.anchors, problem.columns)):
-        gradient = gradients[number] if needed[number] else None
-        if gradient is not None:
-            gradients[number] = problem.loss.comparison.to_embeddings(gradient, vectors)
-    return loss, [gradient if wanted else None for gradient, wanted in zip(gradients, needed, strict=True)]
+    if part.sink is None:
+        return loss, [None, None, None]
+    by_anchors, by_columns = part.sink.gradients()
+    back = problem.loss.comparison.to_embeddings
+    by_embeddings = back(by_anchors, problem.anchors) if needed[0] else None
+    by_gallery = back(by_columns, problem.columns) if needed[1] and by_columns is not None else None
+    return loss, [by_embeddings, by_gallery, part.by_anchor_values if needed[2] else None]
 
 
 class _RowLoss(torch.autograd.Function):
@@ -238,5 +246,6 @@ def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_va
 def pair_weights(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
     """W = ∂loss/∂values of every pair, [m, n]."""
     problem = Problem(batch, embeddings, gallery, anchor_values)
-    parts = sweep(problem, problem.slices(problem.height, problem.width), Weights)
-    return torch.stack([part.sink.matrix for part in parts if part.sink is not None]).sum(dim=0)
+    part = sweep(problem, problem.slices(problem.height, problem.width), Weights)
+    assert part.sink is not None
+    return part.sink.matrix
