@@ -56,28 +56,55 @@ def cases() -> list[Case]:
         return {"distance": peer.distances.LpDistance(normalize_embeddings=False)}
 
     return [
-        Case("contrastive", lambda: losses.Contrastive(average="pairs"),
-             lambda p: (p.losses.ContrastiveLoss(1, 0.5, **cosine(p)), None)),
-        Case("triplet, all", lambda: losses.Triplet(mining="all", average="active"),
-             lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), None)),
-        Case("triplet, hard", lambda: losses.Triplet(mining="hard", average="active"),
-             lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), p.miners.BatchHardMiner(**cosine(p)))),
+        Case(
+            "contrastive",
+            lambda: losses.Contrastive(average="pairs"),
+            lambda p: (p.losses.ContrastiveLoss(1, 0.5, **cosine(p)), None),
+        ),
+        Case(
+            "triplet, all",
+            lambda: losses.Triplet(mining="all", average="active"),
+            lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), None),
+        ),
+        Case(
+            "triplet, hard",
+            lambda: losses.Triplet(mining="hard", average="active"),
+            lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), p.miners.BatchHardMiner(**cosine(p))),
+        ),
         Case("triplet, semi-hard", lambda: losses.Triplet()),
-        Case("lifted_structure", lambda: losses.LiftedStructure(),
-             lambda p: (p.losses.LiftedStructureLoss(**raw(p)), None)),
-        Case("lifted_structure_generalized", lambda: losses.LiftedStructureGeneralized(),
-             lambda p: (p.losses.GeneralizedLiftedStructureLoss(neg_margin=0, pos_margin=0.5, **cosine(p)), None)),
+        Case(
+            "lifted_structure",
+            lambda: losses.LiftedStructure(),
+            lambda p: (p.losses.LiftedStructureLoss(**raw(p)), None),
+        ),
+        Case(
+            "lifted_structure_generalized",
+            lambda: losses.LiftedStructureGeneralized(),
+            lambda p: (p.losses.GeneralizedLiftedStructureLoss(neg_margin=0, pos_margin=0.5, **cosine(p)), None),
+        ),
         Case("n_pair", lambda: losses.NPair(l2=0.0), lambda p: (p.losses.NPairsLoss(), None), pairs_only=True),
-        Case("margin, hard", lambda: losses.Margin(mining="hard"),
-             lambda p: (p.losses.MarginLoss(learn_beta=True), p.miners.BatchHardMiner())),
-        Case("margin, distance-weighted", lambda: losses.Margin(),
-             lambda p: (p.losses.MarginLoss(learn_beta=True), p.miners.DistanceWeightedMiner())),
+        Case(
+            "margin, hard",
+            lambda: losses.Margin(mining="hard"),
+            lambda p: (p.losses.MarginLoss(learn_beta=True), p.miners.BatchHardMiner()),
+        ),
+        Case(
+            "margin, distance-weighted",
+            lambda: losses.Margin(),
+            lambda p: (p.losses.MarginLoss(learn_beta=True), p.miners.DistanceWeightedMiner()),
+        ),
         Case("binomial_deviance", lambda: losses.BinomialDeviance()),
         Case("raw", lambda: losses.Raw(), lambda p: (p.losses.MultiSimilarityLoss(2, 50, 0.5), None)),
-        Case("multi_similarity", lambda: losses.MultiSimilarity(),
-             lambda p: (p.losses.MultiSimilarityLoss(2, 50, 0.5), p.miners.MultiSimilarityMiner(0.1))),
-        Case("ranked_list", lambda: losses.RankedList(temperature=5.0),
-             lambda p: (p.losses.RankedListLoss(0.4, 5, alpha=1.2), None)),
+        Case(
+            "multi_similarity",
+            lambda: losses.MultiSimilarity(),
+            lambda p: (p.losses.MultiSimilarityLoss(2, 50, 0.5), p.miners.MultiSimilarityMiner(0.1)),
+        ),
+        Case(
+            "ranked_list",
+            lambda: losses.RankedList(temperature=5.0),
+            lambda p: (p.losses.RankedListLoss(0.4, 5, alpha=1.2), None),
+        ),
         Case("nra", lambda: losses.NRA()),
     ]
 
@@ -258,15 +285,21 @@ def main() -> None:
     rows = []
     for size in [0] if options.scale else [int(size) for size in options.sizes.split(",")]:
         for case in chosen:
-            row = at_scale(case, clock, options.device) if options.scale else compare(
-                case, size, peer, clock, options.device, options.budget)
+            row = (
+                at_scale(case, clock, options.device)
+                if options.scale
+                else compare(case, size, peer, clock, options.device, options.budget)
+            )
             rows.append(row)
             print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
     threads = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name() if clock.cuda else threads
     print(f"\n{name}, PyTorch {torch.__version__}\n")
-    columns = ["loss", "batch", "seconds", "MiB"] if options.scale else [
-        "loss", "batch", "ms", "peer ms", "ratio", "MiB", "peer MiB", "peer"]
+    columns = (
+        ["loss", "batch", "seconds", "MiB"]
+        if options.scale
+        else ["loss", "batch", "ms", "peer ms", "ratio", "MiB", "peer MiB", "peer"]
+    )
     show(rows, columns)
     if options.out:
         result = {"device": name, "torch": torch.__version__, "command": " ".join(sys.argv), "rows": rows}

@@ -56,9 +56,9 @@ def curves(
     something to compare with, and a pair alone tells nothing of them. Losses of distances are swept over
     the same vectors, and their weights are those of the distance (see ``pair_weights``).
 
-    >>> found = curves(losses.create("contrastive", margin=0.5), steps=5)
+    >>> found = curves(losses.create("contrastive", margin=0.25), steps=5)
     >>> found.similarity.tolist(), found.negative.tolist()
-    ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 0.0, 1.0])
+    ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
     if not isinstance(loss, PairLoss):
         raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")

@@ -19,8 +19,8 @@ from nearfar.engine.tiles import pair_weights, row_loss
 
 __all__ = [
     "DEFAULT_BUDGET",
-    "Batch",
     "FLOOR",
+    "Batch",
     "Mean",
     "Measure",
     "Row",

@@ -43,8 +43,10 @@ class Held:
         """The gradients, for a backward pass; dropped if it is the last."""
         gradients = self._gradients
         if gradients is None:
-            raise RuntimeError("this loss was differentiated before and its gradient is gone; "
-                               "use backward(retain_graph=True) the first time")
+            raise RuntimeError(
+                "this loss was differentiated before and its gradient is gone; "
+                "use backward(retain_graph=True) the first time"
+            )
         if not _may_run_again():
             self._gradients = None
         return gradients
@@ -78,7 +80,9 @@ class Recording:
         return self.loss.clone(), held
 
 
-_recordings: weakref.WeakKeyDictionary[RowLoss, dict[tuple[Hashable, ...], Recording | int]] = weakref.WeakKeyDictionary()
+_recordings: weakref.WeakKeyDictionary[RowLoss, dict[tuple[Hashable, ...], Recording | int]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def run(

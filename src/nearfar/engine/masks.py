@@ -69,7 +69,7 @@ def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     """
     if mask.device.type != "cpu":
         return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape), mask
-    rows, columns = mask.nonzero(as_tuple=True)
+    columns = mask.nonzero()[:, 1]
     counts = mask.sum(dim=1)
     width = max(1, int(counts.max())) if counts.numel() else 1
     filled = torch.arange(width).unsqueeze(0) < counts.unsqueeze(1)

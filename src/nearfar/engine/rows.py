@@ -61,11 +61,11 @@ class Row:
 
     def weights(self) -> Tensor:
         """The derivative as one matrix, [a, n]."""
-        (factor, matrix), *others = self.parts
-        if isinstance(factor, Tensor):
-            total = matrix * _column(factor)
-        else:
-            total = matrix if factor == 1.0 else matrix * factor
+        (first, total), *others = self.parts
+        if isinstance(first, Tensor):
+            total = total * _column(first)
+        elif first != 1.0:
+            total = total * first
         for factor, matrix in others:
             if isinstance(factor, Tensor):
                 total = torch.addcmul(total, matrix, _column(factor))

@@ -210,24 +210,29 @@ class _RowLoss(torch.autograd.Function):
     ) -> Tensor:
         needed = ctx.needs_input_grad[:3]
         loss, ctx.held = graphs.run(_compute, batch, embeddings, gallery, anchor_values, needed)
+        ctx.save_for_backward(embeddings, gallery, anchor_values)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        times = _Once.apply if torch.is_grad_enabled() else torch.mul
         gradients = ctx.held.take()
-        return (*(None if gradient is None else times(gradient, *incoming) for gradient in gradients), None)
+        if torch.is_grad_enabled():  # create_graph=True: the gradient itself may be differentiated
+            inputs = ctx.saved_tensors
+            scaled = [None if g is None else _Once.apply(g, *incoming, *inputs) for g in gradients]  # type: ignore[no-untyped-call]
+        else:
+            scaled = [None if g is None else g * incoming[0] for g in gradients]
+        return (*scaled, None)
 
 
 class _Once(torch.autograd.Function):
     """gradient × incoming, refusing to be differentiated again."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, incoming: Tensor) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, incoming: Tensor, *inputs: Tensor | None) -> Tensor:
         return gradient * incoming
 
     @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[None, ...]:
         raise NotImplementedError(
             "nearfar's pair-based losses have no second derivative: their gradient is computed in the "
             "forward pass and the similarities are not kept"

@@ -6,6 +6,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -45,40 +46,9 @@ class Loss(nn.Module, ABC):
         positions : [m], the column at which each anchor itself stands in the gallery (−1: nowhere), so
             that it is not its own positive.
         """
-        kind = embeddings.device.type
-        if torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):
-                return self._checked(embeddings, labels, gallery, gallery_labels, positions)
-        return self._checked(embeddings, labels, gallery, gallery_labels, positions)
-
-    def _checked(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor | None,
-        positions: Tensor | None,
-    ) -> Tensor:
-        embeddings, labels = _check("embeddings", embeddings, "labels", labels)
-        if gallery is None and gallery_labels is None:
-            if positions is not None:
-                raise ValueError("positions say where anchors stand in a gallery, and no gallery was given")
-            return self.compute(embeddings, labels, None, labels, None)
-        if gallery is None or gallery_labels is None:
-            raise ValueError("gallery and gallery_labels go together; only one of them was given")
-        gallery, gallery_labels = _check("gallery", gallery, "gallery_labels", gallery_labels)
-        if gallery.shape[1] != embeddings.shape[1]:
-            raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
-        if gallery.dtype != embeddings.dtype:
-            gallery = gallery.to(embeddings.dtype)
-        if gallery.device != embeddings.device:
-            raise ValueError(f"gallery is on {gallery.device} and embeddings on {embeddings.device}")
-        if positions is not None:
-            if positions.shape != labels.shape or not _is_integer(positions):
-                raise ValueError(f"positions has shape {tuple(positions.shape)} of {positions.dtype}; needed is one "
-                                 f"whole number for each of the {len(labels)} anchors")
-            positions = positions.to(embeddings.device)
-        return self.compute(embeddings, labels, gallery, gallery_labels, positions)
+        batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
+        with no_autocast(embeddings.device.type):
+            return self.compute(*batch)
 
     @abstractmethod
     def compute(
@@ -97,12 +67,16 @@ class Loss(nn.Module, ABC):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments as this loss has them."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self).__init__).parameters
-                if name != "self" and hasattr(self, name)}
+        return {
+            name: getattr(self, name)
+            for name in inspect.signature(type(self).__init__).parameters
+            if name != "self" and hasattr(self, name)
+        }
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items()
-                         if not isinstance(value, nn.Parameter))
+        return ", ".join(
+            f"{name}={value!r}" for name, value in self.settings().items() if not isinstance(value, nn.Parameter)
+        )
 
 
 class PairLoss(Loss):
@@ -129,11 +103,14 @@ class PairLoss(Loss):
         super().__init__()
         self.mining = minings.create(mining)
         if self.mining.name not in self.minings:
-            raise ValueError(f"mining {self.mining.name!r} makes no sense with {type(self).__name__}; "
-                             f"allowed are {', '.join(self.minings)}")
+            raise ValueError(
+                f"mining {self.mining.name!r} makes no sense with {type(self).__name__}; "
+                f"allowed are {', '.join(self.minings)}"
+            )
         if self.mining.unit_only and self.raw:
-            raise ValueError(f"mining {self.mining.name!r} needs unit vectors and {type(self).__name__} compares "
-                             "raw embeddings")
+            raise ValueError(
+                f"mining {self.mining.name!r} needs unit vectors and {type(self).__name__} compares raw embeddings"
+            )
 
     @property
     def comparison(self) -> Measure:
@@ -205,16 +182,54 @@ class PairLoss(Loss):
         s is the similarity, or minus the distance where the loss compares distances. Weights are ≥ 0
         wherever the loss pulls positives and pushes negatives (NRA also does the opposite: see there).
         """
-        embeddings, labels = _check("embeddings", embeddings.detach(), "labels", labels)
-        if gallery is None or gallery_labels is None:
-            gallery, gallery_labels = None, labels
-        else:
-            gallery, gallery_labels = _check("gallery", gallery.detach(), "gallery_labels", gallery_labels)
+        embeddings, labels, gallery, gallery_labels, positions = check_batch(
+            embeddings, labels, gallery, gallery_labels, positions
+        )
         batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
-        values = self.anchor_values(labels)
-        weights: Tensor = pair_weights(batch, embeddings, gallery, None if values is None else values.detach())
+        with no_autocast(embeddings.device.type), torch.no_grad():
+            weights: Tensor = pair_weights(batch, embeddings, gallery, self.anchor_values(labels))
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
+
+
+def no_autocast(kind: str) -> AbstractContextManager[Any]:
+    """Full precision, whatever autocast says."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+CheckedBatch = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
+
+
+def check_batch(
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None,
+    gallery_labels: Tensor | None,
+    positions: Tensor | None,
+) -> CheckedBatch:
+    """The arguments of a loss, fit for use; ``gallery_labels`` are ``labels`` where there is no gallery."""
+    embeddings, labels = _check("embeddings", embeddings, "labels", labels)
+    if gallery is None and gallery_labels is None:
+        if positions is not None:
+            raise ValueError("positions say where anchors stand in a gallery, and no gallery was given")
+        return embeddings, labels, None, labels, None
+    if gallery is None or gallery_labels is None:
+        raise ValueError("gallery and gallery_labels go together; only one of them was given")
+    gallery, gallery_labels = _check("gallery", gallery, "gallery_labels", gallery_labels)
+    if gallery.shape[1] != embeddings.shape[1]:
+        raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
+    if gallery.device != embeddings.device:
+        raise ValueError(f"gallery is on {gallery.device} and embeddings on {embeddings.device}")
+    if positions is not None:
+        if not isinstance(positions, Tensor):
+            raise TypeError(f"positions is a {type(positions).__name__}; a torch.Tensor is needed")
+        if positions.shape != labels.shape or not _is_integer(positions):
+            raise ValueError(
+                f"positions has shape {tuple(positions.shape)} of {positions.dtype}; needed is one whole number for "
+                f"each of the {labels.shape[0]} anchors"
+            )
+        positions = positions.to(embeddings.device)
+    return embeddings, labels, gallery.to(embeddings.dtype), gallery_labels, positions
 
 
 def _is_integer(tensor: Tensor) -> bool:
@@ -231,15 +246,20 @@ def _check(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tupl
     if not vectors.is_floating_point():
         raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
     if labels.ndim != 1 or labels.shape[0] != vectors.shape[0]:
-        raise ValueError(f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each "
-                         f"row of {name}")
+        raise ValueError(
+            f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each row of {name}"
+        )
     if not _is_integer(labels):
         raise TypeError(f"{labels_name} is of {labels.dtype}; whole numbers are needed")
     if vectors.dtype in (torch.float16, torch.bfloat16):
         vectors = vectors.float()
     # A finite sum is proof enough; only a strange one is worth a look at every number.
-    if (vectors.device.type == "cpu" and not math.isfinite(vectors.detach().sum().item())
-            and not bool(vectors.isfinite().all())):
-        raise ValueError(f"{name} contains NaN or infinity in {int((~vectors.isfinite()).any(dim=1).sum())} of "
-                         f"{len(vectors)} rows")
+    if (
+        vectors.device.type == "cpu"
+        and not math.isfinite(vectors.detach().sum().item())
+        and not bool(vectors.isfinite().all())
+    ):
+        raise ValueError(
+            f"{name} contains NaN or infinity in {int((~vectors.isfinite()).any(dim=1).sum())} of {len(vectors)} rows"
+        )
     return vectors, labels.to(vectors.device)

@@ -66,9 +66,11 @@ class Margin(PairLoss):
         if self.num_classes is None:
             return self.beta.expand(len(labels))
         if labels.device.type == "cpu" and not bool(((labels >= 0) & (labels < self.num_classes)).all()):
-            raise ValueError(f"labels go from {int(labels.min())} to {int(labels.max())}; with "
-                             f"num_classes={self.num_classes} allowed are 0 to {self.num_classes - 1}")
-        return self.beta[labels]
+            raise ValueError(
+                f"labels go from {int(labels.min())} to {int(labels.max())}; with "
+                f"num_classes={self.num_classes} allowed are 0 to {self.num_classes - 1}"
+            )
+        return self.beta[labels.long()]
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         assert tile.anchor_values is not None

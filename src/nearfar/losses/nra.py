@@ -60,9 +60,8 @@ class NRA(PairLoss):
 
     def transfer(self, rank: Tensor) -> Tensor:
         """w(r): ranks to dissimilarities."""
-        lower, upper = 2 * rank, 2 * (1 - rank)
-        if self.alpha < 1:  # the slope at 0 is infinite
-            lower, upper = lower.clamp(min=1e-6), upper.clamp(min=1e-6)
+        smallest = 1e-6 if self.alpha < 1 else 0.0  # the slope at 0 is infinite
+        lower, upper = ((2 * part).clamp(smallest, 1.0) for part in (rank, 1 - rank))  # the half not used stays finite
         return torch.where(rank < 0.5, 0.5 * lower**self.alpha, 1 - 0.5 * upper**self.alpha)
 
 

@@ -58,6 +58,11 @@ class RankedList(PairLoss):
         self.alpha, self.margin = positive("alpha", alpha), non_negative("margin", margin)
         self.temperature, self.balance = non_negative("temperature", temperature), non_negative("balance", balance)
         self.query_weighting = one_of("query_weighting", query_weighting, ("mean", "violation"))
+        if query_weighting == "violation" and self.temperature * self.alpha > 120:
+            raise ValueError(
+                f"temperature · alpha is {self.temperature * self.alpha:g}; with query_weighting='violation' it "
+                "must be ≤ 120, since the weights span e^(temperature · alpha)"
+            )
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
         distance, inner = sim, self.alpha - self.margin
@@ -71,7 +76,7 @@ class RankedList(PairLoss):
         loss = pull + push * self.balance
         if self.query_weighting == "mean":
             return loss
-        # Weights in units of e^(T alpha), which cancels and could overflow; a positive's 1 is kept above 0.
-        unit = math.exp(max(-self.temperature * self.alpha, -60.0))
-        violation = unit * pulled.sum(dim=1) + closeness.exp().sum(dim=1)
+        # In units of e^(T alpha / 2), halfway between a positive and the nearest negative there can be.
+        half = self.temperature * self.alpha / 2
+        violation = math.exp(-half) * pulled.sum(dim=1) + (closeness + half).exp().sum(dim=1)
         return [Mean(loss * violation, violation)]

@@ -65,9 +65,7 @@ class MultiSimilarity(Raw):
     key = "multi_similarity"
     source = "Thesis 2.24, Unified View 17"
 
-    def __init__(
-        self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1
-    ) -> None:
+    def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1) -> None:
         self_epsilon = number("epsilon", epsilon)
         super().__init__(alpha=alpha, beta=beta, base=base, mining=ValidTriplet(margin=self_epsilon))
         self.epsilon = self_epsilon

@@ -43,8 +43,9 @@ def create(key: str, **settings: Any) -> Loss:
     allowed = defaults(key)
     for name in settings:
         if name not in allowed:
-            raise TypeError(f"{key} has no setting {name!r}{_nearest(name, allowed)}; "
-                            f"it has {', '.join(allowed) or 'none'}")
+            raise TypeError(
+                f"{key} has no setting {name!r}{_nearest(name, allowed)}; it has {', '.join(allowed) or 'none'}"
+            )
     return loss(**settings)
 
 
@@ -58,8 +59,7 @@ def describe(key: str) -> str:
     """Meaning, formula, settings, differences and reference of a loss, as text."""
     loss = get(key)
     settings = ", ".join(
-        name if default is inspect.Parameter.empty else f"{name}={default!r}"
-        for name, default in defaults(key).items()
+        name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in defaults(key).items()
     )
     text = inspect.cleandoc(loss.__doc__ or "")
     return f"{loss.__name__}({settings})\n\n{textwrap.indent(text, '  ')}\n\n  Paper: {loss.source}\n"

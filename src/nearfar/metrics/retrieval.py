@@ -51,7 +51,8 @@ def _first_hits(embeddings: Tensor, labels: Tensor) -> Iterator[Tensor]:
     count = len(units)
     index = torch.arange(count, device=units.device)
     height = max(1, TILE_PAIRS // count)
-    for rows in index.split(height):
+    for start in range(0, count, height):
+        rows = index[start : start + height]
         similarity = units[rows] @ units.T
         same = labels[rows].unsqueeze(1) == labels
         myself = rows.unsqueeze(1) == index

@@ -1,0 +1,582 @@
+"""The battery: what every pair-based loss must do, whatever it computes.
+
+Each ``check_…`` takes a :class:`~cases.Case`. ``tests/losses/test_battery.py`` runs all of them over all
+cases, so a new loss is tested as soon as it has a line in ``tests/cases.py`` and a loop in ``tests/oracles.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import oracles
+import pytest
+import torch
+from cases import Case
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.losses import PairLoss
+
+CLASS_SIZES = (5, 3, 2, 1, 1)  # unbalanced, with singletons
+
+# How far apart classes are, and how wide: hinges mostly closed, some open, mostly open.
+SPREADS = {"apart": (1.0, 0.25), "touching": (1.0, 0.7), "mixed": (0.2, 1.0)}
+
+
+# --- batches ------------------------------------------------------------------------------------------------
+
+
+def make_batch(
+    spread: str = "touching",
+    *,
+    sizes: tuple[int, ...] = CLASS_SIZES,
+    dim: int = 4,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    """Clustered embeddings, [m, d], and shuffled labels 0, 1, …"""
+    generator = torch.Generator().manual_seed(seed)
+    between, within = SPREADS[spread]
+    labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    centers = torch.randn(len(sizes), dim, generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(labels), dim, generator=generator, dtype=torch.float64)
+    return (between * centers[labels] + within * noise).to(dtype), labels
+
+
+def make_gallery(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A batch, a gallery of another length that holds some of the anchors, and where."""
+    embeddings, labels = make_batch(dtype=dtype)
+    others, other_labels = make_batch(sizes=(4, 1, 3, 0, 1), seed=5, dtype=dtype)
+    kept = torch.tensor([7, 2, 4])
+    gallery = torch.cat([others, embeddings[kept]])
+    positions = torch.full((len(labels),), -1)
+    positions[kept] = len(others) + torch.arange(len(kept))
+    return embeddings, labels, gallery, torch.cat([other_labels, labels[kept]]), positions
+
+
+def degenerate_batches() -> dict[str, tuple[Tensor, Tensor]]:
+    """Batches with little or nothing to learn from, by name."""
+    embeddings, labels = make_batch()
+    several = torch.arange(len(labels)) % 3
+    zeros, copies = embeddings.clone(), embeddings.clone()
+    zeros[[0, 1, 5]] = 0.0
+    copies[[1, 2, 3]] = embeddings[0]
+    return {
+        "one embedding": (embeddings[:1], labels[:1]),
+        "two of one class": (embeddings[:2], torch.tensor([3, 3])),
+        "two of two classes": (embeddings[:2], torch.tensor([3, 4])),
+        "a single class": (embeddings, torch.full_like(labels, 2)),
+        "singletons": (embeddings[:5], torch.arange(5)),
+        "zero vectors": (zeros, several),
+        "only zero vectors": (torch.zeros_like(embeddings), several),
+        "duplicates": (copies, several),
+        "one point": (embeddings[:1].expand_as(embeddings).clone(), several),
+        "opposite points": (torch.cat([embeddings[:3], -embeddings[:3]]), torch.tensor([0, 0, 1, 1, 1, 0])),
+    }
+
+
+# --- a loss, and its oracle, on a batch ---------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """A loss and its gradients by embeddings, gallery and parameters."""
+
+    value: Tensor
+    gradients: dict[str, Tensor]
+
+
+def run(
+    loss: PairLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    seed: int = 0,
+) -> Outcome:
+    """The loss of a batch and all its gradients; where none arrives, it is zero."""
+    torch.manual_seed(seed)
+    leaves = {"embeddings": embeddings.detach().clone().requires_grad_()}
+    if gallery is not None:
+        leaves["gallery"] = gallery.detach().clone().requires_grad_()
+    value = loss(leaves["embeddings"], labels, leaves.get("gallery"), gallery_labels, positions=positions)
+    leaves.update(loss.named_parameters())
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    gradients = {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+    return Outcome(value.detach(), gradients)
+
+
+def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
+    """Watch a random mining; the function returned tells which triplets each of m anchors got."""
+    seen: list[Any] = []
+
+    class Recorded(type(loss.mining)):  # type: ignore[misc]
+        def triplets(self, tile: Any) -> Any:
+            found = super().triplets(tile)
+            seen.append((tile.rows, found))
+            return found
+
+    recorded = object.__new__(Recorded)
+    recorded.__dict__.update(loss.mining.__dict__)
+    loss.mining = recorded
+
+    def drawn(anchors: int) -> list[oracles.Pairs]:
+        triplets: list[oracles.Pairs] = [[] for _ in range(anchors)]
+        for rows, (positive, negative, real) in seen:
+            for row, i in enumerate(range(anchors)[rows]):
+                slots = zip(positive[row].tolist(), negative[row].tolist(), real[row].tolist(), strict=True)
+                triplets[i] = [(p, n) for p, n, is_real in slots if is_real]
+        return triplets
+
+    return drawn
+
+
+def run_oracle(
+    case: Case,
+    loss: PairLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    drawn: list[oracles.Pairs] | None = None,
+) -> Outcome:
+    """The same from the loops."""
+    leaves = {"embeddings": embeddings.detach().clone().requires_grad_()}
+    columns, column_labels, own = leaves["embeddings"], labels, torch.arange(len(labels))
+    if gallery is not None and gallery_labels is not None:
+        columns = leaves["gallery"] = gallery.detach().clone().requires_grad_()
+        column_labels = gallery_labels
+        own = torch.full_like(labels, -1) if positions is None else positions
+    parameters = {name: value.detach().clone().requires_grad_() for name, value in loss.named_parameters()}
+    view = oracles.View(
+        leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure, case.raw,
+        case.query_only, parameters,
+    )  # fmt: skip
+    view.mine(case.mining, case.mining_margin, drawn)
+    settings = {name: value for name, value in case.settings.items() if name != "mining"}
+    value = getattr(oracles, case.key)(view, **settings)
+    leaves.update(parameters)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    gradients = {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
+    }
+    return Outcome(value.detach(), gradients)
+
+
+def run_both(case: Case, *batch: Any, loss: PairLoss | None = None) -> tuple[Outcome, Outcome]:
+    """A loss in float64 and its oracle, with the same draws."""
+    loss = case.create().double() if loss is None else loss
+    drawn = record_draws(loss) if case.random else None
+    actual = run(loss, *batch)
+    return actual, run_oracle(case, loss, *batch, drawn=drawn(len(batch[1])) if drawn else None)
+
+
+def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str = "value") -> None:
+    """Equal up to ``tolerance`` times the largest number expected."""
+    assert actual.shape == expected.shape, what
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    error = (actual.to(torch.float64) - expected.to(torch.float64)).abs().max().item()
+    assert error <= tolerance * max(scale, 1e-3), f"{what} is off by {error:.3g} at a scale of {scale:.3g}"
+
+
+def assert_same(actual: Outcome, expected: Outcome, tolerance: float) -> None:
+    assert_close(actual.value, expected.value, tolerance)
+    assert actual.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert_close(actual.gradients[name], gradient, tolerance, f"gradient by {name}")
+
+
+def assert_finite(outcome: Outcome) -> None:
+    assert outcome.value.ndim == 0
+    assert outcome.value.isfinite(), f"value is {outcome.value}"
+    for name, gradient in outcome.gradients.items():
+        assert gradient.isfinite().all(), f"gradient by {name} is {gradient}"
+
+
+# --- right numbers ------------------------------------------------------------------------------------------
+
+
+def check_oracle(case: Case) -> None:
+    """Value and gradients are those of the loops."""
+    for seed, spread in enumerate(SPREADS):
+        assert_same(*run_both(case, *make_batch(spread, seed=seed)), tolerance=1e-9)
+
+
+def check_oracle_with_a_gallery(case: Case) -> None:
+    """Also with a gallery that holds some of the anchors, and with one that holds none."""
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
+    assert_same(*run_both(case, embeddings, labels, gallery, gallery_labels, positions), tolerance=1e-9)
+    others = len(gallery) - int((positions >= 0).sum())
+    assert_same(*run_both(case, embeddings, labels, gallery[:others], gallery_labels[:others]), tolerance=1e-9)
+
+
+def check_gradcheck(case: Case) -> None:
+    """The gradient is the numerical derivative; where it is not meant to be, with a constant gallery."""
+    if not case.derivative:
+        pytest.skip("the gradient is the paper's, not the derivative")
+    loss = case.create().double()
+    embeddings, labels = make_batch(sizes=(3, 2, 1), dim=3, seed=3)
+    gallery, gallery_labels = make_batch(sizes=(2, 2, 1), dim=3, seed=4)
+
+    def of_gallery(embeddings: Tensor, gallery: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return loss(embeddings, labels, gallery, gallery_labels)
+
+    def of_batch(embeddings: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return loss(embeddings, labels)
+
+    embeddings.requires_grad_()
+    assert torch.autograd.gradcheck(of_gallery, (embeddings, gallery.requires_grad_(not case.query_only)))
+    if not case.query_only:
+        assert torch.autograd.gradcheck(of_batch, (embeddings,))
+
+
+def check_float32(case: Case) -> None:
+    """float32 is near float64."""
+    loss = case.create()
+    for spread in SPREADS:
+        embeddings, labels = make_batch(spread, dim=16, seed=7, dtype=torch.float32)
+        actual = run(loss, embeddings, labels)
+        assert actual.value.dtype == torch.float32
+        if not case.random:  # other numbers are drawn in other dtypes
+            assert_same(actual, run(loss, embeddings.double(), labels), tolerance=2e-4)
+
+
+# --- invariances --------------------------------------------------------------------------------------------
+
+
+def check_permutation(case: Case) -> None:
+    """The order of the batch does not matter."""
+    if case.random:
+        pytest.skip("draws follow the order")
+    embeddings, labels = make_batch()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    loss = case.create().double()
+    expected, actual = run(loss, embeddings, labels), run(loss, embeddings[order], labels[order])
+    expected.gradients["embeddings"] = expected.gradients["embeddings"][order]
+    assert_same(actual, expected, tolerance=1e-10)
+
+
+def check_relabelling(case: Case) -> None:
+    """Labels are names: negative, huge, far apart, of any integer type."""
+    embeddings, labels = make_batch()
+    loss = case.create().double()
+    expected = run(loss, embeddings, labels)
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        assert_same(run(loss, embeddings, labels.to(dtype)), expected, tolerance=1e-12)
+    if case.label_count is not None:
+        return
+    for new_names in ([-1, 7, 3, 0, -5], [2**62, -(2**62), 2**62 + 1, 2**40, 10**12]):
+        assert_same(run(loss, embeddings, torch.tensor(new_names)[labels]), expected, tolerance=1e-12)
+
+
+def check_tile_size(case: Case) -> None:
+    """One row at a time or all at once: the same value, gradient and draws."""
+    for batch in (make_batch(), make_gallery()):
+        loss = case.create().double()
+        expected = run(loss, *batch)
+        for budget in (1, 4_000, 9_000, 20_000):
+            loss.memory_budget = budget
+            assert_same(run(loss, *batch), expected, tolerance=1e-11)
+
+
+def check_tile_size_of_weights(case: Case) -> None:
+    """The same for pair weights."""
+    for embeddings, labels, *gallery in (make_batch(), make_gallery()):
+        loss = case.create().double()
+        keywords: dict[str, Any] = {"positions": gallery.pop()} if gallery else {}
+        torch.manual_seed(0)
+        expected = loss.pair_weights(embeddings, labels, *gallery, **keywords)
+        loss.memory_budget = 1
+        torch.manual_seed(0)
+        assert_close(loss.pair_weights(embeddings, labels, *gallery, **keywords), expected, 1e-11)
+
+
+def check_gallery_is_the_batch(case: Case) -> None:
+    """The batch as its own gallery: the same value, and the gradients of both ends add up."""
+    embeddings, labels = make_batch()
+    loss = case.create().double()
+    expected = run(loss, embeddings, labels)
+    actual = run(loss, embeddings, labels, embeddings, labels, torch.arange(len(labels)))
+    if case.query_only:
+        assert not actual.gradients["gallery"].any()
+    actual.gradients["embeddings"] += actual.gradients.pop("gallery")
+    assert_same(actual, expected, tolerance=1e-11)
+
+
+def check_constant_gallery(case: Case) -> None:
+    """A gallery that asks for no gradient changes nothing for the anchors."""
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
+    loss = case.create().double()
+    expected = run(loss, embeddings, labels, gallery, gallery_labels, positions)
+    torch.manual_seed(0)
+    leaf = embeddings.clone().requires_grad_()
+    value = loss(leaf, labels, gallery, gallery_labels, positions=positions)
+    value.backward()
+    assert_close(value.detach(), expected.value, 1e-12)
+    assert leaf.grad is not None
+    assert gallery.grad is None
+    assert_close(leaf.grad, expected.gradients["embeddings"], 1e-12)
+
+
+def check_positions(case: Case) -> None:
+    """-1 means that an anchor is not in the gallery, as if no positions were given."""
+    embeddings, labels, gallery, gallery_labels, _ = make_gallery()
+    loss = case.create().double()
+    nowhere = torch.full_like(labels, -1)
+    expected = run(loss, embeddings, labels, gallery, gallery_labels)
+    assert_same(run(loss, embeddings, labels, gallery, gallery_labels, nowhere), expected, tolerance=1e-12)
+
+
+# --- degenerate batches -------------------------------------------------------------------------------------
+
+
+TIED = ("zero vectors", "only zero vectors", "duplicates", "one point")
+
+
+def check_degenerate(case: Case) -> None:
+    """Finite values and gradients, and the oracle's value, where there is little or nothing to learn."""
+    # Among equal distances rounding decides which are chosen, or which are not zero.
+    rounding_decides = case.mining != "all" or case.settings.get("average") == "pairs"
+    for name, (embeddings, labels) in degenerate_batches().items():
+        actual, expected = run_both(case, embeddings, labels)
+        assert_finite(actual)
+        if not (rounding_decides and name in TIED):
+            assert abs(actual.value - expected.value) <= 1e-6 * max(1.0, abs(expected.value)), name
+        loss = case.create()
+        in_float32 = run(loss, embeddings.float(), labels)
+        assert_finite(in_float32)
+        assert_finite(run(loss, embeddings.float(), labels, embeddings.float(), labels))
+        assert loss.pair_weights(embeddings.float(), labels).isfinite().all(), name
+
+
+def check_connected(case: Case) -> None:
+    """Even a batch without anything to learn gives a loss with a graph, and 0 for a single embedding."""
+    for name, (embeddings, labels) in degenerate_batches().items():
+        leaf = embeddings.clone().requires_grad_()
+        value = case.create().double()(leaf, labels)
+        assert value.requires_grad, name
+        value.backward()
+        assert leaf.grad is not None, name
+        assert leaf.grad.isfinite().all(), name
+        if name == "one embedding" and not any(case.settings.get(term) for term in ("l2", "nu")):
+            alone = 0.02 * embeddings.square().sum() if case.key == "n_pair" and "l2" not in case.settings else 0.0
+            assert value.item() == pytest.approx(float(alone), abs=1e-12), name
+
+
+# --- numbers of other kinds ---------------------------------------------------------------------------------
+
+
+def check_autocast(case: Case) -> None:
+    """Autocast does not reach into the loss."""
+    embeddings, labels = make_batch(dim=16, dtype=torch.float32)
+    loss = case.create()
+    expected = run(loss, embeddings, labels)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = run(loss, embeddings, labels)
+    assert actual.value.dtype == torch.float32
+    assert_same(actual, expected, tolerance=1e-7)
+
+
+def check_half_precision(case: Case) -> None:
+    """Half-precision embeddings are computed with in float32 and get gradients of their own type."""
+    embeddings, labels = make_batch(dim=16)
+    loss = case.create()
+    for dtype in (torch.bfloat16, torch.float16):
+        low = embeddings.to(dtype)
+        expected, actual = run(loss, low.float(), labels), run(loss, low, labels)
+        assert actual.value.dtype == torch.float32
+        assert actual.gradients["embeddings"].dtype == dtype
+        assert_close(actual.value, expected.value, 1e-6)
+        assert_close(actual.gradients["embeddings"], expected.gradients["embeddings"].to(dtype), 1e-2)
+        mixed = run(loss, embeddings.float(), labels, low, labels)
+        assert mixed.gradients["gallery"].dtype == dtype
+    assert all(parameter.dtype == torch.float32 for parameter in loss.parameters())
+
+
+# --- modules ------------------------------------------------------------------------------------------------
+
+
+def check_copies(case: Case) -> None:
+    """A loss survives its state_dict, deepcopy and pickle."""
+    embeddings, labels = make_batch()
+    loss = case.create().double()
+    with torch.no_grad():
+        for parameter in loss.parameters():
+            parameter.add_(0.05)
+    expected = run(loss, embeddings, labels)
+    assert loss.state_dict().keys() == dict(loss.named_parameters()).keys()
+    saved = io.BytesIO()
+    torch.save(loss.state_dict(), saved)
+    saved.seek(0)
+    restored = case.create().double()
+    restored.load_state_dict(torch.load(saved, weights_only=True))
+    for other in (restored, copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
+        assert_same(run(other, embeddings, labels), expected, tolerance=1e-12)
+
+
+def check_parameters_reach_the_optimiser(case: Case) -> None:
+    """param_groups holds every parameter once, and a step moves them."""
+    loss = case.create()
+    groups = loss.param_groups(lr=0.1)
+    listed = [parameter for group in groups for parameter in group["params"]]
+    assert {id(parameter) for parameter in listed} == {id(parameter) for parameter in loss.parameters()}
+    if not listed:
+        assert groups == []
+        return
+    before = [parameter.detach().clone() for parameter in listed]
+    embeddings, labels = make_batch(dtype=torch.float32)
+    optimiser = torch.optim.SGD(groups, lr=0.1)
+    torch.manual_seed(0)
+    loss(embeddings, labels).backward()
+    optimiser.step()
+    assert all((parameter != old).any() for parameter, old in zip(listed, before, strict=True))
+
+
+def check_backward_twice(case: Case) -> None:
+    """retain_graph lets backward run again, with the same result."""
+    embeddings, labels = make_batch()
+    leaf = embeddings.clone().requires_grad_()
+    value = case.create().double()(leaf, labels)
+    (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    first = first.clone()
+    (second,) = torch.autograd.grad(value, leaf)
+    assert torch.equal(first, second)
+
+
+def check_incoming_gradient(case: Case) -> None:
+    """A loss that is scaled and added to another passes on what it should."""
+    loss = case.create().double()
+    (one, labels), (two, _) = make_batch(seed=0), make_batch(seed=1)
+    expected = [run(loss, batch, labels).gradients for batch in (one, two)]
+    one, two = one.clone().requires_grad_(), two.clone().requires_grad_()
+    values = []
+    for batch in (one, two):
+        torch.manual_seed(0)
+        values.append(loss(batch, labels))
+    (values[0] + 3.0 * values[1]).backward()
+    assert one.grad is not None
+    assert two.grad is not None
+    assert_close(one.grad, expected[0]["embeddings"], 1e-11)
+    assert_close(two.grad, 3.0 * expected[1]["embeddings"], 1e-11)
+    for name, parameter in loss.named_parameters():
+        assert parameter.grad is not None
+        assert_close(parameter.grad, expected[0][name] + 3.0 * expected[1][name], 1e-11)
+
+
+def check_no_second_derivative(case: Case) -> None:
+    """create_graph is harmless; differentiating the gradient is refused in words."""
+    embeddings, labels = make_batch("mixed")
+    loss = case.create().double()
+    expected = run(loss, embeddings, labels).gradients["embeddings"]
+    torch.manual_seed(0)
+    leaf = embeddings.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(leaf, labels), leaf, create_graph=True)
+    assert_close(gradient.detach(), expected, 1e-12)
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        gradient.square().sum().backward()
+
+
+def check_no_grad(case: Case) -> None:
+    """Without a graph the value is the same."""
+    embeddings, labels = make_batch()
+    loss = case.create().double()
+    expected = run(loss, embeddings, labels).value
+    for budget in (loss.memory_budget, 1):
+        loss.memory_budget = budget
+        torch.manual_seed(0)
+        with torch.no_grad():
+            value = loss(embeddings, labels)
+        assert not value.requires_grad
+        assert_close(value, expected, 1e-11)
+
+
+def check_inputs_untouched(case: Case) -> None:
+    """A loss writes into nothing it was given, nor into what autograd shares with others."""
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
+    given = [embeddings, labels, gallery, gallery_labels, positions]
+    before = [tensor.clone() for tensor in given]
+    loss = case.create().double()
+    run(loss, *given)
+    run(loss, embeddings, labels)
+    loss.pair_weights(embeddings, labels)
+    assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
+
+
+# --- the weight view ----------------------------------------------------------------------------------------
+
+
+def similarities(case: Case, embeddings: Tensor, columns: Tensor) -> Tensor:
+    """[m, n], larger for nearer pairs, by the textbook."""
+    if not case.raw:
+        embeddings, columns = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (embeddings, columns))
+    if case.measure in ("cosine", "dot"):
+        return embeddings @ columns.T
+    squares = (embeddings.unsqueeze(1) - columns.unsqueeze(0)).square().sum(dim=2)
+    if case.measure == "squared_euclidean":
+        return -squares
+    apart = squares > 0
+    return -torch.where(apart, squares, 1.0).sqrt() * apart
+
+
+def check_gradient_equivalence(case: Case) -> None:
+    """Theorem 3.1 of the unified view: Σ_N w·s − Σ_P w·s has the gradient of the loss, w held constant."""
+    settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
+    loss = nf.losses.create(case.key, **settings).double()
+    for spread in SPREADS:
+        embeddings, labels = make_batch(spread)
+        expected = run(loss, embeddings, labels).gradients["embeddings"]
+        torch.manual_seed(0)
+        weights = loss.pair_weights(embeddings, labels)
+        assert not weights.requires_grad
+        assert not weights.diagonal().any()
+        leaf = embeddings.clone().requires_grad_()
+        near = similarities(case, leaf, leaf.detach() if case.query_only else leaf)
+        same = labels.unsqueeze(0) == labels.unsqueeze(1)
+        surrogate = torch.where(same, -weights * near, weights * near).sum()
+        (actual,) = torch.autograd.grad(surrogate, leaf)
+        assert_close(actual, expected, 1e-9)
+
+
+def check_weights_of_a_gallery(case: Case) -> None:
+    """The same with a gallery, for both ends of the pairs."""
+    settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
+    loss = nf.losses.create(case.key, **settings).double()
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
+    expected = run(loss, embeddings, labels, gallery, gallery_labels, positions).gradients
+    torch.manual_seed(0)
+    weights = loss.pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
+    leaf, columns = embeddings.clone().requires_grad_(), gallery.clone().requires_grad_()
+    near = similarities(case, leaf, columns.detach() if case.query_only else columns)
+    same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
+    surrogate = torch.where(same, -weights * near, weights * near).sum()
+    by_leaf, by_columns = torch.autograd.grad(surrogate, [leaf, columns], allow_unused=True)
+    assert_close(by_leaf, expected["embeddings"], 1e-9)
+    assert_close(torch.zeros_like(gallery) if by_columns is None else by_columns, expected["gallery"], 1e-9)
+
+
+def check_weights_are_not_negative(case: Case) -> None:
+    """Every loss pulls positives and pushes negatives. NRA, which is documented to do otherwise, is left out."""
+    if case.key == "nra":
+        pytest.skip("moves the nearest and the farthest neighbour against their class")
+    for spread in SPREADS:
+        embeddings, labels = make_batch(spread)
+        assert (case.create().double().pair_weights(embeddings, labels) >= 0).all()
+
+
+CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -1,0 +1,16 @@
+"""Settings of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run side by side, and their batches are tiny
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A machine without a GPU skips the tests that need one, even when they are asked for."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))

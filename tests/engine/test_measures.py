@@ -1,0 +1,116 @@
+"""How embeddings are compared: values and gradients by the textbook."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import assert_close, make_batch
+from torch import Tensor
+
+from nearfar import engine
+from nearfar.losses import PairLoss
+
+MEASURES = [
+    ("cosine", False),
+    ("dot", False),
+    ("dot", True),
+    ("euclidean", False),
+    ("euclidean", True),
+    ("squared_euclidean", False),
+    ("squared_euclidean", True),
+]
+every_measure = pytest.mark.parametrize(("name", "raw"), MEASURES)
+
+
+class Probe(PairLoss):
+    """Σ of given factors times what the measure says; keeps what it saw."""
+
+    def __init__(self, measure: str, raw: bool, factors: Tensor) -> None:
+        super().__init__()
+        self.measure, self.raw, self.factors = measure, raw, factors
+        self.seen = torch.empty(0)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        self.seen = sim.detach().clone()
+        return torch.where(pos | neg, sim * self.factors, 0.0).sum(dim=1)
+
+
+def textbook(name: str, raw: bool, rows: Tensor, columns: Tensor) -> Tensor:
+    if not raw:
+        rows, columns = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (rows, columns))
+    if name in ("cosine", "dot"):
+        return torch.einsum("id,jd->ij", rows, columns)
+    squares = (rows[:, None] - columns[None]).square().sum(dim=2)
+    return squares if name == "squared_euclidean" else squares.sqrt()
+
+
+@every_measure
+def test_values_and_gradients(name: str, raw: bool) -> None:
+    (rows, labels), (columns, column_labels) = make_batch(seed=0), make_batch(sizes=(4, 2, 1), seed=1)
+    factors = torch.randn(len(rows), len(columns), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    leaves = [tensor.clone().requires_grad_() for tensor in (rows, columns)]
+    probe = Probe(name, raw, factors)
+    actual = torch.autograd.grad(probe(leaves[0], labels, leaves[1], column_labels), leaves)
+    values = textbook(name, raw, *leaves)
+    expected = torch.autograd.grad((factors * values).sum() / len(rows), leaves)
+    assert_close(probe.seen, values.detach(), 1e-13)
+    for mine, other in zip(actual, expected, strict=True):
+        assert_close(mine, other, 1e-12)
+
+
+@every_measure
+def test_a_length_does_not_matter_unless_it_is_raw(name: str, raw: bool) -> None:
+    embeddings, labels = make_batch()
+    factors = torch.ones(len(labels), len(labels), dtype=torch.float64)
+    one, other = Probe(name, raw, factors), Probe(name, raw, factors)
+    same = torch.allclose(one(embeddings, labels), other(3.0 * embeddings, labels))
+    assert same != raw
+
+
+@pytest.mark.parametrize("offset", [100.0, 10_000.0])
+@pytest.mark.parametrize("name", ["euclidean", "squared_euclidean"])
+def test_distances_do_not_suffer_from_a_common_offset(name: str, offset: float) -> None:
+    embeddings, labels = make_batch("mixed", dim=16, dtype=torch.float32)
+    embeddings = embeddings + offset
+    probe = Probe(name, True, torch.ones(len(labels), len(labels)))
+    leaf = embeddings.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(probe(leaf, labels), leaf)
+    exact = embeddings.double().requires_grad_()
+    apart = ~torch.eye(len(labels), dtype=torch.bool)
+    squares = (exact[:, None] - exact[None]).square().sum(dim=2)[apart]
+    values = squares if name == "squared_euclidean" else squares.sqrt()
+    (expected,) = torch.autograd.grad(values.sum() / len(labels), exact)
+    assert_close(probe.seen[apart], values.detach(), 1e-4)
+    assert_close(gradient, expected, 1e-4)
+
+
+@every_measure
+def test_equal_and_zero_vectors_have_finite_gradients(name: str, raw: bool) -> None:
+    embeddings = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [-1.0, -2.0]])
+    leaf = embeddings.clone().requires_grad_()
+    Probe(name, raw, torch.ones(5, 5))(leaf, torch.tensor([0, 0, 1, 2, 1])).backward()
+    assert leaf.grad is not None
+    assert leaf.grad.isfinite().all()
+
+
+def test_equal_vectors_are_not_pushed_apart_in_a_random_direction() -> None:
+    leaf = torch.ones(4, 3, requires_grad=True)
+    Probe("euclidean", True, torch.ones(4, 4))(leaf, torch.tensor([0, 0, 1, 1])).backward()
+    assert leaf.grad is not None
+    assert not leaf.grad.any()
+
+
+def test_measures_by_name() -> None:
+    assert engine.measure("euclidean").unit
+    assert not engine.measure("euclidean", raw=True).unit
+    assert engine.measure("euclidean").is_distance
+    assert not engine.measure("cosine").is_distance
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "words"),
+    [("manhattan", False, "'manhattan'; allowed are cosine, dot"), ("cosine", True, "'cosine' normalises")],
+)
+def test_measures_that_are_not_there(name: str, raw: bool, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        engine.measure(name, raw=raw)

@@ -1,0 +1,348 @@
+"""The same numbers on a GPU, without waiting for it. Losses are recorded and replayed there: see engine/graphs.py."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from cases import CASES, DEFAULTS, Case
+from checks import Outcome, assert_close, assert_same, make_batch, make_gallery, record_draws, run, run_oracle
+from torch import Tensor
+
+import nearfar as nf
+
+# A loss that could not be recorded says so in a warning.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUDA graph")]
+
+STEPS = 6  # the third records, the others replay
+REPEATABLE = [case for case in CASES if not case.random]
+DRAWING = [case for case in CASES if case.random]
+SIZES = (8, 6, 4, 2, 1)
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+every_repeatable = pytest.mark.parametrize("case", REPEATABLE, ids=lambda case: case.id)
+every_loss = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.key)
+
+
+def batches(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+    """A batch for each step, all of one shape and none like another."""
+    spreads = ("apart", "touching", "mixed")
+    return [make_batch(spreads[step % 3], sizes=SIZES, dim=16, seed=step, dtype=dtype) for step in range(STEPS)]
+
+
+def on_gpu(loss: nf.losses.PairLoss, *batch: Tensor) -> Outcome:
+    outcome = run(loss, *(tensor.cuda() for tensor in batch))
+    return Outcome(outcome.value.cpu(), {name: gradient.cpu() for name, gradient in outcome.gradients.items()})
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Any wait for the GPU is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@every_repeatable
+def test_every_step_has_the_numbers_of_a_cpu(case: Case) -> None:
+    here, there = case.create().double(), case.create().double().cuda()
+    for batch in batches():
+        assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
+
+
+@every_repeatable
+def test_float32(case: Case) -> None:
+    here, there = case.create(), case.create().cuda()
+    for batch in batches(torch.float32):
+        assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-3)
+
+
+@every_repeatable
+def test_every_step_with_a_gallery(case: Case) -> None:
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
+    here, there = case.create().double(), case.create().double().cuda()
+    for step in range(STEPS):
+        batch = embeddings + 0.1 * step, labels.roll(step), gallery - 0.1 * step, gallery_labels, positions.roll(step)
+        assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
+
+
+@every_repeatable
+def test_tiles(case: Case) -> None:
+    here, there = case.create().double(), case.create().double().cuda()
+    batch = batches()[1]
+    expected = run(here, *batch)
+    for budget in (1, 8_000, 30_000):
+        there.memory_budget = budget
+        for _ in range(4):
+            assert_same(on_gpu(there, *batch), expected, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("case", DRAWING, ids=lambda case: case.id)
+def test_drawn_pairs_have_the_loss_of_the_loops(case: Case) -> None:
+    loss = case.create().double().cuda()
+    drawn = record_draws(loss)
+    embeddings, labels = batches()[1]
+    actual = on_gpu(loss, embeddings, labels)
+    expected = run_oracle(case, loss.cpu(), embeddings, labels, drawn=drawn(len(labels)))
+    assert_same(actual, expected, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("mining", ["random", "distance_weighted"])
+def test_replays_go_on_drawing(mining: str) -> None:
+    embeddings, labels = make_batch("mixed", sizes=SIZES, dim=8)
+    here, there = (nf.losses.Triplet(mining=mining, margin=0.5) for _ in range(2))
+    expected = torch.stack([here(embeddings, labels) for _ in range(400)])
+    leaf, labels = embeddings.cuda().requires_grad_(), labels.cuda()
+    values = torch.stack([there(leaf, labels).detach() for _ in range(400)]).cpu()
+    assert len(values.unique()) > 300
+    assert abs(values.mean() - expected.mean()) < 4 * expected.std() * (2 / 400) ** 0.5
+    assert values.std().item() == pytest.approx(expected.std().item(), rel=0.2)
+
+
+@every_case
+def test_no_step_waits_for_the_gpu(case: Case) -> None:
+    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()  # set up the libraries
+    loss = case.create().cuda()
+    given = [(embeddings.cuda().requires_grad_(), labels.cuda()) for embeddings, labels in batches(torch.float32)]
+    with no_waiting():
+        for embeddings, labels in given:
+            loss(embeddings, labels).backward()
+
+
+@every_case
+def test_no_step_with_a_gallery_and_small_tiles_waits(case: Case) -> None:
+    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
+    loss = case.create().cuda()
+    loss.memory_budget = 8_000
+    embeddings, labels, gallery, gallery_labels, positions = (t.cuda() for t in make_gallery(torch.float32))
+    with no_waiting():
+        for _ in range(STEPS):
+            leaf = embeddings.clone().requires_grad_()
+            loss(leaf, labels, gallery, gallery_labels, positions=positions).backward()
+
+
+@every_loss
+def test_two_results_may_be_alive_at_once(case: Case) -> None:
+    if case.random:
+        pytest.skip("draws differ")
+    here, there = case.create().double(), case.create().double().cuda()
+    steps = batches()
+    for batch in steps[:4]:
+        on_gpu(there, *batch)
+    expected = [run(here, *batch) for batch in steps[:2]]
+    leaves = [embeddings.cuda().requires_grad_() for embeddings, _ in steps[:2]]
+    values = [there(leaf, labels.cuda()) for leaf, (_, labels) in zip(leaves, steps, strict=False)]
+    (values[0] + 3.0 * values[1]).backward()
+    for leaf, outcome, factor in zip(leaves, expected, (1.0, 3.0), strict=True):
+        assert leaf.grad is not None
+        assert_close(leaf.grad.cpu(), factor * outcome.gradients["embeddings"], 1e-9)
+
+
+@every_loss
+def test_a_result_can_be_differentiated_again_after_the_next_step(case: Case) -> None:
+    loss = case.create().cuda()
+    steps = batches(torch.float32)
+    for batch in steps[:4]:
+        on_gpu(loss, *batch)
+    leaf = steps[0][0].cuda().requires_grad_()
+    value = loss(leaf, steps[0][1].cuda())
+    first = torch.autograd.grad(value, leaf, retain_graph=True)[0].clone()
+    on_gpu(loss, *steps[1])
+    assert torch.equal(torch.autograd.grad(value, leaf)[0], first)
+
+
+@every_loss
+def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case: Case) -> None:
+    loss = case.create().cuda()
+    steps = batches(torch.float32)
+    handed_out = []
+    for embeddings, labels in steps:
+        leaf = embeddings.cuda().requires_grad_()
+        value = loss(leaf, labels.cuda())
+        (gradient,) = torch.autograd.grad(value, leaf)
+        handed_out.append((value, value.clone(), gradient, gradient.clone()))
+    assert all(torch.equal(value, then) and torch.equal(now, before) for value, then, now, before in handed_out)
+
+
+@pytest.mark.parametrize(
+    ("key", "setting", "value"),
+    [
+        ("contrastive", "margin", 0.0),
+        ("contrastive", "average", "pairs"),
+        ("triplet", "margin", 0.7),
+        ("lifted_structure", "margin", 0.2),
+        ("lifted_structure", "squared", False),
+        ("lifted_structure_generalized", "margin", -1.0),
+        ("n_pair", "l2", 0.5),
+        ("binomial_deviance", "beta", 5.0),
+        ("raw", "base", 0.1),
+        ("multi_similarity", "alpha", 5.0),
+        ("ranked_list", "temperature", 1.0),
+        ("nra", "alpha", 2.0),
+    ],
+)
+def test_a_setting_changed_between_steps_is_respected(key: str, setting: str, value: object) -> None:
+    here, there = nf.losses.create(key), nf.losses.create(key).cuda()
+    batch = batches()[2]
+    before = [on_gpu(there, *batch) for _ in range(4)][-1]
+    for loss in (here, there):
+        setattr(loss, setting, value)
+    for _ in range(4):
+        after = on_gpu(there, *batch)
+        assert_same(after, run(here, *batch), tolerance=1e-9)
+    assert after.value != before.value
+
+
+def test_a_mining_changed_between_steps_is_respected() -> None:
+    here, there = nf.losses.Raw(), nf.losses.Raw().cuda()
+    batch = batches()[1]
+    for mining in ("all", "hard", "valid_triplet"):
+        here.mining = there.mining = nf.mining.create(mining)
+        for _ in range(4):
+            assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
+    here.mining.margin = 0.4
+    assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("num_classes", [None, 5])
+def test_a_boundary_that_learns_is_followed(num_classes: int | None) -> None:
+    losses = [nf.losses.Margin(mining="all", num_classes=num_classes, beta_lr=0.5).double() for _ in range(2)]
+    losses[1].cuda()
+    optimisers = [torch.optim.SGD(loss.param_groups(lr=0.1), lr=0.1) for loss in losses]
+    for embeddings, labels in batches():
+        for loss, optimiser in zip(losses, optimisers, strict=True):
+            optimiser.zero_grad()
+            loss(embeddings.to(loss.beta.device).requires_grad_(), labels.to(loss.beta.device)).backward()
+            optimiser.step()
+        assert_close(losses[1].beta.detach().cpu(), losses[0].beta.detach(), 1e-9)
+    assert (losses[0].beta != 1.2).all()
+
+
+@every_loss
+def test_autocast(case: Case) -> None:
+    embeddings, labels = (tensor.cuda() for tensor in batches(torch.float32)[0])
+    network, loss = torch.nn.Linear(16, 8).cuda(), case.create().cuda()
+    for _ in range(4):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            output = network(embeddings)
+            assert output.dtype == torch.bfloat16
+            torch.manual_seed(0)
+            value = loss(output, labels)
+        assert value.dtype == torch.float32
+        value.backward()
+        torch.manual_seed(0)
+        assert_close(value.detach(), loss(output.detach().float(), labels), 1e-5)
+
+
+@every_loss
+def test_nan_in_the_batch_shows_in_the_loss(case: Case) -> None:
+    loss = case.create().cuda()
+    for step, (embeddings, labels) in enumerate(batches(torch.float32)):
+        broken = embeddings.cuda()
+        broken[step, 0] = float("nan")
+        assert loss(broken.requires_grad_(), labels.cuda()).isnan()
+        assert loss(embeddings.cuda().requires_grad_(), labels.cuda()).isfinite()
+
+
+@every_loss
+def test_degenerate_batches(case: Case) -> None:
+    for embeddings, labels in (
+        (torch.zeros(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])),
+        (torch.ones(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])),
+        (torch.randn(6, 4), torch.zeros(6, dtype=torch.long)),
+        (torch.randn(6, 4), torch.arange(6)),
+        (torch.randn(1, 4), torch.zeros(1, dtype=torch.long)),
+    ):
+        loss = case.create().cuda()
+        for _ in range(4):
+            outcome = on_gpu(loss, embeddings, labels)
+            assert outcome.value.isfinite()
+            assert outcome.gradients["embeddings"].isfinite().all()
+
+
+@every_loss
+def test_a_compiled_step(case: Case) -> None:
+    if case.random:
+        pytest.skip("draws differ")
+    loss, network = case.create().cuda(), torch.nn.Linear(16, 8).cuda()
+
+    def step(inputs: Tensor, labels: Tensor) -> Tensor:
+        return loss(network(inputs).tanh(), labels)
+
+    def gradient(step: Callable[[Tensor, Tensor], Tensor], *batch: Tensor) -> Tensor:
+        network.zero_grad()
+        step(*batch).backward()
+        assert network.weight.grad is not None
+        return network.weight.grad.clone()
+
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="aot_eager")
+    for embeddings, labels in batches(torch.float32):
+        batch = embeddings.cuda(), labels.cuda()
+        assert_close(gradient(compiled, *batch), gradient(step, *batch), 1e-4)
+
+
+@every_loss
+def test_a_copy_of_a_loss_in_use(case: Case) -> None:
+    if case.random:
+        pytest.skip("draws differ")
+    loss = case.create().double().cuda()
+    for batch in batches():
+        expected = on_gpu(loss, *batch)
+    assert_same(on_gpu(copy.deepcopy(loss), *batch), expected, tolerance=1e-9)
+
+
+@every_loss
+def test_other_streams(case: Case) -> None:
+    if case.random:
+        pytest.skip("draws differ")
+    here, there = case.create().double(), case.create().double().cuda()
+    for batch in batches():
+        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+            with torch.cuda.stream(stream):
+                assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
+
+
+@every_loss
+def test_pair_weights(case: Case) -> None:
+    if case.random:
+        pytest.skip("draws differ")
+    embeddings, labels = batches()[1]
+    weights = case.create().double().cuda().pair_weights(embeddings.cuda(), labels.cuda())
+    assert_close(weights.cpu(), case.create().double().pair_weights(embeddings, labels), 1e-9)
+
+
+@every_loss
+def test_labels_may_stay_on_the_cpu(case: Case) -> None:
+    embeddings, labels = batches(torch.float32)[0]
+    torch.manual_seed(0)
+    value = case.create().cuda()(embeddings.cuda(), labels)
+    torch.manual_seed(0)
+    assert_close(value.detach(), case.create().cuda()(embeddings.cuda(), labels.cuda()).detach(), 1e-6)
+
+
+def test_a_gallery_elsewhere_is_an_error() -> None:
+    embeddings, labels = batches(torch.float32)[0]
+    with pytest.raises(ValueError, match="gallery is on cpu and embeddings on cuda"):
+        nf.losses.Raw()(embeddings.cuda(), labels.cuda(), embeddings, labels)
+
+
+@every_loss
+def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
+    embeddings, labels = torch.randn(4096, 512, device="cuda"), torch.arange(4096, device="cuda") // 4
+    loss = case.create().cuda()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    leaf = embeddings.requires_grad_()
+    for _ in range(STEPS):
+        leaf.grad = None
+        loss(leaf, labels).backward()
+    assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20

@@ -1,0 +1,139 @@
+"""The same loss from pytorch-metric-learning 2.9.0, where it computes what the paper says.
+
+Left out, because the peer does something else: the gradient of RankedListLoss (it differentiates the gallery
+and the weights, which the paper holds constant); anchors without positives in GeneralizedLiftedStructureLoss
+(an empty log-sum counts as 0 there, so such an anchor is still pushed); batches with a single mined pair,
+whose loss the peer drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from checks import assert_close, make_batch
+from torch import Tensor
+
+import nearfar as nf
+
+peer = pytest.importorskip("pytorch_metric_learning")
+from pytorch_metric_learning import distances, losses, miners  # noqa: E402
+
+COSINE = distances.CosineSimilarity()
+RAW_DOT = distances.DotProductSimilarity(normalize_embeddings=False)
+RAW_EUCLIDEAN = distances.LpDistance(normalize_embeddings=False)
+PAIRED = (6, 5, 4, 3, 2)  # no singletons
+
+
+def value_and_gradient(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    leaf = embeddings.clone().requires_grad_()
+    value = loss(leaf, *rest)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+def assert_agree(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], constant: float = 0.0) -> None:
+    """The same gradient, and the same value up to a constant, on batches of three kinds."""
+    for spread in ("apart", "touching", "mixed"):
+        embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
+        value, gradient = value_and_gradient(ours, embeddings, labels)
+        their_value, their_gradient = value_and_gradient(theirs, embeddings, labels)
+        assert_close(value + constant, their_value, 1e-9)
+        assert_close(gradient, their_gradient, 1e-9, "gradient")
+
+
+def with_miner(loss: Callable[..., Tensor], miner: Callable[..., Any]) -> Callable[..., Tensor]:
+    return lambda embeddings, labels: loss(embeddings, labels, miner(embeddings, labels))
+
+
+def test_contrastive() -> None:
+    # The peer hinges positives as well, [1 − s]+: one more than −s wherever s < 1.
+    theirs = losses.ContrastiveLoss(pos_margin=1, neg_margin=0.5, distance=COSINE)
+    assert_agree(nf.losses.Contrastive(average="pairs"), theirs, constant=1.0)
+
+
+def test_contrastive_of_distances() -> None:
+    # Squared distances and hinges by hand: the peer's loss is the root of ours, term by term.
+    theirs = losses.ContrastiveLoss(pos_margin=0, neg_margin=1, distance=distances.LpDistance(power=2))
+    embeddings, labels = make_batch("apart", sizes=PAIRED, dim=4)
+    only_one_class = torch.zeros_like(labels)  # positives alone, where both have d²
+    ours = value_and_gradient(nf.losses.Contrastive(form="distance", average="pairs"), embeddings, only_one_class)
+    for mine, other in zip(ours, value_and_gradient(theirs, embeddings, only_one_class), strict=True):
+        assert_close(mine, other, 1e-9)
+
+
+@pytest.mark.parametrize("margin", [0.1, 0.5])
+def test_triplet_over_all_triplets(margin: float) -> None:
+    ours = nf.losses.Triplet(mining="all", margin=margin, average="active")
+    assert_agree(ours, losses.TripletMarginLoss(margin=margin, distance=COSINE))
+
+
+def test_triplet_of_squared_distances() -> None:
+    theirs = losses.TripletMarginLoss(margin=1.0, distance=distances.LpDistance(power=2))
+    assert_agree(nf.losses.Triplet(form="squared_distance", mining="all", average="active"), theirs)
+
+
+def test_triplet_with_hard_mining() -> None:
+    theirs = losses.TripletMarginLoss(margin=0.1, distance=COSINE)
+    ours = nf.losses.Triplet(mining="hard", average="active")
+    assert_agree(ours, with_miner(theirs, miners.BatchHardMiner(distance=COSINE)))
+
+
+def test_lifted_structure() -> None:
+    assert_agree(nf.losses.LiftedStructure(), losses.LiftedStructureLoss(distance=RAW_EUCLIDEAN))
+
+
+def test_generalized_lifted_structure() -> None:
+    theirs = losses.GeneralizedLiftedStructureLoss(neg_margin=0, pos_margin=0.5, distance=COSINE)
+    assert_agree(nf.losses.LiftedStructureGeneralized(), theirs)
+
+
+def test_n_pair_with_its_positives_as_gallery() -> None:
+    count = 5
+    labels = torch.arange(count)
+    anchors, positives = (make_batch(sizes=(1,) * count, dim=4, seed=seed)[0] for seed in (1, 2))
+    first = torch.arange(count)
+    others = torch.tensor([(i, j) for i in range(count) for j in range(count) if i != j]).T
+    pairs = (first, first + count, others[0], others[1] + count)
+
+    def theirs(anchors: Tensor) -> Tensor:
+        return losses.NPairsLoss(distance=RAW_DOT)(torch.cat([anchors, positives]), torch.cat([labels, labels]), pairs)
+
+    def ours(anchors: Tensor) -> Tensor:
+        return nf.losses.NPair(l2=0.0)(anchors, labels, positives, labels)
+
+    for mine, other in zip(value_and_gradient(ours, anchors), value_and_gradient(theirs, anchors), strict=True):
+        assert_close(mine, other, 1e-9)
+
+
+def test_margin_with_hard_mining() -> None:
+    ours = nf.losses.Margin(mining="hard").double()
+    theirs = losses.MarginLoss(learn_beta=True).double()
+    mined = with_miner(theirs, miners.BatchHardMiner())
+    with torch.no_grad():
+        theirs.beta.fill_(ours.beta.item())  # 1.2 of float32
+    assert_agree(ours, mined)
+    embeddings, labels = make_batch("mixed", sizes=PAIRED, dim=4)
+    ours(embeddings, labels).backward()
+    mined(embeddings, labels).backward()
+    assert_close(ours.beta.grad, theirs.beta.grad.squeeze(), 1e-9)
+
+
+def test_raw_is_multi_similarity_without_mining() -> None:
+    assert_agree(nf.losses.Raw(), losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3])
+def test_multi_similarity(epsilon: float) -> None:
+    theirs = losses.MultiSimilarityLoss(alpha=2, beta=50, base=0.5)
+    assert_agree(nf.losses.MultiSimilarity(epsilon=epsilon), with_miner(theirs, miners.MultiSimilarityMiner(epsilon)))
+
+
+def test_ranked_list_has_nearly_the_same_value() -> None:
+    # The peer adds 1e-5 for every pair to its denominators, and halves where we add.
+    theirs = losses.RankedListLoss(margin=0.4, Tn=5, alpha=1.2)
+    embeddings, labels = make_batch(sizes=PAIRED, dim=4)
+    value = nf.losses.RankedList(temperature=5.0)(embeddings, labels)
+    assert_close(value / 2, theirs(embeddings, labels), 1e-3)

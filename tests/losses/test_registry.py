@@ -1,0 +1,123 @@
+"""Losses by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from checks import assert_same, make_batch, run
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.engine import Mean
+from nearfar.losses import PairLoss, registry
+
+PAPER_DEFAULTS = {
+    "contrastive": {"form": "cosine"},
+    "triplet": {"form": "cosine", "mining": "semi_hard"},
+    "lifted_structure": {"margin": 1.0, "squared": True},
+    "lifted_structure_generalized": {"margin": 0.5},
+    "n_pair": {"l2": 0.02},
+    "margin": {"margin": 0.2, "beta": 1.2, "num_classes": None, "nu": 0.0, "beta_lr": 5e-5},
+    "binomial_deviance": {"alpha": 2.0, "beta": 50.0, "base": 0.5},
+    "raw": {"alpha": 2.0, "beta": 50.0, "base": 0.5},
+    "multi_similarity": {"alpha": 2.0, "beta": 50.0, "base": 0.5, "epsilon": 0.1},
+    "ranked_list": {"alpha": 1.2, "margin": 0.4, "temperature": 10.0, "balance": 1.0, "query_weighting": "mean"},
+    "nra": {"alpha": 4.0, "epsilon": 1e-4},
+}
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_defaults_are_the_papers(key: str) -> None:
+    assert PAPER_DEFAULTS[key].items() <= nf.losses.defaults(key).items()
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_a_description_has_formula_every_setting_and_reference(key: str) -> None:
+    text = nf.losses.describe(key)
+    assert "Formula" in text
+    assert "Reference" in text
+    assert "Paper" in text
+    assert all(setting in text for setting in nf.losses.defaults(key))
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_repr_shows_the_settings(key: str) -> None:
+    assert all(name in repr(nf.losses.create(key)) for name in PAPER_DEFAULTS[key] if name != "beta" or key != "margin")
+
+
+@pytest.fixture
+def clean_registry() -> Iterator[None]:
+    before = dict(registry._LOSSES)
+    yield
+    registry._LOSSES.clear()
+    registry._LOSSES.update(before)
+
+
+def test_a_registered_loss_is_created_by_its_key(clean_registry: None) -> None:
+    @nf.losses.register
+    class Hinge(PairLoss):
+        """A loss of this test."""
+
+        key = "hinge"
+        source = "nowhere"
+
+        def __init__(self, *, limit: float = 0.0) -> None:
+            super().__init__()
+            self.limit = limit
+
+        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+            return torch.where(neg, (sim - self.limit).relu(), 0.0).sum(1) - torch.where(pos, sim, 0.0).sum(1)
+
+    assert "hinge" in nf.losses.names()
+    assert "A loss of this test." in nf.losses.describe("hinge")
+    loss = nf.losses.create("hinge", limit=0.5)
+    batch = make_batch()
+    for budget in (1, loss.memory_budget):
+        loss.memory_budget = budget
+        assert_same(run(loss, *batch), run(nf.losses.Contrastive(), *batch), tolerance=1e-11)
+
+
+def test_two_losses_cannot_share_a_key(clean_registry: None) -> None:
+    with pytest.raises(ValueError, match="two losses have the key 'raw': Raw and Impostor"):
+
+        @nf.losses.register
+        class Impostor(PairLoss):
+            key = "raw"
+            source = "nowhere"
+
+
+def test_a_custom_loss_may_have_denominators_of_its_own() -> None:
+    class PerPair(PairLoss):
+        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> list[Mean]:
+            push = torch.where(neg, (sim - 0.5).relu(), 0.0)
+            pull = torch.where(pos, -sim, 0.0)
+            return [Mean(pull.sum(1), pos.sum(1).to(sim)), Mean(push.sum(1), (push > 0).sum(1).to(sim))]
+
+    loss, batch = PerPair(), make_batch()
+    for budget in (1, loss.memory_budget):
+        loss.memory_budget = budget
+        assert_same(run(loss, *batch), run(nf.losses.Contrastive(average="pairs"), *batch), tolerance=1e-11)
+
+
+@pytest.mark.parametrize("measure", ["cosine", "dot", "euclidean", "squared_euclidean"])
+def test_a_custom_loss_says_how_to_compare(measure: str) -> None:
+    class Total(PairLoss):
+        raw = measure != "cosine"
+
+        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+            return torch.where(pos | neg, sim.square(), 0.0).sum(1)
+
+    Total.measure = measure
+    loss = Total().double()
+    embeddings, labels = make_batch(sizes=(3, 2, 1), dim=3)
+    assert torch.autograd.gradcheck(lambda leaf: loss(leaf, labels), (embeddings.requires_grad_(),))
+
+
+def test_a_loss_without_rows_says_what_is_missing() -> None:
+    class Empty(PairLoss):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Empty must define rows"):
+        Empty()(*make_batch())

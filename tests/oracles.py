@@ -1,0 +1,314 @@
+"""The losses once more, as loops: slow, in float64, and written from the papers rather than from the code.
+
+Everything here takes one pair at a time with torch scalars, so that autograd differentiates the loops. The
+defaults are those of the papers, which makes every default of the library part of what is tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Pairs = list[tuple[int, int]]
+
+
+@dataclass
+class View:
+    """A batch seen from its anchors: who is positive, who is negative, and how near everybody is."""
+
+    embeddings: Tensor  # [m, d]
+    labels: Sequence[int]
+    columns: Tensor  # [n, d], the batch itself or a gallery
+    column_labels: Sequence[int]
+    own: Sequence[int]  # the column at which each anchor itself stands, -1: nowhere
+    measure: str
+    raw: bool
+    constant_columns: bool = False
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.has_gallery = self.columns is not self.embeddings
+        columns = self.columns.detach() if self.constant_columns else self.columns
+        self._rows = [self._ready(row) for row in self.embeddings]
+        self._columns = [self._ready(column) for column in columns]
+        self._known: dict[tuple[int, int], Tensor] = {}
+        self.anchors = range(len(self.labels))
+        self.positives = [
+            [j for j, label in enumerate(self.column_labels) if label == self.labels[i] and j != self.own[i]]
+            for i in self.anchors
+        ]
+        self.negatives = [
+            [j for j, label in enumerate(self.column_labels) if label != self.labels[i]] for i in self.anchors
+        ]
+        self.triplets: list[Pairs] = [
+            [(p, n) for p in self.positives[i] for n in self.negatives[i]] for i in self.anchors
+        ]
+
+    def _ready(self, vector: Tensor) -> Tensor:
+        length = vector.square().sum()
+        if self.raw or length == 0:
+            return vector
+        return vector / length.sqrt()
+
+    def value(self, i: int, j: int) -> Tensor:
+        """What the measure says of anchor i and column j."""
+        if (i, j) not in self._known:
+            self._known[i, j] = compare(self._rows[i], self._columns[j], self.measure)
+        return self._known[i, j]
+
+    def near(self, i: int, j: int) -> float:
+        """The same as a number, larger for nearer pairs."""
+        value = self.value(i, j).item()
+        return value if self.measure in ("cosine", "dot") else -value
+
+    def mine(self, mining: str, margin: float, drawn: list[Pairs] | None) -> View:
+        """Keep what a mining keeps. What a random one drew has to be told."""
+        if mining == "all":
+            return self
+        if mining == "valid_triplet":
+            kept = [valid_pairs(self, i, margin) for i in self.anchors]
+            self.positives, self.negatives = [list(k[0]) for k in kept], [list(k[1]) for k in kept]
+            self.triplets = [[(p, n) for p in self.positives[i] for n in self.negatives[i]] for i in self.anchors]
+            return self
+        self.triplets = [MININGS[mining](self, i) for i in self.anchors] if drawn is None else drawn
+        self.positives = [sorted({p for p, _ in self.triplets[i]}) for i in self.anchors]
+        self.negatives = [sorted({n for _, n in self.triplets[i]}) for i in self.anchors]
+        return self
+
+
+def compare(a: Tensor, b: Tensor, measure: str) -> Tensor:
+    """One pair of vectors."""
+    if measure in ("cosine", "dot"):
+        return (a * b).sum()
+    square = (a - b).square().sum()
+    if measure == "squared_euclidean":
+        return square
+    return square.sqrt() if square > 0 else square  # equal vectors have no direction, so no gradient
+
+
+# --- mining -------------------------------------------------------------------------------------------------
+
+
+def valid_pairs(view: View, i: int, margin: float) -> tuple[list[int], list[int]]:
+    """Pairs that can be part of a triplet with a loss."""
+    positives, negatives = view.positives[i], view.negatives[i]
+    if not positives or not negatives:
+        return [], []
+    hardest_positive = min(view.near(i, p) for p in positives)
+    hardest_negative = max(view.near(i, n) for n in negatives)
+    return (
+        [p for p in positives if view.near(i, p) < hardest_negative + margin],
+        [n for n in negatives if view.near(i, n) > hardest_positive - margin],
+    )
+
+
+def semi_hard(view: View, i: int) -> Pairs:
+    """For each positive the nearest negative that is farther, or else the farthest of all."""
+    if not view.negatives[i]:
+        return []
+    found = []
+    for p in view.positives[i]:
+        farther = [n for n in view.negatives[i] if view.near(i, n) < view.near(i, p)]
+        if farther:
+            found.append((p, max(farther, key=lambda n: view.near(i, n))))
+        else:
+            found.append((p, min(view.negatives[i], key=lambda n: view.near(i, n))))
+    return found
+
+
+def hard(view: View, i: int) -> Pairs:
+    """The farthest positive and the nearest negative."""
+    if not view.positives[i] or not view.negatives[i]:
+        return []
+    positive = min(view.positives[i], key=lambda p: view.near(i, p))
+    return [(positive, max(view.negatives[i], key=lambda n: view.near(i, n)))]
+
+
+def distance_weighted_chances(distances: Sequence[float], dim: int) -> list[float]:
+    """How likely each negative is to be drawn, from its distance to the anchor."""
+    chances = []
+    for distance in distances:
+        near = max(distance, 0.5)
+        if near > 1.4:
+            chances.append(0.0)
+            continue
+        density = (dim - 2) * math.log(near) + (dim - 3) / 2 * math.log(1 - near**2 / 4)
+        chances.append(math.exp(-density))
+    total = sum(chances)
+    return [chance / total for chance in chances] if total else chances
+
+
+MININGS: dict[str, Callable[[View, int], Pairs]] = {"semi_hard": semi_hard, "hard": hard}
+
+
+# --- losses -------------------------------------------------------------------------------------------------
+
+
+def total(terms: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Σ, connected to the graph even when there is nothing to add up."""
+    return sum(terms, start=like.sum() * 0)
+
+
+def mean(terms: Sequence[Tensor], like: Tensor) -> Tensor:
+    return total(terms, like) / max(1, len(terms))
+
+
+def hinge(value: Tensor) -> Tensor:
+    return value if value > 0 else value * 0
+
+
+def log_sum_exp(terms: Sequence[Tensor]) -> Tensor:
+    return torch.logsumexp(torch.stack(list(terms)), dim=0)
+
+
+def log_one_plus_sum_exp(terms: Sequence[Tensor], like: Tensor) -> Tensor:
+    return log_sum_exp([like.sum() * 0, *terms])
+
+
+def contrastive(view: View, *, form: str = "cosine", margin: float | None = None, average: str = "anchors") -> Tensor:
+    pull, push = [], []
+    for i in view.anchors:
+        for j in view.positives[i]:
+            value = view.value(i, j)
+            pull.append(-value if form == "cosine" else value**2)
+        for j in view.negatives[i]:
+            value = view.value(i, j)
+            if form == "cosine":
+                push.append(hinge(value - (0.5 if margin is None else margin)))
+            else:
+                push.append(hinge((1.0 if margin is None else margin) - value) ** 2)
+    like = view.embeddings
+    if average == "anchors":
+        return total(pull + push, like) / len(view.anchors)
+    return mean([t for t in pull if t != 0], like) + mean([t for t in push if t != 0], like)
+
+
+def triplet(view: View, *, form: str = "cosine", margin: float | None = None, average: str = "all") -> Tensor:
+    terms = []
+    for i in view.anchors:
+        for p, n in view.triplets[i]:
+            if form == "cosine":
+                terms.append(hinge(view.value(i, n) - view.value(i, p) + (0.1 if margin is None else margin)))
+            else:
+                terms.append(hinge(view.value(i, p) - view.value(i, n) + (1.0 if margin is None else margin)))
+    if average == "active":
+        terms = [term for term in terms if term > 0]
+    return mean(terms, view.embeddings)
+
+
+def lifted_structure(view: View, *, margin: float = 1.0, squared: bool = True) -> Tensor:
+    """Each unordered positive pair once; with a gallery its pairs are anchor and gallery embedding."""
+    of_columns: list[list[int]] = [[] for _ in view.column_labels]  # the anchors a column is a negative of
+    for i in view.anchors:
+        for j in view.negatives[i]:
+            of_columns[j].append(i)
+    terms = []
+    for i in view.anchors:
+        for j in view.positives[i]:
+            if not view.has_gallery and j < i:
+                continue
+            ends = [margin - view.value(i, k) for k in view.negatives[i]]
+            ends += [margin - view.value(k, j) for k in of_columns[j]]
+            violation = hinge(log_sum_exp(ends) + view.value(i, j)) if ends else view.value(i, j) * 0
+            terms.append(violation**2 if squared else violation)
+    return mean(terms, view.embeddings) / 2
+
+
+def lifted_structure_generalized(view: View, *, margin: float = 0.5) -> Tensor:
+    terms = []
+    for i in view.anchors:
+        if view.positives[i] and view.negatives[i]:
+            pull = log_sum_exp([margin - view.value(i, j) for j in view.positives[i]])
+            terms.append(hinge(pull + log_sum_exp([view.value(i, j) for j in view.negatives[i]])))
+    return total(terms, view.embeddings) / len(view.anchors)
+
+
+def n_pair(view: View, *, l2: float = 0.02) -> Tensor:
+    like, terms = view.embeddings, []
+    for i in view.anchors:
+        of_anchor = []
+        for j in view.positives[i]:
+            gaps = [view.value(i, k) - view.value(i, j) for k in view.negatives[i]]
+            of_anchor.append(log_one_plus_sum_exp(gaps, like))
+        terms.append(mean(of_anchor, like))
+    return mean(terms, like) + l2 * mean([row.square().sum() for row in view.embeddings], like)
+
+
+def margin(
+    view: View, *, margin: float = 0.2, beta: float = 1.2, num_classes: int | None = None, nu: float = 0.0
+) -> Tensor:
+    boundary, terms = view.parameters["beta"], []
+    for i in view.anchors:
+        here = boundary if num_classes is None else boundary[view.labels[i]]
+        terms += [hinge(view.value(i, j) - here + margin) for j in view.positives[i]]
+        terms += [hinge(here - view.value(i, j) + margin) for j in view.negatives[i]]
+    return mean([term for term in terms if term > 0], view.embeddings) + nu * boundary.sum()
+
+
+def binomial_deviance(view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> Tensor:
+    like, terms = view.embeddings, []
+    for i in view.anchors:
+        pull = [log_one_plus_sum_exp([alpha * (base - view.value(i, j))], like) for j in view.positives[i]]
+        push = [log_one_plus_sum_exp([beta * (view.value(i, j) - base)], like) for j in view.negatives[i]]
+        terms.append(mean(pull, like) + mean(push, like))
+    return mean(terms, like)
+
+
+def raw(view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) -> Tensor:
+    like, terms = view.embeddings, []
+    for i in view.anchors:
+        pull = log_one_plus_sum_exp([-alpha * (view.value(i, j) - base) for j in view.positives[i]], like)
+        push = log_one_plus_sum_exp([beta * (view.value(i, j) - base) for j in view.negatives[i]], like)
+        terms.append(pull / alpha + push / beta)
+    return mean(terms, like)
+
+
+def multi_similarity(
+    view: View, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1
+) -> Tensor:
+    return raw(view, alpha=alpha, beta=beta, base=base)
+
+
+def ranked_list(
+    view: View,
+    *,
+    alpha: float = 1.2,
+    margin: float = 0.4,
+    temperature: float = 10.0,
+    balance: float = 1.0,
+    query_weighting: str = "mean",
+) -> Tensor:
+    like, terms, violations = view.embeddings, [], []
+    for i in view.anchors:
+        far = [view.value(i, j) for j in view.positives[i] if view.value(i, j) > alpha - margin]
+        near = [view.value(i, j) for j in view.negatives[i] if view.value(i, j) < alpha]
+        weights = [math.exp(temperature * (alpha - distance.item())) for distance in near]
+        push = total([w * (alpha - distance) for w, distance in zip(weights, near, strict=True)], like)
+        terms.append(mean([d - (alpha - margin) for d in far], like) + balance * push / (sum(weights) or 1.0))
+        violations.append(len(far) + sum(weights))
+    if query_weighting == "mean":
+        return mean(terms, like)
+    return total([s * term for s, term in zip(violations, terms, strict=True)], like) / (sum(violations) or 1.0)
+
+
+def nra(view: View, *, alpha: float = 4.0, epsilon: float = 1e-4) -> Tensor:
+    def dissimilarity(rank: Tensor) -> Tensor:
+        return 0.5 * (2 * rank) ** alpha if rank < 0.5 else 1 - 0.5 * (2 * (1 - rank)) ** alpha
+
+    terms = []
+    for i in view.anchors:
+        positives, negatives = ([view.value(i, j) for j in some] for some in (view.positives[i], view.negatives[i]))
+        if not positives or not negatives:
+            continue
+        low, high = min(positives + negatives), max(positives + negatives)
+        if high > low:
+            similar = 1 - dissimilarity((max(positives) - low) / (high - low))
+            confused = 1 - dissimilarity((min(negatives) - low) / (high - low))
+        else:
+            similar = confused = low * 0 + 1
+        terms.append(-torch.log(similar + epsilon) - torch.log(1 - confused + epsilon))
+    return mean(terms, view.embeddings)

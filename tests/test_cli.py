@@ -1,0 +1,115 @@
+"""The command line as its users meet it: exit codes, one-line errors, readable output."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nearfar as nf
+from nearfar.cli import main
+
+
+def call(*words: str) -> int:
+    """Run a command in this process; its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"nearfar {nf.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["losses", "-h"]])
+def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == 0
+    assert "Example: nearfar " in capsys.readouterr().out
+
+
+def test_the_list_has_every_loss_and_its_meaning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert call("losses") == 0
+    lines = capsys.readouterr().out.splitlines()
+    for key in nf.losses.names():
+        (line,) = [line for line in lines if line.split()[:1] == [key]]
+        assert nf.losses.summary(key) in line
+        assert nf.losses.get(key).source in line
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_a_loss_is_described(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("losses", key) == 0
+    assert capsys.readouterr().out == nf.losses.describe(key)
+
+
+def test_a_plot_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "two.svg"
+    words = ["losses", "raw", "triplet", "--set", "mining=hard", "--plot", str(file)]
+    assert call(*words) == 0
+    assert capsys.readouterr().out == f"wrote {file}\n"
+    assert ">triplet<" in file.read_text()
+
+
+def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(tmp_path: Path) -> None:
+    file = tmp_path / "weights.svg"
+    assert call("losses", "--plot", str(file)) == 0
+    drawn = file.read_text()
+    for name in ("contrastive", "triplet, all triplets", "lifted_structure_generalized", "binomial_deviance", "raw"):
+        assert f">{name}<" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["losses", "rwa"], "loss is 'rwa' (did you mean 'raw'?)"),
+        (["losses", "raw", "--plot", "raw.gif"], "must end in .png, .svg, .pdf"),
+        (["losses", "raw", "--set", "alpha=3"], "--set goes with a loss to draw"),
+        (["losses", "raw", "--plot", "a.png", "--set", "alpha"], "--set is 'alpha'; needed is NAME=VALUE"),
+        (["losses", "raw", "--plot", "a.png", "--set", "alhpa=3"], "(did you mean 'alpha'?)"),
+        (["losses", "raw", "--plot", "a.png", "--set", "alpha=-3"], "alpha is -3"),
+        (["losses", "--colour"], "--colour"),
+        (["demo", "--steps", "0"], "steps is 0; it must be ≥ 1"),
+        (["demo", "--steps", "many"], "--steps"),
+        (["demo", "--losses", "raw,nope"], "loss is 'nope'"),
+        (["demo", "--losses", ","], "losses is empty"),
+        (["demo", "--seed", "-1"], "seed is -1"),
+        (["dome"], "No such command 'dome'"),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(*words) != 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("nearfar: ")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--debug", "losses", "nope"], ["losses", "nope", "--debug"]])
+def test_debug_shows_the_traceback(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="loss is 'nope'"):
+        main(words)
+
+
+def test_the_import_is_light() -> None:
+    heavy = {"matplotlib", "sklearn", "scipy", "rich", "typer", "PIL"}
+    code = f"import sys, nearfar; print(*sorted({heavy!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
+def test_python_dash_m_is_the_command_line() -> None:
+    run = subprocess.run([sys.executable, "-m", "nearfar", "losses", "nope"], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.startswith("nearfar: loss is 'nope'")

@@ -1,0 +1,97 @@
+"""The weight curves are those of the unified view, and the pictures are pictures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import nearfar as nf
+from nearfar import plots
+
+STILL_POSITIVE, STILL_NEGATIVE = 0.5, 0.3
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return bool(torch.allclose(found, expected.to(found.dtype), atol=1e-6))
+
+
+def test_contrastive_weighs_one_or_nothing() -> None:
+    similarity, positive, negative = plots.curves(nf.losses.create("contrastive", margin=0.25), steps=9)
+    assert close(positive, torch.ones(9))
+    assert close(negative, similarity > 0.25 + 1e-9)
+
+
+def test_triplet_is_a_step_at_the_margin() -> None:
+    # Two triplets, averaged: the moved pair is in one of them.
+    similarity, positive, negative = plots.curves(nf.losses.create("triplet", margin=0.1, mining="all"), steps=41)
+    away = ((similarity - 0.4).abs() > 1e-6).double()
+    assert close(positive * away, 0.5 * (similarity < STILL_NEGATIVE + 0.1) * away)
+    assert close(negative * away, 0.5 * (similarity > STILL_POSITIVE - 0.1) * away)
+
+
+def test_binomial_deviance_is_a_pair_of_sigmoids() -> None:
+    similarity, positive, negative = plots.curves(nf.losses.create("binomial_deviance"), steps=41)
+    assert close(positive, 2 * torch.sigmoid(2 * (0.5 - similarity)) / 2)
+    assert close(negative, 50 * torch.sigmoid(50 * (similarity - 0.5)) / 2)
+
+
+def test_raw_weighs_by_the_pair_and_by_the_others() -> None:
+    similarity, positive, negative = plots.curves(nf.losses.create("raw"), steps=41)
+    pull = 1 + (2 * (similarity - STILL_POSITIVE)).exp() + (2 * (similarity - 0.5)).exp()
+    push = 1 + (-50 * (similarity - STILL_NEGATIVE)).exp() + (-50 * (similarity - 0.5)).exp()
+    assert close(positive, 1 / pull)
+    assert close(negative, 1 / push)
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_every_loss_of_pairs_has_finite_curves_that_repeat(key: str) -> None:
+    loss = nf.losses.create(key)
+    first, second = plots.curves(loss, steps=41), plots.curves(loss, steps=41)
+    for one, other in zip(first, second, strict=True):
+        assert one.shape == (41,)
+        assert bool(one.isfinite().all())
+        assert torch.equal(one, other)
+    assert float(first.positive.abs().sum()) > 0
+    assert float(first.negative.abs().sum()) > 0
+
+
+def test_drawing_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    plots.curves(nf.losses.create("margin"), steps=3)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])
+def test_the_file_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
+    path = plots.draw_weights({"mine": nf.losses.create("contrastive")}, tmp_path / name)
+    assert path.read_bytes().startswith(start)
+
+
+def test_an_svg_names_every_loss_and_repeats(tmp_path: Path) -> None:
+    chosen = {key: nf.losses.create(key) for key in ("raw", "triplet")}
+    first = plots.draw_weights(chosen, tmp_path / "first.svg").read_text()
+    assert ">raw<" in first
+    assert ">triplet<" in first
+    assert first == plots.draw_weights(chosen, tmp_path / "second.svg").read_text()
+
+
+def test_errors_come_before_the_work(tmp_path: Path) -> None:
+    loss = nf.losses.create("raw")
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg, \.pdf"):
+        plots.draw_weights({"raw": loss}, tmp_path / "raw.gif")
+    with pytest.raises(ValueError, match="there is no folder"):
+        plots.draw_weights({"raw": loss}, tmp_path / "nowhere" / "raw.png")
+    with pytest.raises(ValueError, match="no loss was chosen"):
+        plots.draw_weights({}, tmp_path / "raw.png")
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'nearfar\[plot\]'"):
+        plots.draw_weights({"raw": nf.losses.create("raw")}, tmp_path / "raw.png")

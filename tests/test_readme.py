@@ -1,0 +1,61 @@
+"""What the README says is true: its code runs, its commands work, its table is complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import nearfar as nf
+from nearfar.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [shlex.split(line, comments=True)[1:] for block in blocks("sh") for line in block.splitlines()
+            if line.startswith("nearfar ")]  # fmt: skip
+
+
+def test_the_python_code_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(blocks("python")) >= 7
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert "RankedList(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words != ["demo"]], ids=shlex.join)
+def test_a_command_works(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 0
+    if "--plot" in words:
+        assert (tmp_path / words[words.index("--plot") + 1]).stat().st_size > 0
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_the_table_has_every_loss(key: str) -> None:
+    assert f"\n| `{key}` | {nf.losses.summary(key)} | {nf.losses.get(key).source} |\n" in README
+
+
+def test_the_table_has_no_other() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE) == nf.losses.names()
+
+
+def test_every_mining_is_named() -> None:
+    for name in nf.mining.names():
+        assert f"`{name}`" in README
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
