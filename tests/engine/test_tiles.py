@@ -8,6 +8,7 @@ from cases import DEFAULTS, Case
 from torch import Tensor
 
 import nearfar as nf
+from nearfar.engine.sinks import plus_transposed
 from nearfar.losses import PairLoss
 
 
@@ -83,3 +84,9 @@ def test_memory_is_that_of_a_tile_not_of_all_pairs(case: Case) -> None:
 def test_the_memory_meter_sees_all_pairs_when_it_is_allowed_to_keep_them() -> None:
     embeddings, labels = torch.randn(1000, 32), torch.arange(1000) // 4
     assert peak_bytes(DEFAULTS[0], embeddings, labels, budget=2**30) > 1000 * 1000 * 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 17])
+def test_a_matrix_plus_its_transpose_in_blocks(size: int) -> None:
+    matrix = torch.randn(size, size + 3)[:, :size]
+    assert torch.equal(plus_transposed(matrix.clone(), block=4), matrix + matrix.T)

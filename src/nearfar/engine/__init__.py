@@ -14,7 +14,7 @@ from nearfar.engine.masks import (
 from nearfar.engine.measures import Measure
 from nearfar.engine.measures import create as measure
 from nearfar.engine.problem import DEFAULT_BUDGET, Batch, Mean, Tile
-from nearfar.engine.rows import Row, count_nonzero, row_logsumexp, row_sum
+from nearfar.engine.rows import Row, count_nonzero, row_hinge, row_logsumexp, row_sum
 from nearfar.engine.tiles import pair_weights, row_loss
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "measure",
     "pair_weights",
     "positive_columns",
+    "row_hinge",
     "row_logsumexp",
     "row_loss",
     "row_sum",

@@ -13,8 +13,9 @@ from nearfar.engine.measures import Measure
 from nearfar.engine.rows import Row
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
-# A CPU is fastest while the dozen matrices of a tile stay in its cache.
+# On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
 CPU_TILE_PAIRS = 1 << 20
+CPU_TILE_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,9 @@ class Problem:
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """``height`` rows cut so that a tile of ``width`` columns keeps to its share of the budget."""
-        pairs = int(share * self.loss.memory_budget) // self.loss.bytes_per_pair
+        rows = int(share * self.loss.memory_budget) // (self.loss.bytes_per_pair * width)
         if self.embeddings.device.type == "cpu":
-            pairs = min(pairs, CPU_TILE_PAIRS)
-        rows = pairs // width
+            rows = min(rows, max(CPU_TILE_ROWS, CPU_TILE_PAIRS // width))
         rows = min(max(1, rows), height)
         return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
 

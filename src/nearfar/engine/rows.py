@@ -60,17 +60,19 @@ class Row:
         return self.chain(functional.softplus(self.value), self.value.sigmoid())
 
     def weights(self) -> Tensor:
-        """The derivative as one matrix, [a, n]."""
+        """The derivative as one matrix, [a, n]. It is summed up in place: ask once."""
         (first, total), *others = self.parts
+        if any(matrix is total for _, matrix in others):
+            total = total.clone()
         if isinstance(first, Tensor):
-            total = total * _column(first)
+            total.mul_(_column(first))
         elif first != 1.0:
-            total = total * first
+            total.mul_(first)
         for factor, matrix in others:
             if isinstance(factor, Tensor):
-                total = torch.addcmul(total, matrix, _column(factor))
+                total.addcmul_(matrix, _column(factor))
             else:
-                total = total.add(matrix, alpha=factor)
+                total.add_(matrix, alpha=factor)
         return total
 
 
@@ -89,9 +91,16 @@ def row_sum(terms: Tensor, slopes: Tensor, factor: float = 1.0) -> Row:
     return Row(terms.sum(dim=1), [(factor, slopes)])
 
 
+def row_hinge(terms: Tensor) -> Row:
+    """Σ of terms that are [x]+ for each row, by x. The terms are turned into their slopes."""
+    return Row(terms.sum(dim=1), [(1.0, terms.sign_())])
+
+
 def row_logsumexp(values: Tensor, mask: Tensor, scale: float = 1.0) -> Row:
     """log Σ exp(scale · values) over the mask; about ``FLOOR`` where it is empty."""
-    values = masked(values if scale == 1.0 else values * scale, mask, FLOOR)
+    values = masked(values, mask, FLOOR / scale)
+    if scale != 1.0:
+        values.mul_(scale)
     probabilities = torch.softmax(values, dim=1)
     # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
     value = values.amax(dim=1).sub_(probabilities.amax(dim=1).log_())

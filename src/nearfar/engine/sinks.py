@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from nearfar.engine.problem import Problem, Tile
@@ -46,7 +47,7 @@ class Weights:
         if weights.shape == self.shape and self._matrix is None:
             self._matrix = weights
         else:
-            self.matrix[tile.rows] += weights
+            self.matrix[tile.rows] = weights
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
         self.matrix[:, tile.rows] += weights.T
@@ -88,12 +89,12 @@ def plus_transposed(matrix: Tensor, block: int = 512) -> Tensor:
     """
     size = matrix.shape[0]
     if matrix.device.type != "cpu" or size <= 2 * block:
-        return matrix.T.contiguous().add_(matrix)
+        return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
     for top in range(0, size, block):
         for left in range(top, size, block):
             upper = matrix[top : top + block, left : left + block]
             lower = matrix[left : left + block, top : top + block]
-            both = lower.T.contiguous().add_(upper)
+            both = lower.T.clone(memory_format=torch.contiguous_format).add_(upper)
             upper.copy_(both)
             lower.copy_(both.T)
     return matrix

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, count_nonzero, masked, row_sum
+from nearfar.engine import Mean, Row, count_nonzero, masked, row_hinge, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number, one_of
@@ -61,13 +61,11 @@ class Contrastive(PairLoss):
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
         near = masked(sim, pos)
         if self.form == "cosine":
-            far = masked((sim - self.margin).relu_(), neg)
-            active = far.sign()
-            pull, push = row_sum(near, pos.to(sim.dtype)) * -1.0, row_sum(far, active)
+            pull = row_sum(near, pos.to(sim.dtype)) * -1.0
+            push = row_hinge(masked((sim - self.margin).relu_(), neg))
+            pushed = push.parts[0][1].sum(dim=1)
         else:
             far = masked((self.margin - sim).relu_(), neg)
-            active = far.sign()
             pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)
-        if self.average == "anchors":
-            return pull + push
-        return [Mean(pull, count_nonzero(near)), Mean(push, active.sum(dim=1))]
+            pushed = count_nonzero(far)
+        return pull + push if self.average == "anchors" else [Mean(pull, count_nonzero(near)), Mean(push, pushed)]

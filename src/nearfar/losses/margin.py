@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile, masked
+from nearfar.engine import Mean, Row, Tile, masked, row_hinge
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import non_negative, number, positive, whole
@@ -76,11 +76,12 @@ class Margin(PairLoss):
         assert tile.anchor_values is not None
         pos, neg = self.mining.select(tile)
         beyond = tile.values - tile.anchor_values.unsqueeze(1)
-        outside, inside = masked((beyond + self.margin).relu_(), pos), masked((self.margin - beyond).relu_(), neg)
-        pulled, pushed = outside.sign(), inside.sign()
-        slopes = pulled - pushed
-        total = Row((outside + inside).sum(dim=1), [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1))
-        return [Mean(total, (pulled + pushed).sum(dim=1))]
+        pulls = row_hinge(masked((beyond + self.margin).relu_(), pos))
+        pushes = row_hinge(masked(beyond.neg_().add_(self.margin).relu_(), neg))
+        active = pulls.parts[0][1].sum(dim=1) + pushes.parts[0][1].sum(dim=1)
+        total = pulls + pushes.chain(pushes.value, -1.0)
+        slopes = total.weights()
+        return [Mean(Row(total.value, [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1)), active)]
 
     def compute(
         self,

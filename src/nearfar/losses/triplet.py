@@ -16,6 +16,7 @@ from nearfar.losses.settings import number, one_of
 from nearfar.mining import Mining, Triplets
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
+MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
 
 
 @register
@@ -58,60 +59,66 @@ class Triplet(PairLoss):
         self.average = one_of("average", average, ("all", "active"))
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
-        triplets = self.mining.triplets(tile)
+        sim, triplets = tile.similarity, self.mining.triplets(tile)
+        chosen: tuple[Tensor, ...]
         if triplets is not None:
-            total, active, chosen = listed_triplets(tile.similarity, triplets, self.margin)
+            chosen = (triplets.real,)
+            total, active = listed_triplets(sim, triplets, self.margin)
         else:
-            total, active, chosen = every_triplet(tile.similarity, *self.mining.select(tile), self.margin)
+            chosen = self.mining.select(tile)
+            total, active = every_triplet(sim, *chosen, self.margin)
         if tile.measure.is_distance:  # the derivative by minus the distance
             total = total.chain(total.value, -1.0)
-        return [Mean(total, active if self.average == "active" else chosen)]
+        if self.average == "all":
+            active = math.prod((count(mask, sim) for mask in chosen), start=torch.ones_like(active))
+        return [Mean(total, active)]
 
 
-def listed_triplets(sim: Tensor, triplets: Triplets, margin: float) -> tuple[Row, Tensor, Tensor]:
-    """Σ of [s_n − s_p + margin]+ over each row's triplets, the number of active ones, and of all."""
+def listed_triplets(sim: Tensor, triplets: Triplets, margin: float) -> tuple[Row, Tensor]:
+    """Σ of [s_n − s_p + margin]+ over each row's triplets, and the number of active ones."""
     positive, negative, real = triplets
     hinge = masked((sim.gather(1, negative) - sim.gather(1, positive) + margin).relu_(), real)
     active = hinge.sign()
     weights = torch.zeros_like(sim).scatter_add_(1, negative, active).scatter_add_(1, positive, -active)
-    return row_sum(hinge, weights), active.sum(dim=1), count(real, sim)
+    return row_sum(hinge, weights), active.sum(dim=1)
 
 
-def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Row, Tensor, Tensor]:
-    """Σ over all (p, n) of [s_n − s_p + margin]+ for each row, the number of active triplets, and of all.
+def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Row, Tensor]:
+    """Σ over all (p, n) of [s_n − s_p + margin]+ for each row, and the number of active triplets.
 
-    A triplet is active when s_n is above the threshold t_p = s_p − margin. With c_n the number of
-    thresholds below s_n, and c_p the number of negatives above t_p, the sum is Σ c_n s_n − Σ c_p t_p, and
-    c_n and −c_p are its derivatives. Counting them needs order, not triplets.
+    A triplet is active when s_n is above the threshold s_p − margin. With c_n the number of thresholds below
+    s_n, and c_p the number of negatives above the threshold of p, the sum is
+    Σ c_n s_n − Σ c_p (s_p − margin), and c_n and −c_p are its derivatives. Counting them needs order, not triplets.
     """
-    levels = torch.where(pos, sim - margin, sim)
-    weights = (counts_by_histogram if sim.device.type == "cpu" else counts_by_sorting)(levels, pos, neg)
-    total = Row(torch.linalg.vecdot(weights, levels), [(1.0, weights)])
-    return total, weights.relu().sum(dim=1), count(pos, sim) * count(neg, sim)
+    counted = count_by_comparing(sim, pos, neg, margin) if sim.device.type == "cpu" else None
+    weights, active = counted or count_by_sorting(sim, pos, neg, margin)
+    return Row(torch.linalg.vecdot(weights, sim) + margin * active, [(1.0, weights)]), active
 
 
-def counts_by_histogram(levels: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-    """c_n for negatives and −c_p for positives, [a, n], when positives are few and easily listed.
-
-    One sort of the thresholds gives the c_n; their histogram gives the c_p.
-    """
+def count_by_comparing(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor] | None:
+    """c_n for negatives and −c_p for positives, [a, n], and Σ c_p: a pass for each positive, if they are few."""
     columns, filled = positive_columns(pos)
-    thresholds, order = masked(levels.gather(1, columns), filled, math.inf).sort(dim=1)
-    below = masked(torch.searchsorted(thresholds, levels), neg)
-    histogram = torch.zeros(len(pos), thresholds.shape[1] + 1, dtype=torch.int32, device=pos.device)
-    histogram.scatter_add_(1, below, neg.to(torch.int32))
-    # Negatives above the r-th threshold: those with more than r thresholds below them.
-    above = histogram.sum(dim=1, keepdim=True) - histogram.cumsum(dim=1)[:, :-1]
-    return below.to(levels.dtype).scatter_add_(1, columns.gather(1, order), above.to(levels.dtype).neg_())
+    if columns.shape[1] > MOST_PASSES:
+        return None
+    thresholds = masked(sim.gather(1, columns) - margin, filled, math.inf)
+    negatives = masked(sim, neg, -math.inf)
+    weights, above = torch.zeros_like(sim), torch.empty_like(sim)
+    per_positive = torch.empty_like(thresholds)
+    for slot in range(columns.shape[1]):
+        torch.sub(negatives, thresholds[:, slot : slot + 1], out=above).relu_().sign_()
+        weights += above
+        per_positive[:, slot] = above.sum(dim=1)
+    return weights.scatter_add_(1, columns, -per_positive), per_positive.sum(dim=1)
 
 
-def counts_by_sorting(levels: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
-    """The same with one sort of everything, for devices where many threads would meet in a histogram."""
+def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """The same with one sort of thresholds and negatives, however many positives there are."""
     # A negative that is level with a threshold is not above it: it has to come first.
-    just_above = torch.nextafter(levels, torch.full_like(levels, math.inf))
-    order = masked(torch.where(pos, just_above, levels), pos | neg, math.inf).argsort(dim=1)
+    just_above = torch.nextafter(sim - margin, torch.full_like(sim, math.inf))
+    order = masked(torch.where(pos, just_above, sim), pos | neg, math.inf).argsort(dim=1)
     is_positive, is_negative = (mask.gather(1, order).to(torch.int32) for mask in (pos, neg))
     below = is_positive.cumsum(dim=1, dtype=torch.int32)
     above = is_negative.sum(dim=1, keepdim=True) - is_negative.cumsum(dim=1, dtype=torch.int32)
-    counts = is_negative * below - is_positive * above
-    return torch.empty_like(levels).scatter_(1, order, counts.to(levels.dtype))
+    active = is_positive * above
+    counts = (is_negative * below - active).to(sim.dtype)
+    return torch.empty_like(sim).scatter_(1, order, counts), active.sum(dim=1, dtype=sim.dtype)
