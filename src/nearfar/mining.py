@@ -67,7 +67,7 @@ class ValidTriplet(Mining):
     """
 
     name = "valid_triplet"
-    bytes_per_pair = 16
+    bytes_per_pair = 4
 
     def __init__(self, *, margin: float = 0.1) -> None:
         self.margin = margin
@@ -83,7 +83,7 @@ class ValidTriplet(Mining):
 class Paired(Mining):
     """A mining that chooses triplets; for losses of sets their members are the sets."""
 
-    bytes_per_pair = 48
+    bytes_per_pair = 44
 
     @abstractmethod
     def triplets(self, tile: Tile) -> Triplets: ...
@@ -98,6 +98,7 @@ class Hard(Paired):
     """The farthest positive with the nearest negative."""
 
     name = "hard"
+    bytes_per_pair = 8
 
     def triplets(self, tile: Tile) -> Triplets:
         sim = tile.similarity
@@ -164,7 +165,6 @@ class DistanceWeighted(Drawn):
 
     name = "distance_weighted"
     unit_only = True
-    bytes_per_pair = 64
 
     def __init__(self, *, nearest: float = 0.5, farthest: float = 1.4) -> None:
         if not 0 < nearest < farthest <= 2:

@@ -79,7 +79,7 @@ class RowLoss(Protocol):
 
     @property
     def bytes_per_pair(self) -> int:
-        """Working memory for each entry of a tile."""
+        """Working memory for each entry of a float32 tile."""
 
     @property
     def memory_budget(self) -> int:
@@ -135,7 +135,8 @@ class Problem:
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """``height`` rows cut so that a tile of ``width`` columns keeps to its share of the budget."""
-        rows = int(share * self.loss.memory_budget) // (self.loss.bytes_per_pair * width)
+        bytes_per_row = self.loss.bytes_per_pair * self.embeddings.element_size() // 4 * width
+        rows = int(share * self.loss.memory_budget) // bytes_per_row
         if self.embeddings.device.type == "cpu":
             rows = min(rows, max(CPU_TILE_ROWS, CPU_TILE_PAIRS // width))
         rows = min(max(1, rows), height)

@@ -95,7 +95,7 @@ class PairLoss(Loss):
     query_only: bool = False  # columns are constants
     closed_form: bool = False  # `rows` returns Row objects, which know their derivatives
     surveys: bool = False  # `survey` has something to say of the columns
-    row_bytes: int = 48  # working memory per pair, without the mining's
+    row_bytes: int | None = None  # working memory per pair in float32, without the mining's; None: as most have
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
 
@@ -119,8 +119,9 @@ class PairLoss(Loss):
 
     @property
     def bytes_per_pair(self) -> int:
-        """Working memory for each entry of a tile."""
-        return self.row_bytes + self.mining.bytes_per_pair
+        """Working memory for each entry of a float32 tile."""
+        own = self.row_bytes or (28 if self.closed_form else 48)
+        return own + self.mining.bytes_per_pair
 
     def _noise(self, embeddings: Tensor, gallery_labels: Tensor) -> Tensor | None:
         if not self.mining.draws:

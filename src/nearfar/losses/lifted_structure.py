@@ -39,7 +39,7 @@ class LiftedStructure(PairLoss):
     measure = "euclidean"
     raw = True
     surveys = True
-    row_bytes = 64
+    row_bytes = 72
 
     def __init__(self, *, margin: float = 1.0, squared: bool = True) -> None:
         super().__init__()

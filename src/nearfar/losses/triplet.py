@@ -13,7 +13,7 @@ from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import number, one_of
-from nearfar.mining import Mining, Triplets
+from nearfar.mining import Mining, Paired, Triplets
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
 MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
@@ -41,7 +41,6 @@ class Triplet(PairLoss):
     key = "triplet"
     source = "Thesis 2.17 and 2.20, NRA 2, RLL 1"
     minings = tuple(minings.names())
-    row_bytes = 96
     closed_form = True
 
     def __init__(
@@ -53,6 +52,7 @@ class Triplet(PairLoss):
         average: str = "all",
     ) -> None:
         super().__init__(mining)
+        self.row_bytes = 16 if isinstance(self.mining, Paired) else 60
         self.form = one_of("form", form, ("cosine", "squared_distance"))
         self.measure = "cosine" if form == "cosine" else "squared_euclidean"
         self.margin = number("margin", MARGINS[form] if margin is None else margin)
