@@ -175,6 +175,9 @@ class Clock:
                 seen.append(self.seconds(step, number))
             if sum(seen[-1] for seen in times) > budget:
                 break
+        for step, number, seen in zip(steps, repeats, times, strict=True):
+            while len(seen) < 5 and seen[-1] < budget / 5:  # quick, but stopped short by a slow neighbour
+                seen.append(self.seconds(step, number))
         return [statistics.median(seen) for seen in times]
 
     def extra_memory(self, step: Step) -> float:
@@ -246,7 +249,12 @@ def at_scale(case: Case, clock: Clock, device: str) -> dict[str, Any]:
     return {"loss": case.name, "batch": size, "dim": dim, "seconds": time.perf_counter() - start, "MiB": memory}
 
 
-def show(rows: list[dict[str, Any]], columns: list[str]) -> None:
+def show(result: dict[str, Any]) -> None:
+    """The result as a Markdown table."""
+    rows = result["rows"]
+    names = ["loss", "batch", "ms", "peer ms", "ratio", "seconds", "MiB", "peer MiB", "peer"]
+    columns = [name for name in names if any(name in row for row in rows)]
+    print(f"\n{result['device']}, PyTorch {result['torch']}: `{result['command']}`\n")
     print("| " + " | ".join(columns) + " |")
     print("|" + "|".join("---" if column in ("loss", "peer") else "--:" for column in columns) + "|")
     for row in rows:
@@ -270,7 +278,11 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=20.0, help="GiB a CPU step may take before it counts as failed")
     parser.add_argument("--scale", action="store_true", help="the largest batches instead, ours alone")
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
+    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
     options = parser.parse_args()
+    if options.show:
+        show(json.loads(options.show.read_text()))
+        return
     warnings.filterwarnings("ignore")
     try:
         import pytorch_metric_learning as peer
@@ -294,15 +306,10 @@ def main() -> None:
             print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
     threads = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name() if clock.cuda else threads
-    print(f"\n{name}, PyTorch {torch.__version__}\n")
-    columns = (
-        ["loss", "batch", "seconds", "MiB"]
-        if options.scale
-        else ["loss", "batch", "ms", "peer ms", "ratio", "MiB", "peer MiB", "peer"]
-    )
-    show(rows, columns)
+    words = [word for word in sys.argv if word not in ("--out", str(options.out))]
+    result = {"device": name, "torch": torch.__version__, "command": " ".join(["python", *words]), "rows": rows}
+    show(result)
     if options.out:
-        result = {"device": name, "torch": torch.__version__, "command": " ".join(sys.argv), "rows": rows}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -13,6 +13,7 @@ from checks import Outcome, assert_close, assert_same, make_batch, make_gallery,
 from torch import Tensor
 
 import nearfar as nf
+from nearfar.engine import graphs
 
 # A loss that could not be recorded says so in a warning.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUDA graph")]
@@ -346,3 +347,13 @@ def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
         leaf.grad = None
         loss(leaf, labels).backward()
     assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20
+
+
+def test_recording_can_be_turned_off() -> None:
+    loss = nf.losses.Raw()
+    loss.record = False
+    embeddings, labels = (tensor.cuda() for tensor in make_batch(dtype=torch.float32))
+    embeddings.requires_grad_()
+    for _ in range(STEPS):
+        loss(embeddings, labels).backward()
+    assert loss not in graphs._recordings

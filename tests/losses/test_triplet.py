@@ -24,14 +24,16 @@ def rows(*, ties: bool) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("margin", [-0.25, 0.0, 0.25])
 def test_counts_of_active_triplets(count, ties: bool, margin: float) -> None:
     sim, pos, neg = rows(ties=ties)
-    expected = torch.zeros_like(sim)
+    expected, total = torch.zeros_like(sim), torch.zeros(len(sim))
     for i in range(len(sim)):
         for p in pos[i].nonzero().flatten():
             for n in neg[i].nonzero().flatten():
                 if sim[i, n] > sim[i, p] - margin:
                     expected[i, n] += 1
                     expected[i, p] -= 1
-    weights, active = count(sim, pos, neg, margin)
+                    total[i] += sim[i, n] - sim[i, p] + margin
+    found, weights, active = count(sim, pos, neg, margin)
+    torch.testing.assert_close(found, total)
     assert torch.equal(weights, expected)
     assert torch.equal(active, expected.relu().sum(dim=1))
 

@@ -97,6 +97,7 @@ class PairLoss(Loss):
     surveys: bool = False  # `survey` has something to say of the columns
     row_bytes: int | None = None  # working memory per pair in float32, without the mining's; None: as most have
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
+    record: bool = True  # replay steps as CUDA graphs; settable on any loss
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
 
     def __init__(self, mining: str | Mining = "all") -> None:
@@ -130,7 +131,7 @@ class PairLoss(Loss):
 
     def recordable(self) -> Hashable:
         """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
-        if not type(self).__module__.startswith("nearfar."):
+        if not self.record or not type(self).__module__.startswith("nearfar."):
             return None
         plain = (float, int, str, bool)
         own = tuple(value for value in vars(self).values() if isinstance(value, plain))

@@ -91,27 +91,28 @@ def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple
     Σ c_n s_n − Σ c_p (s_p − margin), and c_n and −c_p are its derivatives. Counting them needs order, not triplets.
     """
     counted = count_by_comparing(sim, pos, neg, margin) if sim.device.type == "cpu" else None
-    weights, active = counted or count_by_sorting(sim, pos, neg, margin)
-    return Row(torch.linalg.vecdot(weights, sim) + margin * active, [(1.0, weights)]), active
+    total, weights, active = counted or count_by_sorting(sim, pos, neg, margin)
+    return Row(total, [(1.0, weights)]), active
 
 
-def count_by_comparing(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor] | None:
-    """c_n for negatives and −c_p for positives, [a, n], and Σ c_p: a pass for each positive, if they are few."""
+def count_by_comparing(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The sum, c_n for negatives and −c_p for positives, [a, n], and Σ c_p: a pass for each positive, if few."""
     columns, filled = positive_columns(pos)
     if columns.shape[1] > MOST_PASSES:
         return None
     thresholds = masked(sim.gather(1, columns) - margin, filled, math.inf)
     negatives = masked(sim, neg, -math.inf)
+    total, per_positive = torch.zeros_like(sim[:, 0]), torch.empty_like(thresholds)
     weights, above = torch.zeros_like(sim), torch.empty_like(sim)
-    per_positive = torch.empty_like(thresholds)
     for slot in range(columns.shape[1]):
-        torch.sub(negatives, thresholds[:, slot : slot + 1], out=above).relu_().sign_()
-        weights += above
+        torch.sub(negatives, thresholds[:, slot : slot + 1], out=above).relu_()
+        total += above.sum(dim=1)
+        weights += above.sign_()
         per_positive[:, slot] = above.sum(dim=1)
-    return weights.scatter_add_(1, columns, -per_positive), per_positive.sum(dim=1)
+    return total, weights.scatter_add_(1, columns, -per_positive), per_positive.sum(dim=1)
 
 
-def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same with one sort of thresholds and negatives, however many positives there are."""
     # A negative that is level with a threshold is not above it: it has to come first.
     just_above = torch.nextafter(sim - margin, torch.full_like(sim, math.inf))
@@ -119,6 +120,7 @@ def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tu
     is_positive, is_negative = (mask.gather(1, order).to(torch.int32) for mask in (pos, neg))
     below = is_positive.cumsum(dim=1, dtype=torch.int32)
     above = is_negative.sum(dim=1, keepdim=True) - is_negative.cumsum(dim=1, dtype=torch.int32)
-    active = is_positive * above
-    counts = (is_negative * below - active).to(sim.dtype)
-    return torch.empty_like(sim).scatter_(1, order, counts), active.sum(dim=1, dtype=sim.dtype)
+    per_positive = is_positive * above
+    counts = (is_negative * below - per_positive).to(sim.dtype)
+    weights, active = torch.empty_like(sim).scatter_(1, order, counts), per_positive.sum(dim=1, dtype=sim.dtype)
+    return torch.linalg.vecdot(weights, sim) + margin * active, weights, active
