@@ -23,6 +23,7 @@ Gradients = list[Tensor | None]
 Compute = Callable[[Batch, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
 
 CALLS_BEFORE_CAPTURE = 2
+MOST_PAIRS = 1 << 26  # more than this keep a GPU busy without being recorded
 MOST_SHAPES = 16  # a loss that meets more shapes than this forgets the ones it knows
 
 
@@ -94,7 +95,8 @@ def run(
     needed: tuple[bool, ...],
 ) -> tuple[Tensor, Held]:
     """``compute``, or the replay of it."""
-    settings = batch.loss.recordable() if embeddings.is_cuda and needed[0] else None
+    small = batch.labels.shape[0] * batch.gallery_labels.shape[0] <= MOST_PAIRS
+    settings = batch.loss.recordable() if embeddings.is_cuda and needed[0] and small else None
     if settings is None or torch.cuda.is_current_stream_capturing():
         loss, gradients = compute(batch, embeddings, gallery, anchor_values, needed)
         return loss, Held(gradients, borrowed=False)

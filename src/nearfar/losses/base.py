@@ -158,6 +158,10 @@ class PairLoss(Loss):
         """A number for each anchor that the loss learns, [m]."""
         return None
 
+    def penalty(self, embeddings: Tensor) -> Tensor | None:
+        """What is added to the loss beside its pairs."""
+        return None
+
     def compute(
         self,
         embeddings: Tensor,
@@ -168,7 +172,8 @@ class PairLoss(Loss):
     ) -> Tensor:
         batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
         loss: Tensor = row_loss(batch, embeddings, gallery, self.anchor_values(labels))
-        return loss
+        penalty = self.penalty(embeddings)
+        return loss if penalty is None else loss + penalty
 
     def pair_weights(
         self,

@@ -83,13 +83,5 @@ class Margin(PairLoss):
         slopes = total.weights()
         return [Mean(Row(total.value, [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1)), active)]
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        loss = super().compute(embeddings, labels, gallery, gallery_labels, positions)
-        return loss + self.nu * self.beta.sum() if self.nu else loss
+    def penalty(self, embeddings: Tensor) -> Tensor | None:
+        return self.nu * self.beta.sum() if self.nu else None

@@ -51,15 +51,5 @@ class NPair(PairLoss):
         pushes = negatives.chain(torch.zeros_like(pulls.value), share.sum(dim=1))
         return (pulls + pushes) / count(pos, sim).clamp_(min=1.0)
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        loss = super().compute(embeddings, labels, gallery, gallery_labels, positions)
-        if self.l2:
-            loss = loss + self.l2 * embeddings.square().sum(dim=1).mean()
-        return loss
+    def penalty(self, embeddings: Tensor) -> Tensor | None:
+        return self.l2 * embeddings.square().sum(dim=1).mean() if self.l2 else None
