@@ -60,7 +60,7 @@ def root(
         print(context.get_help())
 
 
-@app.command()
+@app.command(short_help="Learn some digits, look for others.")
 def demo(
     losses: Annotated[
         str, typer.Option(help="Keys of losses, separated by commas.")
@@ -78,7 +78,7 @@ def demo(
     digits.show(keys, steps=steps, seed=seed)
 
 
-@app.command(name="losses")
+@app.command(name="losses", short_help="List, explain or draw the losses.")
 def list_losses(
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
     plot: Annotated[
