@@ -7,9 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 import nearfar as nf
 from nearfar.cli import main
+from nearfar.losses import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -59,3 +61,17 @@ def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_the_loss_that_contributing_adds_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    assert code is not None
+    monkeypatch.setattr(registry, "_LOSSES", dict(registry._LOSSES))  # known here only
+    exec(compile(code.group(1), "CONTRIBUTING.md", "exec"), {"__name__": "two_hinges"})
+    embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]], requires_grad=True)
+    value = nf.losses.create("two_hinges", upper=0.7)(embeddings, torch.tensor([0, 0, 1]))
+    value.backward()
+    assert value.item() == pytest.approx((0.1 + 0.2 + 0.1 + 0.2) / 3)
+    assert embeddings.grad is not None
+    assert embeddings.grad.any()
