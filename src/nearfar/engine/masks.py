@@ -36,7 +36,7 @@ def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 def masked(values: Tensor, mask: Tensor, otherwise: float = 0.0) -> Tensor:
     """The values within the mask, ``otherwise`` outside.
 
-    torch.where with a Python number builds a tensor of it on every call, and on a GPU copies it there.
+    torch.where with a Python number builds a tensor of it on every call; this keeps them.
     """
     return torch.where(mask, values, _constant(otherwise, values.dtype, values.device))
 
@@ -49,11 +49,6 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
 def count(mask: Tensor, like: Tensor) -> Tensor:
     """How many of each row are in the mask, [a], in the dtype of ``like``."""
     return mask.sum(dim=1, dtype=like.dtype)
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of each row over its mask, 0 where the mask is empty."""
-    return masked_sum(values, mask) / count(mask, values).clamp_(min=1.0)
 
 
 def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
@@ -71,7 +66,7 @@ def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
         return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape), mask
     columns = mask.nonzero()[:, 1]
     counts = mask.sum(dim=1)
-    width = max(1, int(counts.max())) if counts.numel() else 1
+    width = max(1, int(counts.max()))
     filled = torch.arange(width).unsqueeze(0) < counts.unsqueeze(1)
     index = torch.zeros(mask.shape[0], width, dtype=torch.long)
     index[filled] = columns

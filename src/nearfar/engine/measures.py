@@ -79,7 +79,7 @@ class Measure:
         if self.power == 2:
             return weights.mul_(-2.0)
         if self.power == 1:
-            equal = values * values <= 2.0 * SMALLEST_SQUARE
+            equal = values <= (2.0 * SMALLEST_SQUARE) ** 0.5
             return weights.div_(values).neg_().masked_fill_(equal, 0.0)
         return weights
 

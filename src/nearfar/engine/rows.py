@@ -19,7 +19,10 @@ Factor = Tensor | float
 
 
 class Row:
-    """A number for each anchor, [a], and its derivative by the row of values, Σ factor · matrix."""
+    """A number for each anchor, [a], and its derivative by the row of values, Σ factor · matrix.
+
+    The matrices are the row's own: they are written to in the end, so no two rows may share one.
+    """
 
     __slots__ = ("by_anchor_values", "parts", "value")
 
@@ -37,7 +40,9 @@ class Row:
 
     def __add__(self, other: Row | Factor) -> Row:
         if isinstance(other, Row):
-            return Row(self.value + other.value, self.parts + other.parts, self.by_anchor_values)
+            learned = [part for part in (self.by_anchor_values, other.by_anchor_values) if part is not None]
+            by_anchor_values = learned[0] + learned[1] if len(learned) == 2 else next(iter(learned), None)
+            return Row(self.value + other.value, self.parts + other.parts, by_anchor_values)
         return Row(self.value + other, self.parts, self.by_anchor_values)
 
     def __sub__(self, other: Factor) -> Row:
@@ -91,9 +96,10 @@ def row_sum(terms: Tensor, slopes: Tensor, factor: float = 1.0) -> Row:
     return Row(terms.sum(dim=1), [(factor, slopes)])
 
 
-def row_hinge(terms: Tensor) -> Row:
-    """Σ of terms that are [x]+ for each row, by x. The terms are turned into their slopes."""
-    return Row(terms.sum(dim=1), [(1.0, terms.sign_())])
+def row_hinge(terms: Tensor) -> tuple[Row, Tensor]:
+    """Σ of terms that are [x]+ for each row, by x, and how many are active. The terms become their slopes."""
+    total, slopes = terms.sum(dim=1), terms.sign_()
+    return Row(total, [(1.0, slopes)]), slopes.sum(dim=1)
 
 
 def row_logsumexp(values: Tensor, mask: Tensor, scale: float = 1.0) -> Row:

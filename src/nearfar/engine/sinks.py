@@ -105,10 +105,12 @@ class StreamedGradient:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.by_anchors = problem.anchors.points.new_zeros(problem.anchors.points.shape)
-        self.by_columns = self.by_anchors  # both ends of a pair are the same embeddings
-        if problem.gallery is not None:
-            self.by_columns = problem.columns.points.new_zeros(problem.columns.points.shape)
+        self.by_anchors = torch.zeros_like(problem.anchors.points)
+        self.by_gallery: Tensor | None = None
+        if problem.gallery is not None and problem.columns_move:
+            self.by_gallery = torch.zeros_like(problem.columns.points)
+        # Without a gallery both ends of a pair are the same embeddings.
+        self.by_columns = self.by_anchors if self.by_gallery is None else self.by_gallery
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         problem, measure = self.problem, tile.measure
@@ -128,14 +130,14 @@ class StreamedGradient:
 
     def scale(self, factor: Tensor) -> None:
         self.by_anchors.mul_(factor)
-        if self.problem.gallery is not None:
-            self.by_columns.mul_(factor)
+        if self.by_gallery is not None:
+            self.by_gallery.mul_(factor)
 
     def merge(self, other: Self) -> None:
         self.by_anchors.add_(other.by_anchors)
-        if self.problem.gallery is not None:
-            self.by_columns.add_(other.by_columns)
+        if self.by_gallery is not None and other.by_gallery is not None:
+            self.by_gallery.add_(other.by_gallery)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """By the prepared anchors and the prepared gallery."""
-        return self.by_anchors, None if self.problem.gallery is None else self.by_columns
+        return self.by_anchors, self.by_gallery

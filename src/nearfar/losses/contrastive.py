@@ -62,8 +62,7 @@ class Contrastive(PairLoss):
         near = masked(sim, pos)
         if self.form == "cosine":
             pull = row_sum(near, pos.to(sim.dtype)) * -1.0
-            push = row_hinge(masked((sim - self.margin).relu_(), neg))
-            pushed = push.parts[0][1].sum(dim=1)
+            push, pushed = row_hinge(masked((sim - self.margin).relu_(), neg))
         else:
             far = masked((self.margin - sim).relu_(), neg)
             pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)

@@ -76,12 +76,11 @@ class Margin(PairLoss):
         assert tile.anchor_values is not None
         pos, neg = self.mining.select(tile)
         beyond = tile.values - tile.anchor_values.unsqueeze(1)
-        pulls = row_hinge(masked((beyond + self.margin).relu_(), pos))
-        pushes = row_hinge(masked(beyond.neg_().add_(self.margin).relu_(), neg))
-        active = pulls.parts[0][1].sum(dim=1) + pushes.parts[0][1].sum(dim=1)
+        pulls, pulled = row_hinge(masked((beyond + self.margin).relu_(), pos))
+        pushes, pushed = row_hinge(masked(beyond.neg_().add_(self.margin).relu_(), neg))
         total = pulls + pushes.chain(pushes.value, -1.0)
         slopes = total.weights()
-        return [Mean(Row(total.value, [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1)), active)]
+        return [Mean(Row(total.value, [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1)), pulled + pushed)]
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
         return self.nu * self.beta.sum() if self.nu else None
