@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -34,9 +34,11 @@ def recall_by_loop(embeddings: Tensor, labels: Tensor, k: int) -> float:
 AXIS_VECTOR = st.tuples(st.integers(0, 2), st.sampled_from([-2.0, -1.0, 1.0, 4.0]))
 
 
+@settings(derandomize=True, deadline=None)  # what passes once passes everywhere
 @given(st.lists(st.tuples(AXIS_VECTOR, st.integers(-1, 2)), min_size=4, max_size=12))
 def test_ties_go_to_the_lower_index(points: list[tuple[tuple[int, float], int]]) -> None:
     labels = torch.tensor([label for _, label in points])
+    assume(len(labels.unique()) < len(labels))  # a class with two members, or there is nothing to retrieve
     embeddings = torch.zeros(len(points), 3)
     for row, ((axis, length), _) in enumerate(points):
         embeddings[row, axis] = length
