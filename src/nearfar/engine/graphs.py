@@ -10,21 +10,39 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from nearfar.engine.problem import Batch, RowLoss
-
+Tensors = Sequence[Tensor | None]
 Gradients = list[Tensor | None]
-Compute = Callable[[Batch, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
+Needed = tuple[bool, ...]
+Compute = Callable[[Tensors, Tensors, Needed], tuple[Tensor, Gradients]]
 
 CALLS_BEFORE_CAPTURE = 2
 MOST_PAIRS = 1 << 26  # more than this keep a GPU busy without being recorded
 MOST_SHAPES = 16  # a loss that meets more shapes than this forgets the ones it knows
+
+
+class Recordable(Protocol):
+    """A loss whose steps may be recorded."""
+
+    def recordable(self) -> Hashable:
+        """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a loss computes: (inputs, constants, which gradients are needed) → the loss and those gradients."""
+
+    compute: Compute
+    constants: Tensors = ()  # tensors that are not differentiated: labels, positions, noise
+    owner: Recordable | None = None  # None: never recorded
+    pairs: int = 0  # how many similarities there are
+    lasting: tuple[int, ...] = ()  # inputs that stay where they are from step to step: parameters
 
 
 class Held:
@@ -52,6 +70,13 @@ class Held:
             self._gradients = None
         return gradients
 
+    def scaled(self, factor: Tensor) -> Gradients:
+        """The gradients times a number; in place where nobody else will see them."""
+        gradients = self.take()
+        if self._borrowed or self._gradients is not None:
+            return [None if gradient is None else gradient * factor for gradient in gradients]
+        return [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
+
 
 def _may_run_again() -> bool:
     """Whether the running backward pass keeps its graph (and so may come back for the gradients)."""
@@ -64,101 +89,95 @@ class Recording:
     """The kernels of one shape, and the buffers they read and write."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
+    tensors: list[Tensor | None]
+    lasting: tuple[int, ...]
     loss: Tensor
     gradients: Gradients
     last: weakref.ref[Held] | None = None
 
-    def replay(self, inputs: list[Tensor]) -> tuple[Tensor, Held]:
+    def replay(self, tensors: Tensors) -> tuple[Tensor, Held]:
         previous = None if self.last is None else self.last()
         if previous is not None:
             previous.keep()
-        for recorded, given in zip(self.inputs, inputs, strict=True):
-            recorded.copy_(given)
+        for number, (recorded, given) in enumerate(zip(self.tensors, tensors, strict=True)):
+            if recorded is not None and given is not None and number not in self.lasting:
+                recorded.copy_(given)
         self.graph.replay()
         held = Held(self.gradients, borrowed=True)
         self.last = weakref.ref(held)
         return self.loss.clone(), held
 
 
-_recordings: weakref.WeakKeyDictionary[RowLoss, dict[tuple[Hashable, ...], Recording | int]] = (
+_recordings: weakref.WeakKeyDictionary[Recordable, dict[tuple[Hashable, ...], Recording | int]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def run(
-    compute: Compute,
-    batch: Batch,
-    embeddings: Tensor,
-    gallery: Tensor | None,
-    anchor_values: Tensor | None,
-    needed: tuple[bool, ...],
-) -> tuple[Tensor, Held]:
-    """``compute``, or the replay of it."""
-    small = batch.labels.shape[0] * batch.gallery_labels.shape[0] <= MOST_PAIRS
-    settings = batch.loss.recordable() if embeddings.is_cuda and needed[0] and small else None
-    if settings is None or torch.cuda.is_current_stream_capturing():
-        loss, gradients = compute(batch, embeddings, gallery, anchor_values, needed)
-        return loss, Held(gradients, borrowed=False)
-    gallery_labels = None if gallery is None else batch.gallery_labels
-    optional = (gallery, anchor_values, batch.positions, gallery_labels, batch.noise)
-    inputs = [embeddings, batch.labels, *(part for part in optional if part is not None)]
-    present = tuple(part is not None for part in optional)
-    stream = torch.cuda.current_stream(embeddings.device)
-    key = (stream, needed, present, settings, *((part.shape, part.dtype) for part in inputs))
-    known = _recordings.setdefault(batch.loss, {})
+def run(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
+    """A step, or the replay of it."""
+    first = inputs[0]
+    settings = None
+    if step.owner is not None and first is not None and first.is_cuda and needed[0] and step.pairs <= MOST_PAIRS:
+        settings = step.owner.recordable()
+    if step.owner is None or first is None or settings is None or torch.cuda.is_current_stream_capturing():
+        return _compute(step, inputs, needed)
+    tensors = [*inputs, *step.constants]
+    stream = torch.cuda.current_stream(first.device)
+    # A lasting tensor is read where it stands, so a recording is for that place alone.
+    places = tuple(tensor.data_ptr() for tensor in (tensors[number] for number in step.lasting) if tensor is not None)
+    shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
+    key = (stream, needed, settings, places, shapes)
+    known = _recordings.setdefault(step.owner, {})
     found = known.get(key, 0)
     if isinstance(found, Recording):
-        return found.replay(inputs)
+        return found.replay(tensors)
     if found == CALLS_BEFORE_CAPTURE:
         # Recordings of one loss on one stream never run at once, so they can work in the same memory.
         alike = (other.graph.pool() for other in known.values() if isinstance(other, Recording))
         pool = next(alike, None) if all(other[0] == stream for other in known) else None
-        recording = _record(compute, batch.loss, inputs, present, needed, stream, pool)
+        recording = _record(step, tensors, len(inputs), needed, stream, pool)
         if recording is not None:
             known[key] = recording
-            return recording.replay(inputs)
+            return recording.replay(tensors)
     if found >= 0:
         if len(known) >= MOST_SHAPES and key not in known:
             known.clear()
         known[key] = found + 1 if found < CALLS_BEFORE_CAPTURE else -1
-    loss, gradients = compute(batch, embeddings, gallery, anchor_values, needed)
+    return _compute(step, inputs, needed)
+
+
+def _compute(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
+    loss, gradients = step.compute(inputs, step.constants, needed)
     return loss, Held(gradients, borrowed=False)
 
 
 def _record(
-    compute: Compute,
-    loss: RowLoss,
-    inputs: list[Tensor],
-    present: tuple[bool, ...],
-    needed: tuple[bool, ...],
-    current: torch.cuda.Stream,
-    pool: Any,
+    step: Step, tensors: Tensors, inputs: int, needed: Needed, current: torch.cuda.Stream, pool: Any
 ) -> Recording | None:
-    """Record ``compute`` on copies of the inputs; None (and a warning) where that is not possible."""
-    copies = [part.clone() for part in inputs]
-    rest = iter(copies[2:])
-    gallery, anchor_values, positions, gallery_labels, noise = (next(rest) if there else None for there in present)
-    labels = copies[1]
-    batch = Batch(loss, labels, labels if gallery_labels is None else gallery_labels, positions, noise)
+    """Record a step on copies of its tensors; None (and a warning) where that is not possible."""
+    copies = [
+        None if tensor is None else tensor.detach() if number in step.lasting else tensor.detach().clone()
+        for number, tensor in enumerate(tensors)
+    ]
+    arguments = copies[:inputs], copies[inputs:], needed
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(copies[0].device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
     stream.wait_stream(current)
     collecting = gc.isenabled()
     gc.disable()  # freeing an older recording would break this one
     try:
         with torch.cuda.stream(stream):
-            compute(batch, copies[0], gallery, anchor_values, needed)  # libraries set themselves up outside
+            step.compute(*arguments)  # libraries set themselves up outside
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                value, gradients = compute(batch, copies[0], gallery, anchor_values, needed)
+                value, gradients = step.compute(*arguments)
             finally:
                 graph.capture_end()
     except RuntimeError as error:
-        warnings.warn(f"{type(loss).__name__} runs without a CUDA graph: {error}", stacklevel=2)
+        warnings.warn(f"{type(step.owner).__name__} runs without a CUDA graph: {error}", stacklevel=2)
         return None
     finally:
         if collecting:
             gc.enable()
         current.wait_stream(stream)
-    return Recording(graph, copies, value, gradients)
+    return Recording(graph, copies, step.lasting, value, gradients)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import graphs
+from nearfar.engine.function import differentiable
+from nearfar.engine.graphs import Step
 from nearfar.engine.masks import masked
 from nearfar.engine.problem import Batch, Mean, Problem, Tile
 from nearfar.engine.rows import Row
@@ -203,47 +205,25 @@ def _compute(
     return loss, [by_embeddings, by_gallery, part.by_anchor_values if needed[2] else None]
 
 
-class _RowLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, batch: Batch
-    ) -> Tensor:
-        needed = ctx.needs_input_grad[:3]
-        loss, ctx.held = graphs.run(_compute, batch, embeddings, gallery, anchor_values, needed)
-        ctx.save_for_backward(embeddings, gallery, anchor_values)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.held.take()
-        if torch.is_grad_enabled():  # create_graph=True: the gradient itself may be differentiated
-            inputs = ctx.saved_tensors
-            scaled = [None if g is None else _Once.apply(g, *incoming, *inputs) for g in gradients]  # type: ignore[no-untyped-call]
-        else:
-            scaled = [None if g is None else g * incoming[0] for g in gradients]
-        return (*scaled, None)
-
-
-class _Once(torch.autograd.Function):
-    """gradient × incoming, refusing to be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, incoming: Tensor, *inputs: Tensor | None) -> Tensor:
-        return gradient * incoming
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Tensor) -> tuple[None, ...]:
-        raise NotImplementedError(
-            "nearfar's pair-based losses have no second derivative: their gradient is computed in the "
-            "forward pass and the similarities are not kept"
-        )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
     """The loss of a batch, differentiable once by embeddings, gallery and anchor values."""
-    value: Tensor = _RowLoss.apply(embeddings, gallery, anchor_values, batch)  # type: ignore[no-untyped-call]
-    return value
+    gallery_labels = None if gallery is None else batch.gallery_labels
+
+    def compute(
+        inputs: graphs.Tensors, constants: graphs.Tensors, needed: graphs.Needed
+    ) -> tuple[Tensor, graphs.Gradients]:
+        anchors, columns, values = inputs
+        labels, column_labels, positions, noise = constants
+        assert anchors is not None
+        assert labels is not None
+        column_labels = labels if column_labels is None else column_labels
+        return _compute(Batch(batch.loss, labels, column_labels, positions, noise), anchors, columns, values, needed)
+
+    constants = (batch.labels, gallery_labels, batch.positions, batch.noise)
+    pairs = batch.labels.shape[0] * batch.gallery_labels.shape[0]
+    step = Step(compute, constants, batch.loss, pairs)
+    loss: Tensor = differentiable(step, (embeddings, gallery, anchor_values))
+    return loss
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

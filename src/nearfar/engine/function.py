@@ -1,0 +1,52 @@
+"""The autograd function of every loss whose gradient is found together with its value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar.engine import graphs
+
+
+class _GradientInForward(torch.autograd.Function):
+    """The forward pass computes the gradients, the backward pass only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, step: graphs.Step, *inputs: Tensor | None) -> Tensor:
+        loss, ctx.held = graphs.run(step, inputs, ctx.needs_input_grad[1:])
+        ctx.save_for_backward(*inputs)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return (None, *ctx.held.scaled(incoming[0]))
+        # create_graph=True: the gradient itself may be differentiated
+        inputs = ctx.saved_tensors
+        once = (None if g is None else _Once.apply(g, *incoming, *inputs) for g in ctx.held.take())  # type: ignore[no-untyped-call]
+        return (None, *once)
+
+
+class _Once(torch.autograd.Function):
+    """gradient × incoming, refusing to be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, incoming: Tensor, *inputs: Tensor | None) -> Tensor:
+        return gradient * incoming
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[None, ...]:
+        raise NotImplementedError(
+            "this loss has no second derivative: its gradient is computed in the forward pass and the "
+            "similarities are not kept"
+        )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def differentiable(step: graphs.Step, inputs: Sequence[Tensor | None]) -> Tensor:
+    """The value of a step, differentiable once by its inputs."""
+    value: Tensor = _GradientInForward.apply(step, *inputs)  # type: ignore[no-untyped-call]
+    return value
