@@ -4,9 +4,11 @@
     python benchmarks/losses.py --device cuda            # a GPU
     python benchmarks/losses.py --sizes 180 --only raw   # a quick look
     python benchmarks/losses.py --scale                  # the largest batches: 20,000 × 128 or 65,536 × 512
+    python benchmarks/losses.py --classes                # losses with proxies: 100, 11,318 and 1,000,000 classes
 
 Forward and backward, embeddings of 512 dimensions, four per class. Ours and theirs take turns, so that a
-busy machine slows both; the ratio is of medians. Memory is the peak beyond what was there before the call.
+busy machine slows both; the ratio is of medians. Memory is the peak beyond what was there before the call;
+that of losses with proxies is also beyond the gradient of the proxies, which has to stay.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,68 @@ def cases() -> list[Case]:
             lambda p: (p.losses.RankedListLoss(0.4, 5, alpha=1.2), None),
         ),
         Case("nra", lambda: losses.NRA()),
+    ]
+
+
+@dataclass
+class ClassCase:
+    """A loss with proxies of ours and, where there is one that computes the same, of theirs."""
+
+    name: str
+    ours: Callable[[int, int], nf.losses.ProxyLoss]  # (classes, dimensions) → loss
+    theirs: Callable[[Any, int, int], Any] | None = None  # (package, classes, dimensions) → loss
+    most: int = 1_000_000  # classes
+
+
+# How many classes, and the batch and dimensions they are tried with.
+CLASSES = {100: (180, 512), 11_318: (180, 512), 1_000_000: (256, 128)}
+
+
+def class_cases() -> list[ClassCase]:
+    losses = nf.losses
+    return [
+        ClassCase("softmax", lambda c, d: losses.Softmax(num_classes=c, dim=d)),
+        ClassCase(
+            "normalized_softmax",
+            lambda c, d: losses.NormalizedSoftmax(num_classes=c, dim=d),
+            lambda p, c, d: p.losses.NormalizedSoftmaxLoss(c, d, temperature=0.05),
+        ),
+        ClassCase("proxy_nca", lambda c, d: losses.ProxyNCA(num_classes=c, dim=d)),
+        ClassCase(
+            "proxy_nca, include_positive",
+            lambda c, d: losses.ProxyNCA(num_classes=c, dim=d, include_positive=True),
+            lambda p, c, d: p.losses.ProxyNCALoss(c, d, softmax_scale=9),
+        ),
+        ClassCase(
+            "arcface",
+            lambda c, d: losses.ArcFace(num_classes=c, dim=d),
+            lambda p, c, d: p.losses.ArcFaceLoss(c, d),
+        ),
+        ClassCase("arcface, a tenth sampled", lambda c, d: losses.ArcFace(num_classes=c, dim=d, sample_rate=0.1)),
+        ClassCase(
+            "cosface",
+            lambda c, d: losses.CosFace(num_classes=c, dim=d),
+            lambda p, c, d: p.losses.CosFaceLoss(c, d),
+        ),
+        ClassCase(
+            "soft_triple",  # the peer has no regulariser
+            lambda c, d: losses.SoftTriple(num_classes=c, dim=d, tau=0.0),
+            lambda p, c, d: p.losses.SoftTripleLoss(c, d, centers_per_class=10, la=20, gamma=0.1, margin=0.1),
+            most=11_318,
+        ),
+        ClassCase("soft_triple, regularised", lambda c, d: losses.SoftTriple(num_classes=c, dim=d), most=11_318),
+        ClassCase(
+            "proxy_anchor",
+            lambda c, d: losses.ProxyAnchor(num_classes=c, dim=d),
+            lambda p, c, d: p.losses.ProxyAnchorLoss(c, d),
+        ),
+        ClassCase("proxy_repel", lambda c, d: losses.ProxyRepel(num_classes=c, dim=d), most=11_318),
+        ClassCase(
+            "proxy_repel, through the batch",
+            lambda c, d: losses.ProxyRepel(num_classes=c, dim=d, through_batch=True),
+            most=11_318,
+        ),
+        ClassCase("group", lambda c, d: losses.Group(num_classes=c, dim=d), most=11_318),
     ]
 
 
@@ -233,6 +298,46 @@ def compare(case: Case, size: int, peer: Any, clock: Clock, device: str, budget:
     return row
 
 
+def class_step(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Step:
+    def step() -> None:
+        embeddings.grad = None
+        loss.zero_grad()
+        loss(embeddings, labels).backward()
+
+    return step
+
+
+def compare_classes(
+    case: ClassCase, classes: int, peer: Any, clock: Clock, device: str, budget: float
+) -> dict[str, Any]:
+    size, dim = CLASSES[classes]
+    embeddings, labels = batch(size, dim, device)
+    labels = labels * (classes // (size // 4))  # spread over all classes
+    row: dict[str, Any] = {"loss": case.name, "classes": classes, "batch": size, "dim": dim}
+    loss = case.ours(classes, dim).to(device)
+    gradient = sum(parameter.numel() for parameter in loss.parameters()) * 4 / 2**20
+    ours = class_step(loss, embeddings, labels)
+    ours()
+    loss.zero_grad()
+    row["MiB"] = max(0.0, clock.extra_memory(ours) - gradient)
+    steps = [ours]
+    if case.theirs is not None and peer is not None:
+        try:
+            theirs = class_step(case.theirs(peer, classes, dim).to(device), embeddings, labels)
+            theirs()
+            embeddings.grad = None
+            row["peer MiB"] = max(0.0, clock.extra_memory(theirs) - gradient)
+            steps.append(theirs)
+        except (RuntimeError, MemoryError) as error:
+            row["peer"] = "out of memory" if "memory" in str(error).lower() else f"fails: {error}"[:80]
+    times = clock.take_turns(steps, budget)
+    row["ms"] = times[0] * 1e3
+    if len(times) == 2:
+        row["peer ms"] = times[1] * 1e3
+        row["ratio"] = times[1] / times[0]
+    return row
+
+
 def at_scale(case: Case, clock: Clock, device: str) -> dict[str, Any]:
     size, dim = (65_536, 512) if clock.cuda else (20_000, 128)
     embeddings, labels = batch(size, dim, device)
@@ -252,7 +357,7 @@ def at_scale(case: Case, clock: Clock, device: str) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """The result as a Markdown table."""
     rows = result["rows"]
-    names = ["loss", "batch", "ms", "peer ms", "ratio", "seconds", "MiB", "peer MiB", "peer"]
+    names = ["loss", "classes", "batch", "dim", "ms", "peer ms", "ratio", "seconds", "MiB", "peer MiB", "peer"]
     columns = [name for name in names if any(name in row for row in rows)]
     print(f"\n{result['device']}, PyTorch {result['torch']}: `{result['command']}`\n")
     print("| " + " | ".join(columns) + " |")
@@ -269,6 +374,23 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def plan(options: argparse.Namespace, peer: Any, clock: Clock) -> list[Callable[[], dict[str, Any]]]:
+    """What to measure, in order."""
+    device, budget = options.device, options.budget
+    if options.classes:
+        return [
+            partial(compare_classes, case, classes, peer, clock, device, budget)
+            for classes in map(int, options.classes.split(","))
+            for case in class_cases()
+            if options.only in case.name and classes <= case.most
+        ]
+    chosen = [case for case in cases() if options.only in case.name]
+    if options.scale:
+        return [partial(at_scale, case, clock, device) for case in chosen]
+    sizes = [int(size) for size in options.sizes.split(",")]
+    return [partial(compare, case, size, peer, clock, device, budget) for size in sizes for case in chosen]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -277,6 +399,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3.0, help="seconds for each comparison")
     parser.add_argument("--memory", type=float, default=20.0, help="GiB a CPU step may take before it counts as failed")
     parser.add_argument("--scale", action="store_true", help="the largest batches instead, ours alone")
+    parser.add_argument(
+        "--classes",
+        nargs="?",
+        const=",".join(map(str, CLASSES)),
+        help=f"losses with proxies instead; how many classes, out of {', '.join(map(str, CLASSES))} (all of them)",
+    )
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
     options = parser.parse_args()
@@ -293,17 +421,11 @@ def main() -> None:
     clock = Clock(options.device)
     if not clock.cuda:
         resource.setrlimit(resource.RLIMIT_AS, (int(options.memory * 2**30),) * 2)
-    chosen = [case for case in cases() if options.only in case.name]
     rows = []
-    for size in [0] if options.scale else [int(size) for size in options.sizes.split(",")]:
-        for case in chosen:
-            row = (
-                at_scale(case, clock, options.device)
-                if options.scale
-                else compare(case, size, peer, clock, options.device, options.budget)
-            )
-            rows.append(row)
-            print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
+    for measure in plan(options, peer, clock):
+        row = measure()
+        rows.append(row)
+        print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
     threads = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name() if clock.cuda else threads
     words = [word for word in sys.argv if word not in ("--out", str(options.out))]

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 import nearfar as nf
-from nearfar.losses import PairLoss
+from nearfar.losses import Loss
 
 RANDOM_MININGS = ("random", "distance_weighted")
+CLASSES = 20  # more than a batch has embeddings, so that there are classes to leave out
+
+
+def create(key: str, settings: Mapping[str, Any], *, dim: int = 4, num_classes: int = CLASSES) -> Loss:
+    """A loss by key; one with class vectors has as many and as long ones as asked for, the same every time."""
+    sizes = {"num_classes": num_classes, "dim": dim}
+    required = [name for name, default in nf.losses.defaults(key).items() if default is inspect.Parameter.empty]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nf.losses.create(key, **{name: sizes[name] for name in required} | dict(settings))
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,10 @@ class Case:
     mining_margin: float = 0.1  # of valid_triplet
     query_only: bool = False  # whether columns are constants
     derivative: bool = True  # whether the gradient is the derivative of the value (with a constant gallery)
+    family: str = "pair"  # compares embeddings in twos (pair), threes (triple), with class vectors (proxy) or clusters
+    tiled: bool = True  # whether a memory budget settles how much is computed at once
+    twice: bool = False  # whether the gradient can be differentiated again
+    waits: bool = False  # whether it makes the host wait for a GPU
 
     @property
     def id(self) -> str:
@@ -31,18 +48,25 @@ class Case:
         return f"{self.key}({settings})"
 
     @property
+    def draws(self) -> str | None:
+        """What it draws at random: pairs, the anchors of a group, or classes."""
+        if self.mining in RANDOM_MININGS:
+            return "pairs"
+        if self.key == "group":
+            return "anchors"
+        return "classes" if self.settings.get("sample_rate", 1.0) < 1 else None
+
+    @property
     def random(self) -> bool:
-        return self.mining in RANDOM_MININGS
+        return self.draws is not None
 
     @property
     def label_count(self) -> int | None:
         """How many classes there may be; None: labels are any whole numbers."""
-        return self.settings.get("num_classes")
+        return CLASSES if self.family == "proxy" else self.settings.get("num_classes")
 
-    def create(self) -> PairLoss:
-        loss = nf.losses.create(self.key, **self.settings)
-        assert isinstance(loss, PairLoss)
-        return loss
+    def create(self, *, dim: int = 4, num_classes: int = CLASSES) -> Loss:
+        return create(self.key, self.settings, dim=dim, num_classes=num_classes)
 
 
 def _cosine(key: str, *, mining: str = "all", **settings: Any) -> Case:
@@ -68,6 +92,31 @@ def _raw_distance(key: str, **settings: Any) -> Case:
 
 def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
     return Case("n_pair", settings | {"mining": mining}, "dot", raw=True, mining=mining)
+
+
+def _proxy(key: str, **settings: Any) -> Case:
+    return Case(key, settings, family="proxy")
+
+
+def _group(**settings: Any) -> Case:
+    return Case("group", settings, family="proxy", tiled=False, twice=True)
+
+
+def _clustering(key: str, *, twice: bool = False, **settings: Any) -> Case:
+    return Case(key, settings, family="clustering", tiled=False, twice=twice, waits=True)
+
+
+def _circle(*, mining: str = "all", **settings: Any) -> Case:
+    settings |= {} if mining == "all" else {"mining": mining}
+    return Case("circle", settings, mining=mining, derivative=False)
+
+
+def _fast_ap(**settings: Any) -> Case:
+    return Case("fast_ap", settings, "squared_euclidean")
+
+
+def _angular(**settings: Any) -> Case:
+    return Case("angular", settings, family="triple", tiled=False)
 
 
 def _ranked_list(**settings: Any) -> Case:
@@ -142,6 +191,72 @@ CASES = [
     _raw_distance("nra"),
     _raw_distance("nra", alpha=1.0, epsilon=0.01),
     _raw_distance("nra", alpha=2.5),
+    _circle(),
+    _circle(margin=0.2, scale=8.0),
+    _circle(margin=0.0),  # some weights are 0
+    _circle(mining="hard"),
+    _circle(mining="semi_hard", scale=16.0),
+    _circle(mining="valid_triplet"),
+    _circle(mining="random"),
+    _circle(mining="distance_weighted"),
+    _cosine("sup_con"),
+    _cosine("sup_con", temperature=0.7),
+    _cosine("sup_con", mining="semi_hard"),
+    _cosine("sup_con", mining="hard"),
+    _cosine("sup_con", mining="valid_triplet"),
+    _cosine("sup_con", mining="random"),
+    _cosine("nt_xent"),
+    _cosine("nt_xent", temperature=0.5),
+    _cosine("nt_xent", mining="semi_hard"),
+    _cosine("nt_xent", mining="hard"),
+    _cosine("nt_xent", mining="valid_triplet"),
+    _cosine("nt_xent", mining="distance_weighted"),
+    _angular(),
+    _angular(angle=15.0),
+    _angular(angle=70.0),
+    _cosine("histogram"),
+    _cosine("histogram", bins=7),
+    _cosine("histogram", bins=1),
+    _cosine("smooth_ap"),
+    _cosine("smooth_ap", temperature=0.2),
+    _fast_ap(),
+    _fast_ap(bins=25),
+    _fast_ap(bins=1),
+    _proxy("softmax"),
+    _proxy("softmax", sample_rate=0.65),
+    _proxy("normalized_softmax"),
+    _proxy("normalized_softmax", temperature=0.5),
+    _proxy("normalized_softmax", sample_rate=0.1),
+    _proxy("proxy_nca"),
+    _proxy("proxy_nca", scale=3.0, include_positive=True),
+    _proxy("proxy_nca", sample_rate=0.65),
+    _proxy("proxy_nca", include_positive=True, sample_rate=0.9),
+    _proxy("arcface"),
+    _proxy("arcface", margin=0.2, scale=8.0),
+    _proxy("arcface", margin=1.5, scale=4.0),  # nearly half of all angles are beyond π − margin
+    _proxy("arcface", sample_rate=0.65),
+    _proxy("cosface"),
+    _proxy("cosface", margin=0.1, scale=8.0),
+    _proxy("cosface", sample_rate=0.65),
+    _proxy("soft_triple"),
+    _proxy("soft_triple", centers=3, alpha=5.0, gamma=2.0, tau=1.0, margin=0.01),
+    _proxy("soft_triple", centers=1),
+    _proxy("soft_triple", centers=2, sample_rate=0.65),
+    _proxy("proxy_anchor"),
+    _proxy("proxy_anchor", alpha=8.0, margin=0.3),
+    _proxy("proxy_repel"),
+    _proxy("proxy_repel", alpha=8.0, margin=0.3),
+    _proxy("proxy_repel", through_batch=True),
+    _proxy("proxy_repel", through_batch=True, alpha=0.5),
+    _group(),
+    _group(iterations=1, anchors_per_class=0),
+    _group(iterations=3, temperature=0.5, anchors_per_class=2),
+    _group(keep_diagonal=True, average_over="all"),
+    _group(classification_weight=0.5),
+    _clustering("spectral_clustering"),
+    _clustering("facility_location", twice=True),
+    _clustering("facility_location", twice=True, gamma=10.0),
+    _clustering("facility_location", twice=True, gamma=0.1, refinements=0),
 ]
 
 # One case for each loss with its defaults, for checks that are slow or do not depend on the settings.

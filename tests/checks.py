@@ -1,7 +1,8 @@
-"""The battery: what every pair-based loss must do, whatever it computes.
+"""The battery: what every loss must do, whatever it computes.
 
 Each ``check_…`` takes a :class:`~cases.Case`. ``tests/losses/test_battery.py`` runs all of them over all
-cases, so a new loss is tested as soon as it has a line in ``tests/cases.py`` and a loop in ``tests/oracles.py``.
+cases, so a new loss is tested as soon as it has a line in ``tests/cases.py`` and a loop among the oracles.
+What only losses of pairs can do is in ``tests/pair_checks.py``.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import class_oracles
 import oracles
 import pytest
 import torch
 from cases import Case
 from torch import Tensor
 
-import nearfar as nf
-from nearfar.losses import PairLoss
+from nearfar.losses import Loss, PairLoss
 
 CLASS_SIZES = (5, 3, 2, 1, 1)  # unbalanced, with singletons
 
@@ -93,7 +94,7 @@ class Outcome:
 
 
 def run(
-    loss: PairLoss,
+    loss: Loss,
     embeddings: Tensor,
     labels: Tensor,
     gallery: Tensor | None = None,
@@ -115,6 +116,13 @@ def run(
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True)
     }
     return Outcome(value.detach(), gradients)
+
+
+def seeded(loss: Loss, *batch: Any, seed: int = 0, **keywords: Any) -> Tensor:
+    """The loss of a batch with the draws of ``run``."""
+    torch.manual_seed(seed)
+    value: Tensor = loss(*batch, **keywords)
+    return value
 
 
 def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
@@ -142,18 +150,28 @@ def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
     return drawn
 
 
+def draw_again(case: Case, loss: Any, labels: Tensor, *, seed: int = 0) -> list[int] | None:
+    """The classes or anchors a loss draws for a batch, once more from the seed of ``run``."""
+    torch.manual_seed(seed)
+    if case.draws == "classes":
+        return loss.sample_classes(labels).tolist()
+    if case.draws == "anchors":
+        return loss.draw_anchors(labels).nonzero().flatten().tolist()
+    return None
+
+
 def run_oracle(
     case: Case,
-    loss: PairLoss,
+    loss: Loss,
     embeddings: Tensor,
     labels: Tensor,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     positions: Tensor | None = None,
     *,
-    drawn: list[oracles.Pairs] | None = None,
+    drawn: list[Any] | None = None,
 ) -> Outcome:
-    """The same from the loops."""
+    """The same from the loops; ``drawn`` tells the triplets, classes or anchors that were drawn."""
     leaves = {"embeddings": embeddings.detach().clone().requires_grad_()}
     columns, column_labels, own = leaves["embeddings"], labels, torch.arange(len(labels))
     if gallery is not None and gallery_labels is not None:
@@ -161,13 +179,17 @@ def run_oracle(
         column_labels = gallery_labels
         own = torch.full_like(labels, -1) if positions is None else positions
     parameters = {name: value.detach().clone().requires_grad_() for name, value in loss.named_parameters()}
-    view = oracles.View(
-        leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure, case.raw,
-        case.query_only, parameters,
-    )  # fmt: skip
-    view.mine(case.mining, case.mining_margin, drawn)
-    settings = {name: value for name, value in case.settings.items() if name != "mining"}
-    value = getattr(oracles, case.key)(view, **settings)
+    settings = {name: value for name, value in case.settings.items() if name not in ("mining", "sample_rate")}
+    if case.family in ("pair", "triple"):
+        view = oracles.View(
+            leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure,
+            case.raw, case.query_only, parameters,
+        )  # fmt: skip
+        view.mine(case.mining, case.mining_margin, drawn)
+        value = getattr(oracles, case.key)(view, **settings)
+    else:
+        scene = class_oracles.Scene(leaves["embeddings"], labels.tolist(), parameters.get("proxies"), drawn)
+        value = getattr(class_oracles, case.key)(scene, **settings)
     leaves.update(parameters)
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     gradients = {
@@ -177,12 +199,13 @@ def run_oracle(
     return Outcome(value.detach(), gradients)
 
 
-def run_both(case: Case, *batch: Any, loss: PairLoss | None = None) -> tuple[Outcome, Outcome]:
+def run_both(case: Case, *batch: Any) -> tuple[Outcome, Outcome]:
     """A loss in float64 and its oracle, with the same draws."""
-    loss = case.create().double() if loss is None else loss
-    drawn = record_draws(loss) if case.random else None
+    loss = case.create().double()
+    triplets = record_draws(loss) if case.draws == "pairs" else None
     actual = run(loss, *batch)
-    return actual, run_oracle(case, loss, *batch, drawn=drawn(len(batch[1])) if drawn else None)
+    drawn = triplets(len(batch[1])) if triplets else draw_again(case, loss, batch[1])
+    return actual, run_oracle(case, loss, *batch, drawn=drawn)
 
 
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str = "value") -> None:
@@ -216,44 +239,27 @@ def check_oracle(case: Case) -> None:
         assert_same(*run_both(case, *make_batch(spread, seed=seed)), tolerance=1e-9)
 
 
-def check_oracle_with_a_gallery(case: Case) -> None:
-    """Also with a gallery that holds some of the anchors, and with one that holds none."""
-    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
-    assert_same(*run_both(case, embeddings, labels, gallery, gallery_labels, positions), tolerance=1e-9)
-    others = len(gallery) - int((positions >= 0).sum())
-    assert_same(*run_both(case, embeddings, labels, gallery[:others], gallery_labels[:others]), tolerance=1e-9)
-
-
 def check_gradcheck(case: Case) -> None:
-    """The gradient is the numerical derivative; where it is not meant to be, with a constant gallery."""
-    if not case.derivative:
+    """The gradient is the numerical derivative, by embeddings and parameters."""
+    if not case.derivative or case.query_only:
         pytest.skip("the gradient is the paper's, not the derivative")
-    loss = case.create().double()
+    loss = case.create(dim=3).double()
     embeddings, labels = make_batch(sizes=(3, 2, 1), dim=3, seed=3)
-    gallery, gallery_labels = make_batch(sizes=(2, 2, 1), dim=3, seed=4)
 
-    def of_gallery(embeddings: Tensor, gallery: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        return loss(embeddings, labels, gallery, gallery_labels)
+    def of_all(embeddings: Tensor, *parameters: Tensor) -> Tensor:
+        return seeded(loss, embeddings, labels)
 
-    def of_batch(embeddings: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        return loss(embeddings, labels)
-
-    embeddings.requires_grad_()
-    assert torch.autograd.gradcheck(of_gallery, (embeddings, gallery.requires_grad_(not case.query_only)))
-    if not case.query_only:
-        assert torch.autograd.gradcheck(of_batch, (embeddings,))
+    assert torch.autograd.gradcheck(of_all, (embeddings.requires_grad_(), *loss.parameters()))
 
 
 def check_float32(case: Case) -> None:
     """float32 is near float64."""
-    loss = case.create()
+    loss = case.create(dim=8)
     for spread in SPREADS:
-        embeddings, labels = make_batch(spread, dim=16, seed=7, dtype=torch.float32)
+        embeddings, labels = make_batch(spread, dim=8, seed=7, dtype=torch.float32)
         actual = run(loss, embeddings, labels)
         assert actual.value.dtype == torch.float32
-        if not case.random:  # other numbers are drawn in other dtypes
+        if case.draws != "pairs":  # other numbers are drawn in other dtypes
             assert_same(actual, run(loss, embeddings.double(), labels), tolerance=2e-4)
 
 
@@ -262,7 +268,7 @@ def check_float32(case: Case) -> None:
 
 def check_permutation(case: Case) -> None:
     """The order of the batch does not matter."""
-    if case.random:
+    if case.draws in ("pairs", "anchors"):
         pytest.skip("draws follow the order")
     embeddings, labels = make_batch()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
@@ -286,62 +292,17 @@ def check_relabelling(case: Case) -> None:
 
 
 def check_tile_size(case: Case) -> None:
-    """One row at a time or all at once: the same value, gradient and draws."""
-    for batch in (make_batch(), make_gallery()):
-        loss = case.create().double()
-        expected = run(loss, *batch)
-        pairs = len(batch[1]) * len(batch[-2 if len(batch) > 2 else 1])
-        for budget in (1, 4_000, 20_000, 40 * pairs):  # the last keeps all weights, but computes them in tiles
-            loss.memory_budget = budget
-            assert_same(run(loss, *batch), expected, tolerance=1e-11)
-
-
-def check_tile_size_of_weights(case: Case) -> None:
-    """The same for pair weights."""
-    for embeddings, labels, *gallery in (make_batch(), make_gallery()):
-        loss = case.create().double()
-        keywords: dict[str, Any] = {"positions": gallery.pop()} if gallery else {}
-        torch.manual_seed(0)
-        expected = loss.pair_weights(embeddings, labels, *gallery, **keywords)
-        loss.memory_budget = 1
-        torch.manual_seed(0)
-        assert_close(loss.pair_weights(embeddings, labels, *gallery, **keywords), expected, 1e-11)
-
-
-def check_gallery_is_the_batch(case: Case) -> None:
-    """The batch as its own gallery: the same value, and the gradients of both ends add up."""
-    embeddings, labels = make_batch()
+    """One row, or class, at a time or all at once: the same value, gradient and draws."""
+    if not case.tiled:
+        pytest.skip("computed at once")
+    batch = make_batch()
     loss = case.create().double()
-    expected = run(loss, embeddings, labels)
-    actual = run(loss, embeddings, labels, embeddings, labels, torch.arange(len(labels)))
-    if case.query_only:
-        assert not actual.gradients["gallery"].any()
-    actual.gradients["embeddings"] += actual.gradients.pop("gallery")
-    assert_same(actual, expected, tolerance=1e-11)
-
-
-def check_constant_gallery(case: Case) -> None:
-    """A gallery that asks for no gradient changes nothing for the anchors."""
-    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
-    loss = case.create().double()
-    expected = run(loss, embeddings, labels, gallery, gallery_labels, positions)
-    torch.manual_seed(0)
-    leaf = embeddings.clone().requires_grad_()
-    value = loss(leaf, labels, gallery, gallery_labels, positions=positions)
-    value.backward()
-    assert_close(value.detach(), expected.value, 1e-12)
-    assert leaf.grad is not None
-    assert gallery.grad is None
-    assert_close(leaf.grad, expected.gradients["embeddings"], 1e-12)
-
-
-def check_positions(case: Case) -> None:
-    """-1 means that an anchor is not in the gallery, as if no positions were given."""
-    embeddings, labels, gallery, gallery_labels, _ = make_gallery()
-    loss = case.create().double()
-    nowhere = torch.full_like(labels, -1)
-    expected = run(loss, embeddings, labels, gallery, gallery_labels)
-    assert_same(run(loss, embeddings, labels, gallery, gallery_labels, nowhere), expected, tolerance=1e-12)
+    assert loss.memory_budget > 0
+    expected = run(loss, *batch)
+    columns = len(batch[1]) if case.family == "pair" else case.label_count
+    for budget in (1, 4_000, 20_000, 40 * len(batch[1]) * columns):  # the last keeps all weights, not their tiles
+        loss.memory_budget = budget
+        assert_same(run(loss, *batch), expected, tolerance=1e-11)
 
 
 # --- degenerate batches -------------------------------------------------------------------------------------
@@ -359,15 +320,11 @@ def check_degenerate(case: Case) -> None:
         assert_finite(actual)
         if not (rounding_decides and name in TIED):
             assert abs(actual.value - expected.value) <= 1e-6 * max(1.0, abs(expected.value)), name
-        loss = case.create()
-        in_float32 = run(loss, embeddings.float(), labels)
-        assert_finite(in_float32)
-        assert_finite(run(loss, embeddings.float(), labels, embeddings.float(), labels))
-        assert loss.pair_weights(embeddings.float(), labels).isfinite().all(), name
+        assert_finite(run(case.create(), embeddings.float(), labels))
 
 
 def check_connected(case: Case) -> None:
-    """Even a batch without anything to learn gives a loss with a graph, and 0 for a single embedding."""
+    """Even a batch without anything to learn gives a loss with a graph, and 0 for an embedding without proxies."""
     for name, (embeddings, labels) in degenerate_batches().items():
         leaf = embeddings.clone().requires_grad_()
         value = case.create().double()(leaf, labels)
@@ -375,6 +332,8 @@ def check_connected(case: Case) -> None:
         value.backward()
         assert leaf.grad is not None, name
         assert leaf.grad.isfinite().all(), name
+        if case.family == "proxy":
+            continue
         if name == "one embedding" and not any(case.settings.get(term) for term in ("l2", "nu")):
             alone = 0.02 * embeddings.square().sum() if case.key == "n_pair" and "l2" not in case.settings else 0.0
             assert value.item() == pytest.approx(float(alone), abs=1e-12), name
@@ -385,8 +344,8 @@ def check_connected(case: Case) -> None:
 
 def check_autocast(case: Case) -> None:
     """Autocast does not reach into the loss."""
-    embeddings, labels = make_batch(dim=16, dtype=torch.float32)
-    loss = case.create()
+    embeddings, labels = make_batch(dim=8, dtype=torch.float32)
+    loss = case.create(dim=8)
     expected = run(loss, embeddings, labels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = run(loss, embeddings, labels)
@@ -396,8 +355,8 @@ def check_autocast(case: Case) -> None:
 
 def check_half_precision(case: Case) -> None:
     """Half-precision embeddings are computed with in float32 and get gradients of their own type."""
-    embeddings, labels = make_batch(dim=16)
-    loss = case.create()
+    embeddings, labels = make_batch(dim=8)
+    loss = case.create(dim=8)
     for dtype in (torch.bfloat16, torch.float16):
         low = embeddings.to(dtype)
         expected, actual = run(loss, low.float(), labels), run(loss, low, labels)
@@ -405,8 +364,6 @@ def check_half_precision(case: Case) -> None:
         assert actual.gradients["embeddings"].dtype == dtype
         assert_close(actual.value, expected.value, 1e-6)
         assert_close(actual.gradients["embeddings"], expected.gradients["embeddings"].to(dtype), 1e-2)
-        mixed = run(loss, embeddings.float(), labels, low, labels)
-        assert mixed.gradients["gallery"].dtype == dtype
     assert all(parameter.dtype == torch.float32 for parameter in loss.parameters())
 
 
@@ -480,8 +437,8 @@ def check_incoming_gradient(case: Case) -> None:
         assert_close(parameter.grad, expected[0][name] + 3.0 * expected[1][name], 1e-11)
 
 
-def check_no_second_derivative(case: Case) -> None:
-    """create_graph is harmless; differentiating the gradient is refused in words."""
+def check_second_derivative(case: Case) -> None:
+    """create_graph is harmless; differentiating the gradient is refused in words, or right."""
     embeddings, labels = make_batch("mixed")
     loss = case.create().double()
     expected = run(loss, embeddings, labels).gradients["embeddings"]
@@ -489,8 +446,11 @@ def check_no_second_derivative(case: Case) -> None:
     leaf = embeddings.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(leaf, labels), leaf, create_graph=True)
     assert_close(gradient.detach(), expected, 1e-12)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        gradient.square().sum().backward()
+    if case.twice:
+        assert torch.autograd.gradgradcheck(lambda leaf: seeded(loss, leaf, labels), (leaf,))
+    else:
+        with pytest.raises(NotImplementedError, match="second derivative"):
+            gradient.square().sum().backward()
 
 
 def check_no_grad(case: Case) -> None:
@@ -498,86 +458,23 @@ def check_no_grad(case: Case) -> None:
     embeddings, labels = make_batch()
     loss = case.create().double()
     expected = run(loss, embeddings, labels).value
-    for budget in (loss.memory_budget, 1):
-        loss.memory_budget = budget
-        torch.manual_seed(0)
+    for budget in (None, 1) if case.tiled else (None,):
+        if budget is not None:
+            loss.memory_budget = budget
         with torch.no_grad():
-            value = loss(embeddings, labels)
+            value = seeded(loss, embeddings, labels)
         assert not value.requires_grad
         assert_close(value, expected, 1e-11)
 
 
 def check_inputs_untouched(case: Case) -> None:
-    """A loss writes into nothing it was given, nor into what autograd shares with others."""
-    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
-    given = [embeddings, labels, gallery, gallery_labels, positions]
-    before = [tensor.clone() for tensor in given]
+    """A loss writes into nothing it was given, nor into its parameters."""
     loss = case.create().double()
-    run(loss, *given)
-    run(loss, embeddings, labels)
-    loss.pair_weights(embeddings, labels)
+    embeddings, labels = make_batch()
+    given = [embeddings.requires_grad_(), labels, *loss.parameters()]
+    before = [tensor.detach().clone() for tensor in given]
+    loss(embeddings, labels).backward()
     assert all(torch.equal(tensor, old) for tensor, old in zip(given, before, strict=True))
-
-
-# --- the weight view ----------------------------------------------------------------------------------------
-
-
-def similarities(case: Case, embeddings: Tensor, columns: Tensor) -> Tensor:
-    """[m, n], larger for nearer pairs, by the textbook."""
-    if not case.raw:
-        embeddings, columns = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (embeddings, columns))
-    if case.measure in ("cosine", "dot"):
-        return embeddings @ columns.T
-    squares = (embeddings.unsqueeze(1) - columns.unsqueeze(0)).square().sum(dim=2)
-    if case.measure == "squared_euclidean":
-        return -squares
-    apart = squares > 0
-    return -torch.where(apart, squares, 1.0).sqrt() * apart
-
-
-def check_gradient_equivalence(case: Case) -> None:
-    """Theorem 3.1 of the unified view: Σ_N w·s − Σ_P w·s has the gradient of the loss, w held constant."""
-    settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
-    loss = nf.losses.create(case.key, **settings).double()
-    for spread in SPREADS:
-        embeddings, labels = make_batch(spread)
-        expected = run(loss, embeddings, labels).gradients["embeddings"]
-        torch.manual_seed(0)
-        weights = loss.pair_weights(embeddings, labels)
-        assert not weights.requires_grad
-        assert not weights.diagonal().any()
-        leaf = embeddings.clone().requires_grad_()
-        near = similarities(case, leaf, leaf.detach() if case.query_only else leaf)
-        same = labels.unsqueeze(0) == labels.unsqueeze(1)
-        surrogate = torch.where(same, -weights * near, weights * near).sum()
-        (actual,) = torch.autograd.grad(surrogate, leaf)
-        assert_close(actual, expected, 1e-9)
-
-
-def check_weights_of_a_gallery(case: Case) -> None:
-    """The same with a gallery, for both ends of the pairs."""
-    settings = dict(case.settings) | ({"l2": 0.0} if case.key == "n_pair" else {})
-    loss = nf.losses.create(case.key, **settings).double()
-    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
-    expected = run(loss, embeddings, labels, gallery, gallery_labels, positions).gradients
-    torch.manual_seed(0)
-    weights = loss.pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
-    leaf, columns = embeddings.clone().requires_grad_(), gallery.clone().requires_grad_()
-    near = similarities(case, leaf, columns.detach() if case.query_only else columns)
-    same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
-    surrogate = torch.where(same, -weights * near, weights * near).sum()
-    by_leaf, by_columns = torch.autograd.grad(surrogate, [leaf, columns], allow_unused=True)
-    assert_close(by_leaf, expected["embeddings"], 1e-9)
-    assert_close(torch.zeros_like(gallery) if by_columns is None else by_columns, expected["gallery"], 1e-9)
-
-
-def check_weights_are_not_negative(case: Case) -> None:
-    """Every loss pulls positives and pushes negatives. NRA, which is documented to do otherwise, is left out."""
-    if case.key == "nra":
-        pytest.skip("moves the nearest and the farthest neighbour against their class")
-    for spread in SPREADS:
-        embeddings, labels = make_batch(spread)
-        assert (case.create().double().pair_weights(embeddings, labels) >= 0).all()
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

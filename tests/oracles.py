@@ -60,6 +60,10 @@ class View:
             self._known[i, j] = compare(self._rows[i], self._columns[j], self.measure)
         return self._known[i, j]
 
+    def between(self, j: int, k: int) -> Tensor:
+        """What it says of two columns."""
+        return compare(self._columns[j], self._columns[k], self.measure)
+
     def near(self, i: int, j: int) -> float:
         """The same as a number, larger for nearer pairs."""
         value = self.value(i, j).item()
@@ -312,3 +316,101 @@ def nra(view: View, *, alpha: float = 4.0, epsilon: float = 1e-4) -> Tensor:
             similar = confused = low * 0 + 1
         terms.append(-torch.log(similar + epsilon) - torch.log(1 - confused + epsilon))
     return mean(terms, view.embeddings)
+
+
+def circle(view: View, *, margin: float = 0.4, scale: float = 80.0) -> Tensor:
+    """The weights are constants, as in the paper."""
+    terms = []
+    for i in view.anchors:
+        pull, push = [], []
+        for j in view.positives[i]:
+            weight = max(0.0, 1 + margin - view.value(i, j).item())
+            pull.append(-scale * weight * (view.value(i, j) - (1 - margin)))
+        for j in view.negatives[i]:
+            weight = max(0.0, view.value(i, j).item() + margin)
+            push.append(scale * weight * (view.value(i, j) - margin))
+        if pull and push:
+            terms.append(log_one_plus_sum_exp([p + n for p in pull for n in push], view.embeddings))
+    return mean(terms, view.embeddings)
+
+
+def sup_con(view: View, *, temperature: float = 0.1) -> Tensor:
+    like, terms = view.embeddings, []
+    for i in view.anchors:
+        others = [view.value(i, j) / temperature for j in view.positives[i] + view.negatives[i]]
+        if view.positives[i]:
+            terms.append(-mean([view.value(i, j) / temperature - log_sum_exp(others) for j in view.positives[i]], like))
+    return mean(terms, like)
+
+
+def nt_xent(view: View, *, temperature: float = 0.07) -> Tensor:
+    terms = []
+    for i in view.anchors:
+        negatives = [view.value(i, k) / temperature for k in view.negatives[i]]
+        for j in view.positives[i]:
+            near = view.value(i, j) / temperature
+            terms.append(log_sum_exp([near, *negatives]) - near)
+    return mean(terms, view.embeddings)
+
+
+def angular(view: View, *, angle: float = 40.0) -> Tensor:
+    square, terms = math.tan(math.pi * angle / 180) ** 2, []
+    for i in view.anchors:
+        for j in view.positives[i]:
+            gaps = [
+                4 * square * (view.value(i, k) + view.between(j, k)) - 2 * (1 + square) * view.value(i, j)
+                for k in view.negatives[i]
+            ]
+            terms.append(log_one_plus_sum_exp(gaps, view.embeddings))
+    return mean(terms, view.embeddings)
+
+
+def soft_histogram(values: Sequence[Tensor], nodes: Sequence[float], like: Tensor) -> list[Tensor]:
+    """How much of the values is at each node: a triangle as wide as the gap between nodes, to both sides."""
+    gap = nodes[1] - nodes[0]
+    return [total([hinge(1 - abs(value - node) / gap) for value in values], like) for node in nodes]
+
+
+def histogram(view: View, *, bins: int = 100) -> Tensor:
+    like, nodes = view.embeddings, [-1 + 2 * r / bins for r in range(bins + 1)]
+    pairs = {
+        kind: [view.value(i, j).clamp(-1, 1) for i in view.anchors for j in columns[i]]
+        for kind, columns in (("positive", view.positives), ("negative", view.negatives))
+    }
+    near, far = (soft_histogram(values, nodes, like) for values in pairs.values())
+    counts = [max(1, len(values)) for values in pairs.values()]
+    terms = [far[r] * sum(near[: r + 1]) for r in range(len(nodes))]
+    return total(terms, like) / math.prod(counts)
+
+
+def smooth_ap(view: View, *, temperature: float = 0.01) -> Tensor:
+    def rank(i: int, j: int, others: Sequence[int]) -> Tensor:
+        return 1 + total(
+            [torch.sigmoid((view.value(i, k) - view.value(i, j)) / temperature) for k in others if k != j],
+            view.embeddings,
+        )
+
+    terms = []
+    for i in view.anchors:
+        positives, everybody = view.positives[i], view.positives[i] + view.negatives[i]
+        if positives:
+            terms.append(1 - mean([rank(i, j, positives) / rank(i, j, everybody) for j in positives], view.embeddings))
+    return mean(terms, view.embeddings)
+
+
+def fast_ap(view: View, *, bins: int = 10) -> Tensor:
+    like, nodes, terms = view.embeddings, [4 * r / bins for r in range(bins + 1)], []
+    for i in view.anchors:
+        if not view.positives[i]:
+            continue
+        near, far = (
+            soft_histogram([view.value(i, j).clamp(0, 4) for j in some], nodes, like)
+            for some in (view.positives[i], view.negatives[i])
+        )
+        precisions = []
+        for r in range(len(nodes)):
+            found = sum(near[: r + 1])
+            if near[r] > 0:
+                precisions.append(near[r] * found / (found + sum(far[: r + 1])))
+        terms.append(1 - total(precisions, like) / len(view.positives[i]))
+    return mean(terms, like)

@@ -49,6 +49,14 @@ def test_a_loss_is_described(key: str, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == nf.losses.describe(key)
 
 
+def test_all_losses_are_described_with_formula_defaults_reference_and_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("losses", "--all") == 0
+    printed = capsys.readouterr().out
+    for key in nf.losses.names():
+        assert nf.losses.describe(key) in printed
+        assert f"Paper: {nf.losses.get(key).source}" in nf.losses.describe(key)
+
+
 def test_a_plot_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "two.svg"
     words = ["losses", "raw", "triplet", "--set", "mining=hard", "--plot", str(file)]
@@ -74,6 +82,8 @@ def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(tmp_path: Path
         (["losses", "raw", "--plot", "a.png", "--set", "alpha"], "--set is 'alpha'; needed is NAME=VALUE"),
         (["losses", "raw", "--plot", "a.png", "--set", "alhpa=3"], "(did you mean 'alpha'?)"),
         (["losses", "raw", "--plot", "a.png", "--set", "alpha=-3"], "alpha is -3"),
+        (["losses", "raw", "--all"], "--all explains every loss"),
+        (["losses", "softmax", "--plot", "a.png"], "softmax is no loss of pairs"),
         (["losses", "--colour"], "--colour"),
         (["demo", "--steps", "0"], "steps is 0; it must be ≥ 1"),
         (["demo", "--steps", "many"], "--steps"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import create
 from torch import Tensor
 
 import nearfar as nf
@@ -47,16 +48,26 @@ def test_raw_weighs_by_the_pair_and_by_the_others() -> None:
     assert close(negative, 1 / push)
 
 
-@pytest.mark.parametrize("key", nf.losses.names())
+OF_PAIRS = [key for key in nf.losses.names() if issubclass(nf.losses.get(key), nf.losses.PairLoss)]
+
+
+@pytest.mark.parametrize("key", OF_PAIRS)
 def test_every_loss_of_pairs_has_finite_curves_that_repeat(key: str) -> None:
     loss = nf.losses.create(key)
-    first, second = plots.curves(loss, steps=41), plots.curves(loss, steps=41)
+    steps = 161  # finer than the bins of a histogram: a pair weighs only next to a pair of the other kind there
+    first, second = plots.curves(loss, steps=steps), plots.curves(loss, steps=steps)
     for one, other in zip(first, second, strict=True):
-        assert one.shape == (41,)
+        assert one.shape == (steps,)
         assert bool(one.isfinite().all())
         assert torch.equal(one, other)
     assert float(first.positive.abs().sum()) > 0
     assert float(first.negative.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("key", sorted(set(nf.losses.names()) - set(OF_PAIRS)))
+def test_other_losses_have_no_weights_to_draw(key: str) -> None:
+    with pytest.raises(ValueError, match=f"{key} is no loss of pairs"):
+        plots.curves(create(key, {}))
 
 
 def test_drawing_leaves_the_random_numbers_alone() -> None:

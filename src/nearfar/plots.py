@@ -41,6 +41,12 @@ def classic() -> dict[str, Loss]:
     return {"contrastive": chosen.pop("contrastive"), "triplet, all triplets": triplet, **chosen, **proposed}
 
 
+def check_loss(loss: type[Loss]) -> None:
+    """Only pair-based losses have pair weights."""
+    if not issubclass(loss, PairLoss):
+        raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")
+
+
 def curves(
     loss: Loss,
     *,
@@ -60,8 +66,8 @@ def curves(
     >>> found.similarity.tolist(), found.negative.tolist()
     ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
-    if not isinstance(loss, PairLoss):
-        raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")
+    check_loss(type(loss))
+    assert isinstance(loss, PairLoss)
     similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
     anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.Drawn) else 1, dtype=torch.float64))
     anchor_labels = torch.zeros(len(anchors), dtype=torch.long)

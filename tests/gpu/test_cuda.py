@@ -8,8 +8,18 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from cases import CASES, DEFAULTS, Case
-from checks import Outcome, assert_close, assert_same, make_batch, make_gallery, record_draws, run, run_oracle
+from cases import CASES, DEFAULTS, Case, create
+from checks import (
+    Outcome,
+    assert_close,
+    assert_same,
+    draw_again,
+    make_batch,
+    make_gallery,
+    record_draws,
+    run,
+    run_oracle,
+)
 from torch import Tensor
 
 import nearfar as nf
@@ -21,20 +31,31 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUD
 STEPS = 6  # the third records, the others replay
 REPEATABLE = [case for case in CASES if not case.random]
 DRAWING = [case for case in CASES if case.random]
+PROXY_CASES = [case for case in REPEATABLE if case.family == "proxy"]
 SIZES = (8, 6, 4, 2, 1)
+DIM = 16
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-every_repeatable = pytest.mark.parametrize("case", REPEATABLE, ids=lambda case: case.id)
+
+def over(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.id)
+
+
+def of_pairs(cases: list[Case]) -> list[Case]:
+    return [case for case in cases if case.family == "pair"]
+
+
+every_repeatable = over(REPEATABLE)
 every_loss = pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.key)
+every_loss_of_pairs = pytest.mark.parametrize("case", of_pairs(DEFAULTS), ids=lambda case: case.key)
 
 
 def batches(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
     """A batch for each step, all of one shape and none like another."""
     spreads = ("apart", "touching", "mixed")
-    return [make_batch(spreads[step % 3], sizes=SIZES, dim=16, seed=step, dtype=dtype) for step in range(STEPS)]
+    return [make_batch(spreads[step % 3], sizes=SIZES, dim=DIM, seed=step, dtype=dtype) for step in range(STEPS)]
 
 
-def on_gpu(loss: nf.losses.PairLoss, *batch: Tensor) -> Outcome:
+def on_gpu(loss: nf.losses.Loss, *batch: Tensor) -> Outcome:
     outcome = run(loss, *(tensor.cuda() for tensor in batch))
     return Outcome(outcome.value.cpu(), {name: gradient.cpu() for name, gradient in outcome.gradients.items()})
 
@@ -52,19 +73,19 @@ def no_waiting() -> Iterator[None]:
 
 @every_repeatable
 def test_every_step_has_the_numbers_of_a_cpu(case: Case) -> None:
-    here, there = case.create().double(), case.create().double().cuda()
+    here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     for batch in batches():
         assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
 
 
 @every_repeatable
 def test_float32(case: Case) -> None:
-    here, there = case.create(), case.create().cuda()
+    here, there = case.create(dim=DIM), case.create(dim=DIM).cuda()
     for batch in batches(torch.float32):
         assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-3)
 
 
-@every_repeatable
+@over(of_pairs(REPEATABLE))
 def test_every_step_with_a_gallery(case: Case) -> None:
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     here, there = case.create().double(), case.create().double().cuda()
@@ -73,9 +94,9 @@ def test_every_step_with_a_gallery(case: Case) -> None:
         assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
 
 
-@every_repeatable
+@over([case for case in REPEATABLE if case.tiled])
 def test_tiles(case: Case) -> None:
-    here, there = case.create().double(), case.create().double().cuda()
+    here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     batch = batches()[1]
     expected = run(here, *batch)
     for budget in (1, 8_000, 30_000):
@@ -84,7 +105,7 @@ def test_tiles(case: Case) -> None:
             assert_same(on_gpu(there, *batch), expected, tolerance=1e-9)
 
 
-@pytest.mark.parametrize("case", DRAWING, ids=lambda case: case.id)
+@over([case for case in DRAWING if case.draws == "pairs"])
 def test_drawn_pairs_have_the_loss_of_the_loops(case: Case) -> None:
     loss = case.create().double().cuda()
     drawn = record_draws(loss)
@@ -92,6 +113,17 @@ def test_drawn_pairs_have_the_loss_of_the_loops(case: Case) -> None:
     actual = on_gpu(loss, embeddings, labels)
     expected = run_oracle(case, loss.cpu(), embeddings, labels, drawn=drawn(len(labels)))
     assert_same(actual, expected, tolerance=1e-9)
+
+
+@over([case for case in DRAWING if case.draws != "pairs"])
+def test_drawn_classes_and_anchors_have_the_loss_of_the_loops(case: Case) -> None:
+    """In every step, recorded or not; twice as many classes as samples, so that some are left out."""
+    loss = case.create(dim=DIM, num_classes=40).double().cuda()
+    for embeddings, labels in batches():
+        actual = on_gpu(loss, embeddings, labels)
+        drawn = draw_again(case, loss, labels.cuda())
+        expected = run_oracle(case, copy.deepcopy(loss).cpu(), embeddings, labels, drawn=drawn)
+        assert_same(actual, expected, tolerance=1e-9)
 
 
 @pytest.mark.parametrize("mining", ["random", "distance_weighted"])
@@ -106,17 +138,28 @@ def test_replays_go_on_drawing(mining: str) -> None:
     assert values.std().item() == pytest.approx(expected.std().item(), rel=0.2)
 
 
-@every_case
+@over([case for case in CASES if not case.waits])
 def test_no_step_waits_for_the_gpu(case: Case) -> None:
     torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()  # set up the libraries
-    loss = case.create().cuda()
+    loss = case.create(dim=DIM).cuda()
     given = [(embeddings.cuda().requires_grad_(), labels.cuda()) for embeddings, labels in batches(torch.float32)]
     with no_waiting():
         for embeddings, labels in given:
             loss(embeddings, labels).backward()
 
 
-@every_case
+@over([case for case in CASES if case.family == "proxy" and case.tiled])
+def test_no_step_with_small_tiles_of_classes_waits(case: Case) -> None:
+    torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
+    loss = case.create(dim=DIM, num_classes=100).cuda()
+    loss.memory_budget = 8_000
+    given = [(embeddings.cuda().requires_grad_(), labels.cuda()) for embeddings, labels in batches(torch.float32)]
+    with no_waiting():
+        for embeddings, labels in given:
+            loss(embeddings, labels).backward()
+
+
+@over(of_pairs(CASES))
 def test_no_step_with_a_gallery_and_small_tiles_waits(case: Case) -> None:
     torch.ones(2, 2, device="cuda").matmul(torch.ones(2, 2, device="cuda")).sum().item()
     loss = case.create().cuda()
@@ -132,7 +175,7 @@ def test_no_step_with_a_gallery_and_small_tiles_waits(case: Case) -> None:
 def test_two_results_may_be_alive_at_once(case: Case) -> None:
     if case.random:
         pytest.skip("draws differ")
-    here, there = case.create().double(), case.create().double().cuda()
+    here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     steps = batches()
     for batch in steps[:4]:
         on_gpu(there, *batch)
@@ -147,7 +190,7 @@ def test_two_results_may_be_alive_at_once(case: Case) -> None:
 
 @every_loss
 def test_a_result_can_be_differentiated_again_after_the_next_step(case: Case) -> None:
-    loss = case.create().cuda()
+    loss = case.create(dim=DIM).cuda()
     steps = batches(torch.float32)
     for batch in steps[:4]:
         on_gpu(loss, *batch)
@@ -160,7 +203,7 @@ def test_a_result_can_be_differentiated_again_after_the_next_step(case: Case) ->
 
 @every_loss
 def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case: Case) -> None:
-    loss = case.create().cuda()
+    loss = case.create(dim=DIM).cuda()
     steps = batches(torch.float32)
     handed_out = []
     for embeddings, labels in steps:
@@ -186,10 +229,20 @@ def test_a_gradient_handed_out_is_not_overwritten_by_later_steps(case: Case) -> 
         ("multi_similarity", "alpha", 5.0),
         ("ranked_list", "temperature", 1.0),
         ("nra", "alpha", 2.0),
+        ("normalized_softmax", "temperature", 0.5),
+        ("proxy_nca", "scale", 3.0),
+        ("proxy_nca", "include_positive", True),
+        ("arcface", "margin", 0.1),
+        ("arcface", "scale", 8.0),
+        ("cosface", "margin", 0.1),
+        ("soft_triple", "gamma", 1.0),
+        ("soft_triple", "tau", 2.0),
+        ("proxy_anchor", "alpha", 8.0),
+        ("proxy_repel", "margin", 0.5),
     ],
 )
 def test_a_setting_changed_between_steps_is_respected(key: str, setting: str, value: object) -> None:
-    here, there = nf.losses.create(key), nf.losses.create(key).cuda()
+    here, there = create(key, {}, dim=DIM), create(key, {}, dim=DIM).cuda()
     batch = batches()[2]
     before = [on_gpu(there, *batch) for _ in range(4)][-1]
     for loss in (here, there):
@@ -225,10 +278,26 @@ def test_a_boundary_that_learns_is_followed(num_classes: int | None) -> None:
     assert (losses[0].beta != 1.2).all()
 
 
+@over(PROXY_CASES)
+def test_proxies_that_learn_are_followed(case: Case) -> None:
+    """Recorded steps see what the optimiser has made of the proxies, and give them the right gradient."""
+    losses = [case.create(dim=DIM).double() for _ in range(2)]
+    losses[1].cuda()
+    optimisers = [torch.optim.SGD(loss.param_groups(lr=1e-4), lr=1e-4, momentum=0.9) for loss in losses]
+    start = losses[0].proxies.detach().clone()
+    for embeddings, labels in batches() + batches():
+        for loss, optimiser in zip(losses, optimisers, strict=True):
+            optimiser.zero_grad()
+            loss(embeddings.to(loss.proxies.device).requires_grad_(), labels.to(loss.proxies.device)).backward()
+            optimiser.step()
+        assert_close(losses[1].proxies.detach().cpu(), losses[0].proxies.detach(), 1e-9)
+    assert (losses[0].proxies.detach() - start).abs().amax() > 1e-4
+
+
 @every_loss
 def test_autocast(case: Case) -> None:
     embeddings, labels = (tensor.cuda() for tensor in batches(torch.float32)[0])
-    network, loss = torch.nn.Linear(16, 8).cuda(), case.create().cuda()
+    network, loss = torch.nn.Linear(DIM, 8).cuda(), case.create(dim=8).cuda()
     for _ in range(4):
         with torch.autocast("cuda", dtype=torch.bfloat16):
             output = network(embeddings)
@@ -241,9 +310,9 @@ def test_autocast(case: Case) -> None:
         assert_close(value.detach(), loss(output.detach().float(), labels), 1e-5)
 
 
-@every_loss
+@pytest.mark.parametrize("case", [case for case in DEFAULTS if not case.waits], ids=lambda case: case.key)
 def test_nan_in_the_batch_shows_in_the_loss(case: Case) -> None:
-    loss = case.create().cuda()
+    loss = case.create(dim=DIM).cuda()
     for step, (embeddings, labels) in enumerate(batches(torch.float32)):
         broken = embeddings.cuda()
         broken[step, 0] = float("nan")
@@ -271,7 +340,7 @@ def test_degenerate_batches(case: Case) -> None:
 def test_a_compiled_step(case: Case) -> None:
     if case.random:
         pytest.skip("draws differ")
-    loss, network = case.create().cuda(), torch.nn.Linear(16, 8).cuda()
+    loss, network = case.create(dim=8).cuda(), torch.nn.Linear(DIM, 8).cuda()
 
     def step(inputs: Tensor, labels: Tensor) -> Tensor:
         return loss(network(inputs).tanh(), labels)
@@ -293,7 +362,7 @@ def test_a_compiled_step(case: Case) -> None:
 def test_a_copy_of_a_loss_in_use(case: Case) -> None:
     if case.random:
         pytest.skip("draws differ")
-    loss = case.create().double().cuda()
+    loss = case.create(dim=DIM).double().cuda()
     for batch in batches():
         expected = on_gpu(loss, *batch)
     assert_same(on_gpu(copy.deepcopy(loss), *batch), expected, tolerance=1e-9)
@@ -303,14 +372,14 @@ def test_a_copy_of_a_loss_in_use(case: Case) -> None:
 def test_other_streams(case: Case) -> None:
     if case.random:
         pytest.skip("draws differ")
-    here, there = case.create().double(), case.create().double().cuda()
+    here, there = case.create(dim=DIM).double(), case.create(dim=DIM).double().cuda()
     for batch in batches():
         for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
             with torch.cuda.stream(stream):
                 assert_same(on_gpu(there, *batch), run(here, *batch), tolerance=1e-9)
 
 
-@every_loss
+@every_loss_of_pairs
 def test_pair_weights(case: Case) -> None:
     if case.random:
         pytest.skip("draws differ")
@@ -323,9 +392,9 @@ def test_pair_weights(case: Case) -> None:
 def test_labels_may_stay_on_the_cpu(case: Case) -> None:
     embeddings, labels = batches(torch.float32)[0]
     torch.manual_seed(0)
-    value = case.create().cuda()(embeddings.cuda(), labels)
+    value = case.create(dim=DIM).cuda()(embeddings.cuda(), labels)
     torch.manual_seed(0)
-    assert_close(value.detach(), case.create().cuda()(embeddings.cuda(), labels.cuda()).detach(), 1e-6)
+    assert_close(value.detach(), case.create(dim=DIM).cuda()(embeddings.cuda(), labels.cuda()).detach(), 1e-6)
 
 
 def test_a_gallery_elsewhere_is_an_error() -> None:
@@ -334,10 +403,16 @@ def test_a_gallery_elsewhere_is_an_error() -> None:
         nf.losses.Raw()(embeddings.cuda(), labels.cuda(), embeddings, labels)
 
 
-@every_loss
+def test_proxies_elsewhere_are_an_error() -> None:
+    embeddings, labels = batches(torch.float32)[0]
+    with pytest.raises(ValueError, match=r"embeddings are on cuda.* and proxies on cpu"):
+        create("proxy_anchor", {}, dim=DIM)(embeddings.cuda(), labels.cuda())
+
+
+@pytest.mark.parametrize("case", [case for case in DEFAULTS if case.tiled], ids=lambda case: case.key)
 def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
     embeddings, labels = torch.randn(4096, 512, device="cuda"), torch.arange(4096, device="cuda") // 4
-    loss = case.create().cuda()
+    loss = case.create(dim=512, num_classes=1024).cuda()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()

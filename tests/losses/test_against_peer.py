@@ -3,17 +3,22 @@
 Left out, because the peer does something else: the gradient of RankedListLoss (it differentiates the gallery
 and the weights, which the paper holds constant); anchors without positives in GeneralizedLiftedStructureLoss
 (an empty log-sum counts as 0 there, so such an anchor is still pushed); batches with a single mined pair,
-whose loss the peer drops.
+whose loss the peer drops; SmoothAPLoss unless there are as many classes as members of each, in order (it takes
+the one number for the other); HistogramLoss of equal embeddings (it fails at a similarity of 1); ProxyNCALoss as
+printed (the own class is in its sum) and where a probability underflows (the sample is dropped); the distances
+between the centres of SoftTripleLoss (it has none).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from checks import assert_close, make_batch
+from cases import create
+from checks import assert_close, make_batch, run
 from torch import Tensor
 
 import nearfar as nf
@@ -34,14 +39,16 @@ def value_and_gradient(loss: Callable[..., Tensor], embeddings: Tensor, *rest: A
     return value.detach(), gradient
 
 
-def assert_agree(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], constant: float = 0.0) -> None:
+def assert_agree(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], constant: float = 0.0, tolerance: float = 1e-9
+) -> None:
     """The same gradient, and the same value up to a constant, on batches of three kinds."""
     for spread in ("apart", "touching", "mixed"):
         embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
         value, gradient = value_and_gradient(ours, embeddings, labels)
         their_value, their_gradient = value_and_gradient(theirs, embeddings, labels)
-        assert_close(value + constant, their_value, 1e-9)
-        assert_close(gradient, their_gradient, 1e-9, "gradient")
+        assert_close(value + constant, their_value, tolerance)
+        assert_close(gradient, their_gradient, tolerance, "gradient")
 
 
 def with_miner(loss: Callable[..., Tensor], miner: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -137,3 +144,96 @@ def test_ranked_list_has_nearly_the_same_value() -> None:
     embeddings, labels = make_batch(sizes=PAIRED, dim=4)
     value = nf.losses.RankedList(temperature=5.0)(embeddings, labels)
     assert_close(value / 2, theirs(embeddings, labels), 1e-3)
+
+
+@pytest.mark.parametrize(("margin", "scale"), [(0.4, 80.0), (0.25, 16.0)])
+def test_circle(margin: float, scale: float) -> None:
+    assert_agree(nf.losses.Circle(margin=margin, scale=scale), losses.CircleLoss(m=margin, gamma=scale))
+
+
+def test_circle_with_mining() -> None:
+    theirs = losses.CircleLoss()
+    assert_agree(nf.losses.Circle(mining="valid_triplet"), with_miner(theirs, miners.MultiSimilarityMiner(epsilon=0.1)))
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+def test_sup_con(temperature: float) -> None:
+    assert_agree(nf.losses.SupCon(temperature=temperature), losses.SupConLoss(temperature=temperature))
+
+
+@pytest.mark.parametrize("temperature", [0.07, 1.0])
+def test_nt_xent(temperature: float) -> None:
+    assert_agree(nf.losses.NTXent(temperature=temperature), losses.NTXentLoss(temperature=temperature))
+
+
+@pytest.mark.parametrize("angle", [30.0, 40.0])
+def test_angular_of_unit_vectors(angle: float) -> None:
+    theirs = losses.AngularLoss(alpha=angle)  # which takes negatives as they are
+
+    def of_unit_vectors(embeddings: Tensor, labels: Tensor) -> Tensor:
+        return theirs(torch.nn.functional.normalize(embeddings, dim=1), labels)
+
+    assert_agree(nf.losses.Angular(angle=angle), of_unit_vectors)
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")
+@pytest.mark.parametrize("bins", [10, 100])
+def test_histogram(bins: int) -> None:
+    # The peer's node numbers are float32.
+    assert_agree(nf.losses.Histogram(bins=bins), losses.HistogramLoss(n_bins=bins), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("bins", [10, 25])
+def test_fast_ap(bins: int) -> None:
+    assert_agree(nf.losses.FastAP(bins=bins), losses.FastAPLoss(num_bins=bins))
+
+
+def test_smooth_ap_with_the_anchor_in_its_own_ranking() -> None:
+    theirs = losses.SmoothAPLoss()
+    for spread in ("apart", "touching", "mixed"):
+        embeddings, labels = make_batch(spread, sizes=(4, 4, 4, 4), dim=4)
+        labels, order = labels.sort()
+        embeddings = embeddings[order]
+
+        def ours(embeddings: Tensor, labels: Tensor) -> Tensor:
+            return nf.losses.SmoothAP()(embeddings, labels, embeddings, labels)
+
+        mine, other = (value_and_gradient(loss, embeddings, labels) for loss in (ours, theirs))
+        assert_close(mine[0], other[0], 1e-6)  # theirs is float32
+        assert_close(mine[1], other[1], 1e-6, "gradient")
+
+
+# Ours and theirs, which keeps class vectors in rows or in columns, of 7 classes in 4 dimensions.
+PROXY_PEERS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
+    ("normalized_softmax", {}, losses.NormalizedSoftmaxLoss(7, 4)),
+    ("proxy_nca", {"include_positive": True}, losses.ProxyNCALoss(7, 4, softmax_scale=9)),
+    ("arcface", {}, losses.ArcFaceLoss(7, 4, margin=math.degrees(0.5))),
+    ("arcface", {"margin": 1.5, "scale": 4.0}, losses.ArcFaceLoss(7, 4, margin=math.degrees(1.5), scale=4)),
+    ("cosface", {}, losses.CosFaceLoss(7, 4)),
+    ("soft_triple", {"tau": 0.0}, losses.SoftTripleLoss(7, 4, gamma=1 / 10, margin=0.1)),
+    ("soft_triple", {"tau": 0.0, "gamma": 2.0, "centers": 3}, losses.SoftTripleLoss(7, 4, 3, gamma=1 / 2, margin=0.1)),
+    ("proxy_anchor", {}, losses.ProxyAnchorLoss(7, 4)),
+    ("proxy_anchor", {"alpha": 8.0, "margin": 0.3}, losses.ProxyAnchorLoss(7, 4, alpha=8, margin=0.3)),
+]
+
+
+@pytest.mark.parametrize(("key", "settings", "theirs"), PROXY_PEERS, ids=lambda value: str(value).partition("(")[0])
+def test_losses_with_proxies(key: str, settings: dict[str, Any], theirs: Any) -> None:
+    ours, theirs = create(key, settings, num_classes=7).double(), theirs.double()
+    ((name, parameter),) = theirs.named_parameters()
+
+    def arranged(proxies: Tensor) -> Tensor:
+        rows = proxies.flatten(0, -2)
+        return rows if name == "proxies" else rows.T
+
+    with torch.no_grad():
+        parameter.copy_(arranged(ours.proxies))
+    for spread in ("apart", "touching", "mixed"):
+        embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
+        value, gradient = value_and_gradient(theirs, embeddings, labels)
+        theirs.zero_grad()
+        theirs(embeddings, labels).backward()
+        outcome = run(ours, embeddings, labels)
+        assert_close(outcome.value, value, 1e-9)
+        assert_close(outcome.gradients["embeddings"], gradient, 1e-9, "gradient")
+        assert_close(arranged(outcome.gradients["proxies"]), parameter.grad, 1e-9, "gradient by proxies")

@@ -1,19 +1,30 @@
-"""Every registered loss goes through the battery of tests/checks.py."""
+"""Every registered loss goes through the battery of tests/checks.py, those of pairs through pair_checks.py too."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
 import torch
 from cases import CASES, DEFAULTS, Case
 from checks import CHECKS, assert_close, make_batch
+from pair_checks import PAIR_CHECKS
 
 import nearfar as nf
+from nearfar.losses import PairLoss
+
+PAIR_CASES = [case for case in CASES if case.family == "pair"]
 
 
 def test_every_registered_loss_is_in_the_battery() -> None:
     assert {case.key for case in CASES} == set(nf.losses.names())
+
+
+def test_every_loss_of_pairs_is_tested_as_one() -> None:
+    assert {case.key for case in PAIR_CASES} == {
+        key for key in nf.losses.names() if issubclass(nf.losses.get(key), PairLoss)
+    }
 
 
 def test_every_loss_is_tested_with_its_defaults() -> None:
@@ -22,20 +33,33 @@ def test_every_loss_is_tested_with_its_defaults() -> None:
 
 def test_every_setting_of_every_loss_is_varied() -> None:
     varied = {(case.key, name) for case in CASES for name in case.settings}
-    settings = {(key, name) for key in nf.losses.names() for name in nf.losses.defaults(key)}
-    # The learning rate of the boundary has nothing to do with its value; see test_margin.py.
-    assert settings - varied == {("margin", "beta_lr")}
+    settings = {
+        (key, name)
+        for key in nf.losses.names()
+        for name, default in nf.losses.defaults(key).items()
+        if default is not inspect.Parameter.empty  # sizes, as the batch has them
+    }
+    # Learning rates have nothing to do with the value; see test_margin.py and test_proxies.py.
+    rates = {("margin", "beta_lr")} | {(key, name) for key, name in settings if name == "lr_multiplier"}
+    assert settings - varied == rates
 
 
+@pytest.mark.filterwarnings("ignore:.*more embeddings than dimensions")  # some batches have one or two
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_battery(check: Callable[[Case], None], case: Case) -> None:
     check(case)
 
 
+@pytest.mark.parametrize("case", PAIR_CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("check", PAIR_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_battery_of_pairs(check: Callable[[Case], None], case: Case) -> None:
+    check(case)
+
+
 @pytest.mark.parametrize("case", DEFAULTS, ids=lambda case: case.key)
 def test_a_compiled_step_has_the_same_gradient(case: Case) -> None:
-    loss = case.create()
+    loss = case.create(dim=3)
     embeddings, labels = make_batch(dtype=torch.float32)
     network = torch.nn.Linear(4, 3)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from cases import create
 
 import nearfar as nf
+from nearfar.losses import ProxyLoss
 
 EMBEDDINGS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -38,7 +40,7 @@ every_loss = pytest.mark.parametrize("key", nf.losses.names())
 )
 def test_wrong_batches(key: str, embeddings: Any, labels: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        nf.losses.create(key)(embeddings, labels)
+        create(key, {})(embeddings, labels)
 
 
 wrong_galleries = pytest.mark.parametrize(
@@ -68,7 +70,7 @@ wrong_galleries = pytest.mark.parametrize(
 @wrong_galleries
 def test_wrong_galleries(key: str, keywords: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        nf.losses.create(key)(EMBEDDINGS, LABELS, **keywords)
+        create(key, {})(EMBEDDINGS, LABELS, **keywords)
 
 
 @wrong_galleries
@@ -82,16 +84,26 @@ def test_a_list_for_pair_weights() -> None:
         nf.losses.Raw().pair_weights(EMBEDDINGS.tolist(), LABELS)
 
 
-@every_loss
+@pytest.mark.parametrize("key", [key for key in nf.losses.names() if nf.losses.defaults(key)])
 def test_an_unknown_setting_is_named_with_the_nearest_one(key: str) -> None:
     known = next(iter(nf.losses.defaults(key)))
     with pytest.raises(TypeError, match=rf"{key} has no setting '{known}s' \(did you mean '{known}'\?\)"):
         nf.losses.create(key, **{f"{known}s": 1.0})
 
 
+def test_an_unknown_setting_where_there_are_none() -> None:
+    with pytest.raises(TypeError, match="spectral_clustering has no setting 'gamma'; it has none"):
+        nf.losses.create("spectral_clustering", gamma=1.0)
+
+
 def test_an_unknown_loss_is_named_with_the_nearest_one() -> None:
     with pytest.raises(ValueError, match=r"'multi_similarty' \(did you mean 'multi_similarity'\?\).*contrastive"):
         nf.losses.create("multi_similarty")
+
+
+def test_what_a_loss_must_be_told() -> None:
+    with pytest.raises(TypeError, match="arcface needs num_classes and dim"):
+        nf.losses.create("arcface")
 
 
 def test_an_unknown_mining_is_named_with_the_known_ones() -> None:
@@ -138,11 +150,44 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
         ("ranked_list", {"temperature": -1.0}, ValueError, "temperature is -1.0"),
         ("ranked_list", {"query_weighting": "sum"}, ValueError, "query_weighting is 'sum'; allowed are mean"),
         ("nra", {"epsilon": 0.0}, ValueError, "epsilon is 0.0; it must be > 0"),
+        ("circle", {"margin": 1.5}, ValueError, "margin is 1.5; it must be ≥ 0.0 and ≤ 1.0"),
+        ("circle", {"scale": 0.0}, ValueError, "scale is 0.0; it must be > 0"),
+        ("sup_con", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
+        ("nt_xent", {"temperature": -0.1}, ValueError, "temperature is -0.1; it must be > 0"),
+        ("angular", {"angle": 0.0}, ValueError, "angle is 0.0; it must be > 0.0 and ≤ 70.0"),
+        ("angular", {"angle": 80.0}, ValueError, "angle is 80.0; it must be > 0.0 and ≤ 70.0"),
+        ("histogram", {"bins": 0}, ValueError, "bins is 0; it must be ≥ 1"),
+        ("histogram", {"bins": 10.5}, TypeError, "bins is 10.5; a whole number"),
+        ("smooth_ap", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
+        ("fast_ap", {"bins": 0}, ValueError, "bins is 0; it must be ≥ 1"),
+        ("softmax", {"num_classes": 0}, ValueError, "num_classes is 0; it must be ≥ 1"),
+        ("softmax", {"dim": 2.5}, TypeError, "dim is 2.5; a whole number"),
+        ("softmax", {"lr_multiplier": 0.0}, ValueError, "lr_multiplier is 0.0; it must be > 0"),
+        ("softmax", {"sample_rate": 0.0}, ValueError, "sample_rate is 0.0; it must be > 0.0 and ≤ 1.0"),
+        ("arcface", {"sample_rate": 1.5}, ValueError, "sample_rate is 1.5; it must be > 0.0 and ≤ 1.0"),
+        ("normalized_softmax", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
+        ("proxy_nca", {"scale": -18.0}, ValueError, "scale is -18.0; it must be > 0"),
+        ("arcface", {"margin": -0.5}, ValueError, "margin is -0.5; it must be ≥ 0"),
+        ("arcface", {"margin": 28.6}, ValueError, "margin is 28.6; it must be .*≤ 3.14"),
+        ("arcface", {"scale": 0.0}, ValueError, "scale is 0.0; it must be > 0"),
+        ("cosface", {"scale": math.inf}, ValueError, "scale is inf"),
+        ("soft_triple", {"centers": 0}, ValueError, "centers is 0; it must be ≥ 1"),
+        ("soft_triple", {"alpha": 0.0}, ValueError, "alpha is 0.0; it must be > 0"),
+        ("soft_triple", {"tau": -0.2}, ValueError, "tau is -0.2; it must be ≥ 0"),
+        ("proxy_anchor", {"alpha": 0.0}, ValueError, "alpha is 0.0; it must be > 0"),
+        ("proxy_repel", {"margin": math.nan}, ValueError, "margin is nan; it must be finite"),
+        ("group", {"iterations": -1}, ValueError, "iterations is -1"),
+        ("group", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
+        ("group", {"anchors_per_class": -1}, ValueError, "anchors_per_class is -1; it must be ≥ 0"),
+        ("group", {"average_over": "anchors"}, ValueError, "average_over is 'anchors'; allowed are rest, all"),
+        ("group", {"classification_weight": -1.0}, ValueError, "classification_weight is -1.0; it must be ≥ 0"),
+        ("facility_location", {"gamma": -1.0}, ValueError, "gamma is -1.0; it must be ≥ 0"),
+        ("facility_location", {"refinements": -1}, ValueError, "refinements is -1; it must be ≥ 0"),
     ],
 )
 def test_settings_out_of_range(key: str, settings: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        nf.losses.create(key, **settings)
+        create(key, settings)
 
 
 @pytest.mark.parametrize("label", [-1, 5])
@@ -150,6 +195,38 @@ def test_a_label_beyond_the_classes_of_margin(label: int) -> None:
     labels = torch.tensor([0, 0, 1, 1, 4, label])
     with pytest.raises(ValueError, match=rf"labels go from .*{label}.*num_classes=5 allowed are 0 to 4"):
         nf.losses.Margin(num_classes=5)(EMBEDDINGS, labels)
+
+
+every_loss_with_proxies = pytest.mark.parametrize(
+    "key", [key for key in nf.losses.names() if issubclass(nf.losses.get(key), ProxyLoss)]
+)
+
+
+@every_loss_with_proxies
+@pytest.mark.parametrize("label", [-1, 5])
+def test_a_label_beyond_the_classes(key: str, label: int) -> None:
+    labels = torch.tensor([0, 0, 1, 1, 4, label])
+    with pytest.raises(ValueError, match=rf"labels go from .*{label}.*num_classes=5 allowed are 0 to 4"):
+        create(key, {}, num_classes=5)(EMBEDDINGS, labels)
+
+
+@every_loss_with_proxies
+def test_embeddings_longer_than_the_proxies(key: str) -> None:
+    with pytest.raises(ValueError, match="embeddings have 4 dimensions and proxies 3"):
+        create(key, {}, dim=3)(EMBEDDINGS, LABELS)
+
+
+@every_loss_with_proxies
+def test_sizes_have_no_default(key: str) -> None:
+    with pytest.raises(TypeError, match="'num_classes' and 'dim'"):
+        nf.losses.create(key)
+
+
+@pytest.mark.parametrize("key", ["spectral_clustering", "facility_location"])
+def test_a_gallery_to_cluster(key: str) -> None:
+    name = nf.losses.get(key).__name__
+    with pytest.raises(ValueError, match=f"{name} clusters the batch and takes no gallery"):
+        nf.losses.create(key)(EMBEDDINGS, LABELS, EMBEDDINGS, LABELS)
 
 
 def test_settings_are_given_by_name() -> None:

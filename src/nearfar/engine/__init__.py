@@ -1,5 +1,9 @@
 """Rows and tiles: everything a pair-based loss stands on."""
 
+from nearfar.engine.classes import class_loss
+from nearfar.engine.function import by_autograd, differentiable
+from nearfar.engine.graphs import Step
+from nearfar.engine.histograms import SoftHistograms
 from nearfar.engine.masks import (
     FLOOR,
     count,
@@ -10,9 +14,9 @@ from nearfar.engine.masks import (
     positive_columns,
     scatter_mask,
 )
-from nearfar.engine.measures import Measure
+from nearfar.engine.measures import Measure, unit
 from nearfar.engine.measures import create as measure
-from nearfar.engine.problem import DEFAULT_BUDGET, Batch, Mean, Tile
+from nearfar.engine.problem import DEFAULT_BUDGET, Batch, Mean, RowLoss, Tile, Totals
 from nearfar.engine.rows import Row, count_nonzero, row_hinge, row_logsumexp, row_sum
 from nearfar.engine.tiles import pair_weights, row_loss
 
@@ -23,9 +27,16 @@ __all__ = [
     "Mean",
     "Measure",
     "Row",
+    "RowLoss",
+    "SoftHistograms",
+    "Step",
     "Tile",
+    "Totals",
+    "by_autograd",
+    "class_loss",
     "count",
     "count_nonzero",
+    "differentiable",
     "masked",
     "masked_logsumexp",
     "masked_sum",
@@ -38,4 +49,5 @@ __all__ = [
     "row_loss",
     "row_sum",
     "scatter_mask",
+    "unit",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,3 +50,25 @@ def differentiable(step: graphs.Step, inputs: Sequence[Tensor | None]) -> Tensor
     """The value of a step, differentiable once by its inputs."""
     value: Tensor = _GradientInForward.apply(step, *inputs)  # type: ignore[no-untyped-call]
     return value
+
+
+def by_autograd(loss: Callable[..., Tensor]) -> graphs.Compute:
+    """The step of a loss of (*inputs, *constants) that has no closed form.
+
+    Autograd differentiates it within the forward pass: there autocast is off, and the whole can be recorded.
+    """
+
+    def compute(
+        inputs: graphs.Tensors, constants: graphs.Tensors, needed: graphs.Needed
+    ) -> tuple[Tensor, graphs.Gradients]:
+        with torch.set_grad_enabled(any(needed)):
+            leaves = [
+                None if tensor is None else tensor.detach().requires_grad_(wanted)
+                for tensor, wanted in zip(inputs, needed, strict=True)
+            ]
+            value = loss(*leaves, *constants)
+        wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad(value, wanted, allow_unused=True) if wanted else ())
+        return value.detach(), [next(found) if asked else None for asked in needed]
+
+    return compute

@@ -12,7 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,20 +27,14 @@ MOST_PAIRS = 1 << 26  # more than this keep a GPU busy without being recorded
 MOST_SHAPES = 16  # a loss that meets more shapes than this forgets the ones it knows
 
 
-class Recordable(Protocol):
-    """A loss whose steps may be recorded."""
-
-    def recordable(self) -> Hashable:
-        """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
-
-
 @dataclass(frozen=True)
 class Step:
     """What a loss computes: (inputs, constants, which gradients are needed) → the loss and those gradients."""
 
     compute: Compute
     constants: Tensors = ()  # tensors that are not differentiated: labels, positions, noise
-    owner: Recordable | None = None  # None: never recorded
+    owner: object = None  # keeps the recordings of the step; None: it is never recorded
+    settings: Callable[[], Hashable] = lambda: None  # all that decides what is computed; None: it may not be recorded
     pairs: int = 0  # how many similarities there are
     lasting: tuple[int, ...] = ()  # inputs that stay where they are from step to step: parameters
 
@@ -108,7 +102,7 @@ class Recording:
         return self.loss.clone(), held
 
 
-_recordings: weakref.WeakKeyDictionary[Recordable, dict[tuple[Hashable, ...], Recording | int]] = (
+_recordings: weakref.WeakKeyDictionary[object, dict[tuple[Hashable, ...], Recording | int]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -118,7 +112,7 @@ def run(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
     first = inputs[0]
     settings = None
     if step.owner is not None and first is not None and first.is_cuda and needed[0] and step.pairs <= MOST_PAIRS:
-        settings = step.owner.recordable()
+        settings = step.settings()
     if step.owner is None or first is None or settings is None or torch.cuda.is_current_stream_capturing():
         return _compute(step, inputs, needed)
     tensors = [*inputs, *step.constants]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from nearfar.engine.masks import masked
 
 # Squared distances are kept above this: it is far below what float32 resolves between two vectors,
 # so a pair at this value *is* a pair of equal vectors, and its direction (and gradient) is zero.
@@ -49,18 +52,17 @@ class Measure:
 
     def prepare(self, embeddings: Tensor, center: Tensor | None = None) -> Vectors:
         """Normalise or centre the embeddings; ``center`` is shared by rows and columns."""
-        inverse_norms = squares = None
+        lengths = squares = None
         points = embeddings
         if self.unit:
-            norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-            inverse_norms = norms.reciprocal().nan_to_num_(nan=float("nan"), posinf=0.0)
-            points = embeddings * inverse_norms
+            lengths = inverse_norms(embeddings)
+            points = embeddings * lengths
         elif self.power and center is not None:
             # Distances do not see a common offset, but |a|² + |b|² - 2ab loses its digits to one.
             points = embeddings - center
         if self.power:
             squares = torch.linalg.vecdot(points, points)
-        return Vectors(points, inverse_norms, squares)
+        return Vectors(points, lengths, squares)
 
     def center(self, columns: Tensor) -> Tensor | None:
         """The offset that raw distances are computed relative to."""
@@ -97,6 +99,18 @@ class Measure:
             return gradient
         radial = torch.linalg.vecdot(vectors.points, gradient).unsqueeze(1)
         return torch.addcmul(gradient, vectors.points, radial, value=-1.0).mul_(vectors.inverse_norms)
+
+
+def inverse_norms(vectors: Tensor) -> Tensor:
+    """1 / length of each row, [m, 1]; 0 for zero vectors."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    return norms.reciprocal_().nan_to_num_(nan=float("nan"), posinf=0.0)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Vectors of length one along the last dimension, for autograd; zero vectors stay zero, without a gradient."""
+    norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / masked(norms, norms > 0, math.inf)
 
 
 _POWERS = {"cosine": 0, "dot": 0, "euclidean": 1, "squared_euclidean": 2}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nearfar.engine.masks import masks
 from nearfar.engine.measures import Measure
+from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import Row
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
@@ -62,41 +63,57 @@ class Tile:
         return Tile(*parts, slice(None), self.measure, self.dim)
 
 
-class RowLoss(Protocol):
-    """What the engine asks of a loss."""
+class Totals(Protocol):
+    """Numbers summed over all pairs of a tile that know their derivatives."""
+
+    def sums(self) -> Tensor:
+        """The numbers, of any shape."""
+
+    def weights(self, slopes: Tensor) -> Tensor:
+        """The derivative of a function of the sums by the values, [a, n], given its slopes by the sums."""
+
+
+class RowLoss:
+    """What the engine asks of a loss that is a function of one anchor's row."""
+
+    measure: str = "cosine"
+    raw: bool = False  # compare the embeddings as they are, not normalised
+    query_only: bool = False  # columns are constants, as in Ranked List Loss
+    closed_form: bool = False  # `on_tile` brings its derivatives (Row); otherwise autograd is to find them
+    surveys: bool = False  # `survey` has something to say of the columns
+    sums_up: bool = False  # the loss is `of_totals` of `totals`, and `on_tile` is not asked
+    row_bytes: int | None = None  # working memory per pair in float32; None: as most have
+    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
 
     @property
     def comparison(self) -> Measure:
         """How embeddings are compared."""
-
-    @property
-    def query_only(self) -> bool:
-        """Whether columns are constants, as in Ranked List Loss."""
-
-    @property
-    def surveys(self) -> bool:
-        """Whether ``survey`` has something to say of the columns."""
+        return measure(self.measure, raw=self.raw)
 
     @property
     def bytes_per_pair(self) -> int:
         """Working memory for each entry of a float32 tile."""
-
-    @property
-    def memory_budget(self) -> int:
-        """Working memory for a tile."""
-
-    @property
-    def closed_form(self) -> bool:
-        """Whether ``on_tile`` brings its derivatives (rows), or autograd is to find them (tensors)."""
+        return self.row_bytes or (28 if self.closed_form else 48)
 
     def recordable(self) -> Hashable:
         """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
+        return None
 
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """The loss of each anchor, [a], to be averaged over all anchors; or means of another kind."""
+        raise NotImplementedError(f"{type(self).__name__} must define on_tile(tile)")
 
     def survey(self, tile: Tile) -> Tensor:
-        """A number for each row of the tile, [a]; asked of every column before ``on_tile``."""
+        """A number for each row of the tile, [a]; asked of all columns before ``on_tile`` where ``surveys`` is set."""
+        raise NotImplementedError(f"{type(self).__name__} sets surveys and must define survey(tile)")
+
+    def totals(self, tile: Tile) -> Tensor | Totals:
+        """Numbers summed over all pairs of the tile: a tensor, or with ``closed_form`` what knows its derivatives."""
+        raise NotImplementedError(f"{type(self).__name__} sets sums_up and must define totals(tile)")
+
+    def of_totals(self, totals: Tensor) -> Tensor:
+        """The loss, from the totals of all tiles together; differentiated by autograd."""
+        raise NotImplementedError(f"{type(self).__name__} sets sums_up and must define of_totals(totals)")
 
 
 @dataclass
@@ -108,6 +125,7 @@ class Batch:
     gallery_labels: Tensor  # [n]; the labels themselves where there is no gallery
     positions: Tensor | None = None  # [m], the anchors' places in the gallery, −1: not there
     noise: Tensor | None = None  # [m + n], uniform in [0, 1), for minings that draw
+    owner: object = None  # what outlives the step and keeps its recordings; None: the loss itself
 
 
 class Problem:
@@ -127,11 +145,11 @@ class Problem:
         self.height, self.width = batch.labels.shape[0], batch.gallery_labels.shape[0]
         self.embeddings, self.gallery, self.anchor_values = embeddings, gallery, anchor_values
         self.columns_move = columns_move and not batch.loss.query_only  # whether columns get a gradient
-        measure = self.loss.comparison
+        comparison = self.loss.comparison
         columns = embeddings if gallery is None else gallery
-        center = measure.center(columns)
-        self.columns = measure.prepare(columns, center)
-        self.anchors = self.columns if gallery is None else measure.prepare(embeddings, center)
+        center = comparison.center(columns)
+        self.columns = comparison.prepare(columns, center)
+        self.anchors = self.columns if gallery is None else comparison.prepare(embeddings, center)
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """``height`` rows cut so that a tile of ``width`` columns keeps to its share of the budget."""

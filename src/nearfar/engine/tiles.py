@@ -19,7 +19,7 @@ from nearfar.engine import graphs
 from nearfar.engine.function import differentiable
 from nearfar.engine.graphs import Step
 from nearfar.engine.masks import masked
-from nearfar.engine.problem import Batch, Mean, Problem, Tile
+from nearfar.engine.problem import Batch, Mean, Problem, Tile, Totals
 from nearfar.engine.rows import Row
 from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
 
@@ -47,6 +47,8 @@ class Part(Generic[S]):
 def sweep(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
     """The loss of a problem and, given a kind of sink, the weights of its pairs."""
     with torch.set_grad_enabled(sink is not None and not problem.loss.closed_form):
+        if problem.loss.sums_up:
+            return _through_totals(problem, slices, sink)
         if len(slices) == 1:
             return _one_tile(problem, slices[0], sink)
         return _many_tiles(problem, slices, sink)
@@ -139,6 +141,48 @@ def _through_survey(problem: Problem, tile: Tile, running: Sequence[_Running[S]]
             sum_up.sink.add_columns(weights, tile)
 
 
+@dataclass
+class _FoundByAutograd:
+    """Totals of a loss without a closed form."""
+
+    found: Tensor
+    values: Tensor
+
+    def sums(self) -> Tensor:
+        return self.found
+
+    def weights(self, slopes: Tensor) -> Tensor:
+        (weights,) = torch.autograd.grad(self.found, self.values, slopes)
+        return weights
+
+
+def _totals(problem: Problem, rows: slice) -> tuple[Totals, Tile]:
+    tile = problem.tile(rows)
+    _leaves(tile)
+    found = problem.loss.totals(tile)
+    return (_FoundByAutograd(found, tile.values) if isinstance(found, Tensor) else found), tile
+
+
+def _through_totals(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
+    """Sum up the totals, then compute each tile once more (a single one is kept) and find its weights."""
+    only = _totals(problem, slices[0]) if len(slices) == 1 else None
+    if only is not None:
+        total = only[0].sums()
+    else:
+        with torch.no_grad():
+            total = torch.stack([_totals(problem, rows)[0].sums() for rows in slices]).sum(dim=0)
+    with torch.enable_grad():
+        total = total.detach().requires_grad_()
+        value = problem.loss.of_totals(total)
+    part = Part(value.detach(), None if sink is None else sink(problem))
+    if part.sink is not None:
+        (slopes,) = torch.autograd.grad(value, total)
+        for rows in slices:
+            found, tile = _totals(problem, rows) if only is None else only
+            part.sink.add(found.weights(slopes), tile)
+    return part
+
+
 def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
     total: Any = terms[0]
     for term in terms[1:]:
@@ -221,7 +265,8 @@ def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_va
 
     constants = (batch.labels, gallery_labels, batch.positions, batch.noise)
     pairs = batch.labels.shape[0] * batch.gallery_labels.shape[0]
-    step = Step(compute, constants, batch.loss, pairs)
+    owner = batch.loss if batch.owner is None else batch.owner
+    step = Step(compute, constants, owner, batch.loss.recordable, pairs)
     loss: Tensor = differentiable(step, (embeddings, gallery, anchor_values))
     return loss
 

@@ -7,31 +7,70 @@
 >>> value.backward()
 """
 
+from nearfar.losses.angular import Angular
+from nearfar.losses.arcface import ArcFace
 from nearfar.losses.base import Loss, PairLoss
 from nearfar.losses.binomial_deviance import BinomialDeviance
+from nearfar.losses.circle import Circle
 from nearfar.losses.contrastive import Contrastive
+from nearfar.losses.cosface import CosFace
+from nearfar.losses.facility_location import FacilityLocation
+from nearfar.losses.fast_ap import FastAP
+from nearfar.losses.group import Group
+from nearfar.losses.histogram import Histogram
 from nearfar.losses.lifted_structure import LiftedStructure, LiftedStructureGeneralized
 from nearfar.losses.margin import Margin
 from nearfar.losses.n_pair import NPair
+from nearfar.losses.normalized_softmax import NormalizedSoftmax
 from nearfar.losses.nra import NRA
+from nearfar.losses.nt_xent import NTXent
+from nearfar.losses.proxies import ClassificationLoss, ProxyLoss
+from nearfar.losses.proxy_anchor import ProxyAnchor
+from nearfar.losses.proxy_nca import ProxyNCA
+from nearfar.losses.proxy_repel import ProxyRepel
 from nearfar.losses.ranked_list import RankedList
 from nearfar.losses.raw import MultiSimilarity, Raw
 from nearfar.losses.registry import create, defaults, describe, get, names, register, summary
+from nearfar.losses.smooth_ap import SmoothAP
+from nearfar.losses.soft_triple import SoftTriple
+from nearfar.losses.softmax import Softmax
+from nearfar.losses.spectral_clustering import SpectralClustering
+from nearfar.losses.sup_con import SupCon
 from nearfar.losses.triplet import Triplet
 
 __all__ = [
     "NRA",
+    "Angular",
+    "ArcFace",
     "BinomialDeviance",
+    "Circle",
+    "ClassificationLoss",
     "Contrastive",
+    "CosFace",
+    "FacilityLocation",
+    "FastAP",
+    "Group",
+    "Histogram",
     "LiftedStructure",
     "LiftedStructureGeneralized",
     "Loss",
     "Margin",
     "MultiSimilarity",
     "NPair",
+    "NTXent",
+    "NormalizedSoftmax",
     "PairLoss",
+    "ProxyAnchor",
+    "ProxyLoss",
+    "ProxyNCA",
+    "ProxyRepel",
     "RankedList",
     "Raw",
+    "SmoothAP",
+    "SoftTriple",
+    "Softmax",
+    "SpectralClustering",
+    "SupCon",
     "Triplet",
     "create",
     "defaults",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import DEFAULT_BUDGET, Batch, Mean, Measure, Row, Tile, measure, pair_weights, row_loss
+from nearfar.engine import Batch, Mean, Row, RowLoss, Tile, pair_weights, row_loss
 from nearfar.mining import Mining
 
 
@@ -25,6 +25,7 @@ class Loss(nn.Module, ABC):
 
     key: ClassVar[str]
     source: ClassVar[str]
+    record: bool = True  # replay steps as CUDA graphs; settable on any loss
 
     def forward(
         self,
@@ -65,6 +66,13 @@ class Loss(nn.Module, ABC):
         """Optimiser groups for the loss's own parameters, with their own learning rates."""
         return []
 
+    def recordable(self) -> Hashable:
+        """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
+        if not self.record or not type(self).__module__.startswith("nearfar."):
+            return None
+        plain = (float, int, str, bool)
+        return tuple(value for value in vars(self).values() if isinstance(value, plain))
+
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments as this loss has them."""
         return {
@@ -79,7 +87,7 @@ class Loss(nn.Module, ABC):
         )
 
 
-class PairLoss(Loss):
+class PairLoss(Loss, RowLoss):
     """A loss that is a function of one anchor's row of similarities.
 
     A subclass says how embeddings are compared (``measure``, ``raw``) and what a row costs (``rows``).
@@ -90,14 +98,6 @@ class PairLoss(Loss):
     ...         return torch.where(neg, sim.relu(), 0).sum(1) - torch.where(pos, sim, 0).sum(1)
     """
 
-    measure: str = "cosine"
-    raw: bool = False  # compare the embeddings as they are, not normalised
-    query_only: bool = False  # columns are constants
-    closed_form: bool = False  # `rows` returns Row objects, which know their derivatives
-    surveys: bool = False  # `survey` has something to say of the columns
-    row_bytes: int | None = None  # working memory per pair in float32, without the mining's; None: as most have
-    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
-    record: bool = True  # replay steps as CUDA graphs; settable on any loss
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
 
     def __init__(self, mining: str | Mining = "all") -> None:
@@ -114,15 +114,9 @@ class PairLoss(Loss):
             )
 
     @property
-    def comparison(self) -> Measure:
-        """How embeddings are compared."""
-        return measure(self.measure, raw=self.raw)
-
-    @property
     def bytes_per_pair(self) -> int:
         """Working memory for each entry of a float32 tile."""
-        own = self.row_bytes or (28 if self.closed_form else 48)
-        return own + self.mining.bytes_per_pair
+        return super().bytes_per_pair + self.mining.bytes_per_pair
 
     def _noise(self, embeddings: Tensor, gallery_labels: Tensor) -> Tensor | None:
         if not self.mining.draws:
@@ -130,12 +124,8 @@ class PairLoss(Loss):
         return torch.rand(len(embeddings) + len(gallery_labels), dtype=embeddings.dtype, device=embeddings.device)
 
     def recordable(self) -> Hashable:
-        """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
-        if not self.record or not type(self).__module__.startswith("nearfar."):
-            return None
-        plain = (float, int, str, bool)
-        own = tuple(value for value in vars(self).values() if isinstance(value, plain))
-        return type(self.mining), tuple(vars(self.mining).values()), own
+        settings = super().recordable()
+        return None if settings is None else (settings, type(self.mining), tuple(vars(self.mining).values()))
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Row | Sequence[Mean]:
         """The loss of each anchor, [a], from its values and masks, [a, n] each.
@@ -149,10 +139,6 @@ class PairLoss(Loss):
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """Mine, then ``rows``. Losses that need more of the tile than its values override this."""
         return self.rows(tile.values, *self.mining.select(tile))
-
-    def survey(self, tile: Tile) -> Tensor:
-        """A number for each row of the tile; asked of all columns where ``surveys`` is set."""
-        raise NotImplementedError(f"{type(self).__name__} sets surveys and must define survey(tile)")
 
     def anchor_values(self, labels: Tensor) -> Tensor | None:
         """A number for each anchor that the loss learns, [m]."""
@@ -197,6 +183,22 @@ class PairLoss(Loss):
             weights: Tensor = pair_weights(batch, embeddings, gallery, self.anchor_values(labels))
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
+
+
+def check_classes(labels: Tensor, num_classes: int) -> None:
+    """Labels are class numbers. Not looked at on a GPU, where that would stop the host."""
+    if labels.device.type == "cpu":
+        low, high = labels.min().item(), labels.max().item()
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"labels go from {low} to {high}; with num_classes={num_classes} allowed are 0 to {num_classes - 1}"
+            )
+
+
+def refuse_gallery(loss: Loss, gallery: Tensor | None, instead: str) -> None:
+    """For losses that have something else to compare with than columns."""
+    if gallery is not None:
+        raise ValueError(f"{type(loss).__name__} {instead} and takes no gallery")
 
 
 def no_autocast(kind: str) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, masked, row_hinge
-from nearfar.losses.base import PairLoss
+from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
 from nearfar.losses.settings import non_negative, number, positive, whole
 from nearfar.mining import Mining
@@ -65,11 +65,7 @@ class Margin(PairLoss):
     def anchor_values(self, labels: Tensor) -> Tensor:
         if self.num_classes is None:
             return self.beta.expand(len(labels))
-        if labels.device.type == "cpu" and not bool(((labels >= 0) & (labels < self.num_classes)).all()):
-            raise ValueError(
-                f"labels go from {int(labels.min())} to {int(labels.max())}; with "
-                f"num_classes={self.num_classes} allowed are 0 to {self.num_classes - 1}"
-            )
+        check_classes(labels, self.num_classes)
         return self.beta[labels.long()]
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import Row, count, masked, row_logsumexp, row_sum
+from nearfar.engine import FLOOR, Row, masked, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.losses.settings import non_negative
@@ -44,12 +43,19 @@ class NPair(PairLoss):
         self.l2 = non_negative("l2", l2)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
-        negatives = row_logsumexp(sim, neg)
-        gap = negatives.value.unsqueeze(1) - sim
-        share = masked(gap.sigmoid(), pos)
-        pulls = row_sum(masked(softplus(gap), pos), share, -1.0)
-        pushes = negatives.chain(torch.zeros_like(pulls.value), share.sum(dim=1))
-        return (pulls + pushes) / count(pos, sim).clamp_(min=1.0)
+        total, number = against_negatives(sim, pos, neg)
+        return total / number.clamp_(min=1.0)
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
         return self.l2 * embeddings.square().sum(dim=1).mean() if self.l2 else None
+
+
+def against_negatives(sim: Tensor, pos: Tensor, neg: Tensor, scale: float = 1.0) -> tuple[Row, Tensor]:
+    """Σ_{j∈P} log(1 + Σ_{k∈N} e^(scale (s_k − s_j))) of each row, and the number of its positives."""
+    negatives = row_logsumexp(sim, neg, scale)
+    columns, filled = positive_columns(pos)
+    gap = masked(negatives.value.unsqueeze(1) - scale * sim.gather(1, columns), filled, FLOOR)
+    share = gap.sigmoid()
+    ((_, weights),) = negatives.parts  # zero at the positives
+    weights.mul_(share.sum(dim=1, keepdim=True)).scatter_add_(1, columns, -share)
+    return Row(softplus(gap).sum(dim=1), [(scale, weights)]), filled.sum(dim=1, dtype=sim.dtype)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses.base import Loss
-from nearfar.losses.settings import positive, whole
+from nearfar.engine import DEFAULT_BUDGET, Measure, class_loss, measure
+from nearfar.losses.base import Loss, check_classes, refuse_gallery
+from nearfar.losses.settings import number, positive, whole
 
 
 class ProxyLoss(Loss):
@@ -37,8 +39,7 @@ class ProxyLoss(Loss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
-        if gallery is not None:
-            raise ValueError(f"{type(self).__name__} compares with its proxies and takes no gallery")
+        refuse_gallery(self, gallery, "compares with its proxies")
         if embeddings.shape[1] != self.dim:
             raise ValueError(f"embeddings have {embeddings.shape[1]} dimensions and proxies {self.dim}")
         if embeddings.device != self.proxies.device:
@@ -53,11 +54,52 @@ class ProxyLoss(Loss):
         raise NotImplementedError(f"{type(self).__name__} must define against_proxies(embeddings, labels, proxies)")
 
 
-def check_classes(labels: Tensor, num_classes: int) -> None:
-    """Labels are class numbers. Not looked at on a GPU, where that would stop the host."""
-    if labels.device.type == "cpu":
-        low, high = labels.min().item(), labels.max().item()
-        if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"labels go from {low} to {high}; with num_classes={num_classes} allowed are 0 to {num_classes - 1}"
-            )
+class ClassificationLoss(ProxyLoss):
+    """A cross-entropy over classes: ℓ_i = −scale·target + log(e^(scale·target) + Σ_{c≠y} e^(scale·s_ic)).
+
+    A subclass says how embeddings are compared (``measure``, ``raw``, ``scale``) and what stands for the
+    similarity to the own class (``target``). The engine goes over the classes in tiles, so
+    that a million of them need no batch × classes matrix. With ``sample_rate`` below 1 every step compares
+    with the classes of the batch and a random part of the others.
+    """
+
+    measure: str = "cosine"
+    raw: bool = False  # compare the embeddings as they are, not normalised
+    pools: bool = False  # a class has several proxies: see `pool` and `penalty`
+    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
+    scale: float = 1.0  # of the similarities
+    include_positive: bool = True  # the own class is part of the sum
+
+    def __init__(
+        self, num_classes: int, dim: int, sample_rate: float, lr_multiplier: float, centers: int | None = None
+    ) -> None:
+        super().__init__(num_classes, dim, lr_multiplier, centers)
+        self.sample_rate = number("sample_rate", sample_rate, low=0.0, high=1.0, open_low=True)
+
+    @property
+    def comparison(self) -> Measure:
+        """How embeddings and proxies are compared."""
+        return measure(self.measure, raw=self.raw)
+
+    def target(self, own: Tensor) -> tuple[Tensor, Tensor | float]:
+        """What stands for the similarity of each embedding to its own class, [m], and its derivative by that."""
+        return own, 1.0
+
+    def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""
+        raise NotImplementedError(f"{type(self).__name__} sets pools and must define pool(similarities)")
+
+    def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """What the similarities within each class, [c, k, k], cost in sum, and its derivative by them."""
+        raise NotImplementedError(f"{type(self).__name__} sets pools and must define penalty(similarities)")
+
+    def sample_classes(self, labels: Tensor) -> Tensor:
+        """The classes of the batch and random others, sample_rate · num_classes of them (or enough for the batch)."""
+        count = max(math.ceil(self.sample_rate * self.num_classes), min(len(labels), self.num_classes))
+        chance = torch.rand(self.num_classes, device=labels.device)
+        return chance.index_fill_(0, labels.long(), 2.0).topk(count, sorted=False).indices
+
+    def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
+        loss: Tensor = class_loss(self, embeddings, labels, proxies, sampled)
+        return loss

@@ -46,6 +46,9 @@ def create(key: str, **settings: Any) -> Loss:
             raise TypeError(
                 f"{key} has no setting {name!r}{_nearest(name, allowed)}; it has {', '.join(allowed) or 'none'}"
             )
+    missing = [name for name, default in allowed.items() if default is inspect.Parameter.empty and name not in settings]
+    if missing:
+        raise TypeError(f"{key} needs {' and '.join(missing)}")
     return loss(**settings)
 
 

@@ -1,0 +1,245 @@
+"""Embeddings against the proxies of all classes, one tile of classes at a time.
+
+A cross-entropy sees two numbers of an embedding's row of similarities: the similarity to its own class, and
+the log-sum-exp over the other classes. So a first pass over the classes finds these two, the loss and its
+slopes follow from them, and a second pass computes each tile once more and carries its weights to the
+embeddings and the proxies. Nothing of size batch × classes has to exist. Where it fits the memory budget there
+is one tile, and it is computed once.
+
+Proxies are never copied to be normalised: their lengths are divided out of the similarities and of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from nearfar.engine.function import differentiable
+from nearfar.engine.graphs import Gradients, Needed, Step, Tensors
+from nearfar.engine.masks import FLOOR, masked
+from nearfar.engine.measures import Measure, inverse_norms
+from nearfar.engine.problem import CPU_TILE_PAIRS
+
+BYTES_PER_PAIR = 16  # of a float32 tile: similarities, probabilities, and room for what their making takes
+CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
+NEGLIGIBLE = 1e-30  # weights below this are 0
+
+
+class ClassLoss(Protocol):
+    """What the engine asks of a loss."""
+
+    @property
+    def comparison(self) -> Measure:
+        """How embeddings and proxies are compared."""
+
+    @property
+    def scale(self) -> float:
+        """What similarities are multiplied by in the log-sum-exp."""
+
+    @property
+    def include_positive(self) -> bool:
+        """Whether the own class is part of the log-sum-exp, as in a cross-entropy."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether a class has several proxies, and ``pool`` and ``penalty`` are to be asked."""
+
+    @property
+    def memory_budget(self) -> int:
+        """Working memory for a tile."""
+
+    def recordable(self) -> Hashable:
+        """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
+
+    def target(self, own: Tensor) -> tuple[Tensor, Tensor | float]:
+        """What stands for the similarity of each embedding to its own class, [m], and its derivative by that."""
+
+    def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""
+
+    def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """What the similarities within each class, [c, k, k], cost in sum, and its derivative by them."""
+
+
+@dataclass
+class _Tile:
+    """All embeddings against some classes."""
+
+    proxies: Tensor  # [c · k, d]
+    inverse_norms: Tensor | None  # [c · k]; None: the proxies are raw
+    values: Tensor  # [m, c · k], similarities times the problem's ``spread``
+    slopes: Tensor | None  # [m, c, k], of class similarities by proxy similarities
+    probabilities: Tensor  # [m, c], softmax over these classes without the own one
+    logsumexp: Tensor  # [m], of the same
+    own: Tensor  # [m], similarity to the own class
+    column: Tensor  # [m, 1], where the own class stands
+    inside: Tensor | None  # [m, 1], whether it does; None: always
+
+
+class _Problem:
+    """A batch and the classes it is compared with."""
+
+    def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> None:
+        self.loss, self.labels, self.proxies = loss, labels, proxies
+        self.vectors = loss.comparison.prepare(embeddings)
+        self.centers = proxies.shape[1] if loss.pools else 1
+        self.spread = 1.0 if loss.pools else loss.scale  # similarities are scaled at once where nothing is pooled
+        self.tiles = self._slices(len(embeddings), len(proxies))
+
+    def _slices(self, height: int, count: int) -> list[slice]:
+        """The classes, cut so that a tile keeps to the budget."""
+        bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * height * self.centers
+        size = self.loss.memory_budget // bytes_per_class
+        if size < count and self.proxies.device.type == "cpu":
+            # When there must be several tiles, they may as well stay in the cache.
+            size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * self.centers)))
+        size = min(max(1, size), count)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def tile(self, classes: slice) -> _Tile:
+        """The classes of one slice."""
+        proxies = self.proxies[classes].flatten(0, -2)
+        factors, lengths = None, None
+        if self.loss.comparison.unit:
+            lengths = inverse_norms(proxies).squeeze(1)
+            factors = lengths * self.spread if self.spread != 1.0 else lengths
+        values, slopes = self.vectors.points @ proxies.T, None
+        if factors is not None:
+            values.mul_(factors)
+        logits = values
+        if self.loss.pools:
+            logits, slopes = self.loss.pool(values.view(len(values), -1, self.centers))
+            logits.mul_(self.loss.scale)
+        column, inside = self.labels.unsqueeze(1), None
+        if len(self.tiles) > 1:
+            column = column - classes.start
+            inside = (column >= 0) & (column < logits.shape[1])
+            column = column.clamp_(0, logits.shape[1] - 1)
+        own = logits.gather(1, column)
+        logits.scatter_(1, column, FLOOR) if inside is None else logits.scatter_(1, column, masked(own, ~inside, FLOOR))
+        probabilities = torch.softmax(logits, dim=1)
+        # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
+        logsumexp = logits.amax(dim=1).sub_(probabilities.amax(dim=1).log_())
+        if logits is values:
+            values.scatter_(1, column, own)
+        own = own.squeeze(1).div_(self.loss.scale)
+        return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own, column, inside)
+
+    def weights(self, tile: _Tile, by_own: Tensor, by_others: Tensor, others: Tensor) -> Tensor:
+        """The derivative of the loss by the similarities of a tile, [m, c · k]."""
+        factor, own = by_others * self.loss.scale, by_own.unsqueeze(1)
+        if tile.inside is not None:
+            factor = factor * (tile.logsumexp - others).exp_()  # the tile's share of all classes
+        weights = tile.probabilities.mul_(factor.unsqueeze(1))
+        # What is too small to count would only slow the products down: processors dislike such numbers.
+        torch.threshold_(weights, NEGLIGIBLE, 0.0)
+        if tile.inside is not None:
+            own = torch.where(tile.inside, own, weights.gather(1, tile.column))
+        weights.scatter_(1, tile.column, own)
+        return weights if tile.slopes is None else tile.slopes.mul_(weights.unsqueeze(2)).flatten(1)
+
+    def penalty(self, tile: _Tile) -> tuple[Tensor, Tensor]:
+        """What the proxies of a tile cost by themselves, and M, [c, k, k], with the gradient M · proxies."""
+        proxies = tile.proxies.view(-1, self.centers, tile.proxies.shape[1])
+        similarity, lengths = proxies @ proxies.transpose(1, 2), proxies.new_ones(len(proxies), self.centers)
+        if tile.inverse_norms is not None:
+            lengths = tile.inverse_norms.view_as(lengths)
+        both = lengths.unsqueeze(1) * lengths.unsqueeze(2)
+        cost, slopes = self.loss.penalty(similarity.mul_(both))
+        along = (slopes * similarity).sum(dim=2)
+        moves = slopes * both
+        if tile.inverse_norms is not None:
+            moves.diagonal(dim1=1, dim2=2).sub_(along * lengths.square())
+        return cost / len(self.proxies), moves / len(self.proxies)
+
+
+def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of the batch, log(e^target + e^others) − target, and its derivatives by ``own`` and ``others``."""
+    target, slope = loss.target(own)
+    gap = others - loss.scale * target
+    if loss.include_positive:
+        value, by_others = -logsigmoid(-gap).mean(), gap.sigmoid().div_(len(gap))
+    else:
+        present = others > FLOOR / 2  # where there is no other class there is nothing to tell apart
+        value, by_others = masked(gap, present).mean(), present.to(gap.dtype).div_(len(gap))
+    return value, by_others * slope * -loss.scale, by_others
+
+
+def _compute(
+    loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, needed: Needed
+) -> tuple[Tensor, Gradients]:
+    """The loss and the needed gradients by embeddings and proxies."""
+    problem = _Problem(loss, embeddings, labels, proxies)
+    own, sums, penalty = None, [], None
+    for classes in problem.tiles:
+        tile = problem.tile(classes)
+        own = tile.own if own is None or tile.inside is None else torch.where(tile.inside.squeeze(1), tile.own, own)
+        sums.append(tile.logsumexp)
+        if loss.pools:
+            cost, _ = problem.penalty(tile)
+            penalty = cost if penalty is None else penalty + cost
+    assert own is not None
+    others = sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(dim=0)
+    value, by_own, by_others = _slopes(loss, own, others)
+    value = value if penalty is None else value + penalty
+    if not any(needed):
+        return value, [None, None]
+
+    points, by_points, by_proxies = problem.vectors.points, torch.zeros_like(embeddings), torch.empty_like(proxies)
+    along: Tensor | float = 0.0  # how much of the gradient is along the embedding, and does not turn it
+    for classes in problem.tiles:
+        tile = tile if len(sums) == 1 else problem.tile(classes)
+        weights, lengths = problem.weights(tile, by_own, by_others, others), tile.inverse_norms
+        by_some = by_proxies[classes].flatten(0, -2)
+        if lengths is None:
+            torch.mm(weights.T, points, out=by_some)
+        else:
+            terms = tile.values.mul_(weights)
+            along = along + terms.sum(dim=1)
+            weights.mul_(lengths)
+            # The part along the proxy comes off: Σ weight · similarity, once for each length divided out.
+            torch.mul(
+                tile.proxies, (terms.sum(dim=0) * lengths.square()).div_(-problem.spread).unsqueeze(1), out=by_some
+            )
+            by_some.addmm_(weights.T, points)
+        by_points.addmm_(weights, tile.proxies)
+        if loss.pools:
+            moves = problem.penalty(tile)[1]
+            grouped = (len(moves), problem.centers, -1)
+            by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
+    if problem.vectors.inverse_norms is not None:
+        assert isinstance(along, Tensor)
+        by_points.addcmul_(points, along.unsqueeze(1), value=-1.0 / problem.spread).mul_(problem.vectors.inverse_norms)
+    return value, [by_points, by_proxies]
+
+
+def class_loss(
+    loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, sampled: Tensor | None = None
+) -> Tensor:
+    """The mean loss of a batch against proxies, [C, d] or [C, k, d], differentiable once by both.
+
+    ``sampled``, [s], names the classes to compare with, those of the batch among them; None: all.
+    """
+
+    def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+        (embeddings, proxies), (labels, sampled) = inputs, constants
+        assert embeddings is not None
+        assert proxies is not None
+        assert labels is not None
+        if sampled is None:
+            return _compute(loss, embeddings, labels, proxies, needed)
+        place = torch.empty(len(proxies), dtype=torch.long, device=labels.device)
+        place[sampled] = torch.arange(len(sampled), device=labels.device)
+        value, (by_embeddings, by_some) = _compute(loss, embeddings, place[labels], proxies[sampled], needed)
+        by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
+        return value, [by_embeddings, by_proxies]
+
+    pairs = embeddings.shape[0] * proxies.shape[0]
+    step = Step(compute, (labels, sampled), loss, loss.recordable, pairs, lasting=(1,))
+    value: Tensor = differentiable(step, (embeddings, proxies))
+    return value

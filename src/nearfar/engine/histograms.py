@@ -1,0 +1,42 @@
+"""Soft histograms: a value counts for the two nodes around it, so that counts have a derivative."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class SoftHistograms:
+    """Histograms of the negatives and of the positives of each row, over ``bins`` + 1 evenly spaced nodes.
+
+    A value is shared out linearly between its two neighbouring nodes; one beyond the ends counts for the
+    end. Nothing of size pairs × bins has to exist: a value is known by the node below it and the share of
+    the node above.
+    """
+
+    def __init__(self, values: Tensor, pos: Tensor, neg: Tensor, *, low: float, high: float, bins: int) -> None:
+        self.nodes = bins + 1
+        self.nodes_per_unit = bins / (high - low)
+        place = (values.detach() - low).mul_(self.nodes_per_unit)
+        below = place.long().clamp_(0, bins - 1)  # NaN becomes any number, but no wrong address
+        self._share_above = place.sub_(below).clamp_(0.0, 1.0)
+        # First the nodes of negatives, then those of positives, then one for the pairs that are neither.
+        self._below = below.add_(pos, alpha=self.nodes).masked_fill_((pos | neg).logical_not_(), 2 * self.nodes)
+
+    def counts(self) -> Tensor:
+        """How much is at each node, [a, 2, nodes]: negatives first."""
+        zeros = self._share_above.new_zeros(len(self._below), 2, 2 * self.nodes + 1)
+        above = zeros[:, 0].scatter_add_(1, self._below, self._share_above)
+        below = zeros[:, 1].scatter_add_(1, self._below, 1.0 - self._share_above)
+        below[:, 1:] += above[:, :-1]
+        return below[:, : 2 * self.nodes].reshape(-1, 2, self.nodes)
+
+    def sums(self) -> Tensor:
+        """The same of all rows together, [2, nodes]."""
+        return self.counts().sum(dim=0)
+
+    def weights(self, slopes: Tensor) -> Tensor:
+        """Derivatives by the values, [a, n], from those by the counts of each row or by the sums of all."""
+        steps = slopes.flatten(-2).diff(dim=-1).mul_(self.nodes_per_unit)
+        steps = pad(steps, (0, 2))  # nothing lies above the last node, and pairs that are neither weigh nothing
+        return steps.expand(len(self._below), -1).gather(1, self._below)

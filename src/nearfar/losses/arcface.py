@@ -1,0 +1,61 @@
+"""ArcFace: a margin on the angle."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nearfar.engine import masked
+from nearfar.losses.proxies import ClassificationLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import number, positive
+
+
+@register
+class ArcFace(ClassificationLoss):
+    """Classifies by angles, with the angle to the own proxy made wider by a margin.
+
+    Formula
+        ℓ_i = −log e^(scale·cos(θ_y + margin)) / (e^(scale·cos(θ_y + margin)) + Σ_{c≠y} e^(scale·cos θ_c))
+
+    Parameters
+        num_classes, dim  how many classes, and the length of an embedding.
+        margin            λ = 0.5, in radians (28.6°), at most π.
+        scale             s = 64.
+        sample_rate       1; below: compare with the classes of the batch and a random part of the others.
+        lr_multiplier     learning rate of the proxies over that of the network, 10.
+
+    Differences
+        Where θ_y + margin > π the cosine would rise again; there cos θ_y − margin·sin(margin) stands for it, as
+        in the authors' code. Where θ_y is exactly 0 or π it has no direction, and only cos θ_y is followed.
+
+    Reference
+        Deng et al.: ArcFace: Additive Angular Margin Loss for Deep Face Recognition, 2019.
+    """
+
+    key = "arcface"
+    source = "Thesis 2.29"
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        dim: int,
+        margin: float = 0.5,
+        scale: float = 64.0,
+        sample_rate: float = 1.0,
+        lr_multiplier: float = 10.0,
+    ) -> None:
+        super().__init__(num_classes, dim, sample_rate, lr_multiplier)
+        self.margin = number("margin", margin, low=0.0, high=math.pi)
+        self.scale = positive("scale", scale)
+
+    def target(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        cos_margin, sin_margin = math.cos(self.margin), math.sin(self.margin)
+        sine = (1.0 - own * own).clamp_(min=0.0).sqrt_()
+        cotangent = masked(own / sine, sine > 0)
+        near = own >= -cos_margin
+        widened = torch.where(near, own * cos_margin - sine * sin_margin, own - self.margin * sin_margin)
+        return widened, masked(cotangent * sin_margin + cos_margin, near, 1.0)

@@ -1,0 +1,126 @@
+"""Group loss: the samples of a batch agree on their labels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from nearfar.engine import FLOOR, Step, by_autograd, differentiable, masked, unit
+from nearfar.losses.proxies import ProxyLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import non_negative, one_of, positive, whole
+
+SMALLEST_SUPPORT = 1e-30  # a class that nobody supports costs about 69 in each iteration, not infinity
+
+
+@register
+class Group(ProxyLoss):
+    """Classifies each sample after similar ones in the batch have refined its label.
+
+    Formula
+        X = softmax(w_c·x_i / temperature), one-hot for a few random anchors of each class
+        W = Pearson correlation of raw embeddings, 0 where negative and on the diagonal
+        iterations times:  Π = W X,  X ← X∘Π, each row divided by its sum
+        loss = −mean log X_iy over all but the anchors  +  classification_weight · cross-entropy of w_c·x_i
+
+    Parameters
+        num_classes, dim       how many classes, and the length of an embedding.
+        iterations             T = 2 refinements.
+        temperature            τ = 1.
+        anchors_per_class      samples of each class whose labels are given, 1; the paper's best are 1 or 2 of 9.
+        keep_diagonal          False; True: a sample also supports itself, as in the authors' code.
+        average_over           "rest", or "all": anchors count as samples without loss, as in the authors' code.
+        classification_weight  0, as in the paper; above, it also classifies without the others' help.
+        lr_multiplier          learning rate of the proxies over that of the network, 10.
+
+    Differences
+        The layer has no bias. Support below 1e-30 counts as 1e-30, so that no loss is infinite; a sample
+        similar to no other keeps its X. An embedding whose coordinates are all equal is similar to none. The
+        paper first trains with softmax alone for ten epochs.
+
+    Reference
+        Elezi et al.: The Group Loss for Deep Metric Learning, 2020.
+    """
+
+    key = "group"
+    source = "Group Loss 1–7"
+
+    def __init__(
+        self,
+        *,
+        num_classes: int,
+        dim: int,
+        iterations: int = 2,
+        temperature: float = 1.0,
+        anchors_per_class: int = 1,
+        keep_diagonal: bool = False,
+        average_over: str = "rest",
+        classification_weight: float = 0.0,
+        lr_multiplier: float = 10.0,
+    ) -> None:
+        super().__init__(num_classes, dim, lr_multiplier)
+        self.iterations = whole("iterations", iterations)
+        self.temperature = positive("temperature", temperature)
+        self.anchors_per_class = whole("anchors_per_class", anchors_per_class, low=0)
+        self.keep_diagonal = bool(keep_diagonal)
+        self.average_over = one_of("average_over", average_over, ("rest", "all"))
+        self.classification_weight = non_negative("classification_weight", classification_weight)
+
+    def draw_anchors(self, labels: Tensor) -> Tensor:
+        """Which samples are anchors, [m]: ``anchors_per_class`` of each class, or all it has."""
+        chance = torch.rand(len(labels), dtype=torch.float64, device=labels.device)  # so fine that none are equal
+        before = (labels.unsqueeze(1) == labels) & (chance.unsqueeze(1) > chance)
+        return before.sum(dim=1) < self.anchors_per_class
+
+    def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        constants, pairs = (labels, self.draw_anchors(labels)), len(labels) * len(proxies)
+        step = Step(by_autograd(self._loss), constants, self, self.recordable, pairs, lasting=(1,))
+        loss: Tensor = differentiable(step, (embeddings, proxies))
+        return loss
+
+    def _loss(self, embeddings: Tensor, proxies: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+        logits, own = embeddings @ proxies.T, labels.unsqueeze(1)
+        one_hot = torch.full_like(logits, FLOOR).scatter_(1, own, 0.0)
+        assignment = torch.where(anchors.unsqueeze(1), one_hot, log_softmax(logits / self.temperature, dim=1))
+        assignment = _refine(correlation(embeddings, self.keep_diagonal), assignment, self.iterations)
+        # An anchor keeps its label: its term is 0, and so is its gradient.
+        count = (~anchors).sum().clamp(min=1) if self.average_over == "rest" else len(labels)
+        loss = -assignment.gather(1, own).sum() / count
+        if self.classification_weight:
+            loss = loss + self.classification_weight * cross_entropy(logits, labels)
+        return loss
+
+
+def correlation(embeddings: Tensor, keep_diagonal: bool = False) -> Tensor:
+    """Pearson correlation between embeddings, [m, m], without what is negative and, unless kept, the diagonal."""
+    centred = embeddings - embeddings.mean(dim=1, keepdim=True)
+    spread, size = (torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in (centred, embeddings))
+    varies = spread > 8 * torch.finfo(size.dtype).eps * size  # less than that is the rounding of the mean
+    points = unit(masked(centred, varies))
+    similarity = points @ points.T
+    return (similarity if keep_diagonal else similarity.fill_diagonal_(0.0)).relu()
+
+
+def refine(similarity: Tensor, assignment: Tensor, steps: int) -> Tensor:
+    """Replicator dynamics: X ← X∘(WX), each row divided by its sum, ``steps`` times.
+
+    ``similarity``, [m, m], is W ≥ 0, and ``assignment``, [m, C], has rows that sum to 1.
+
+    >>> similarity = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> refine(similarity, torch.tensor([[0.5, 0.5], [0.8, 0.2]]), steps=1)
+    tensor([[0.8000, 0.2000],
+            [0.8000, 0.2000]])
+    """
+    smallest = torch.finfo(assignment.dtype).tiny
+    logarithm = masked(assignment.clamp(min=smallest).log(), assignment > 0, FLOOR)
+    return _refine(similarity, logarithm, steps).exp()
+
+
+def _refine(similarity: Tensor, assignment: Tensor, steps: int) -> Tensor:
+    """The same from log X to log X, where X∘Π over its sum is softmax(log X + log Π)."""
+    for _ in range(steps):
+        # One floor for all classes: a row without any support keeps its X.
+        support = (similarity @ assignment.exp()).clamp(min=SMALLEST_SUPPORT)
+        assignment = log_softmax(assignment + support.log(), dim=1)
+    return assignment

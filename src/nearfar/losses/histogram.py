@@ -1,0 +1,47 @@
+"""Histogram loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nearfar.engine import SoftHistograms, Tile
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import whole
+
+
+@register
+class Histogram(PairLoss):
+    """Makes it unlikely that any negative pair of the batch is more similar than any positive pair.
+
+    Formula
+        h⁺, h⁻: soft histograms of the similarities of all positive and of all negative pairs, each
+        divided by its number of pairs, on the nodes −1, −1 + 2/bins, …, 1
+        loss = Σ_r h⁻_r Σ_{q≤r} h⁺_q
+
+    Parameters
+        bins     100; there is one node more.
+
+    Differences
+        A function of the whole batch, not of one anchor's row. Without positives or negatives it is 0.
+
+    Reference
+        Ustinova, Lempitsky: Learning Deep Embeddings with Histogram Loss, 2016.
+    """
+
+    key = "histogram"
+    source = "beyond the five papers"
+    closed_form = True
+    sums_up = True
+    row_bytes = 40
+
+    def __init__(self, *, bins: int = 100) -> None:
+        super().__init__()
+        self.bins = whole("bins", bins)
+
+    def totals(self, tile: Tile) -> SoftHistograms:
+        return SoftHistograms(tile.values, tile.positives, tile.negatives, low=-1.0, high=1.0, bins=self.bins)
+
+    def of_totals(self, totals: Tensor) -> Tensor:
+        negatives, positives = (totals / totals.sum(dim=1, keepdim=True).clamp(min=1.0)).unbind()
+        return (negatives * positives.cumsum(dim=0)).sum()

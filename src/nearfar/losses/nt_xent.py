@@ -1,0 +1,47 @@
+"""Normalised temperature-scaled cross-entropy loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nearfar import mining as minings
+from nearfar.engine import Mean
+from nearfar.losses.base import PairLoss
+from nearfar.losses.n_pair import against_negatives
+from nearfar.losses.registry import register
+from nearfar.losses.settings import positive
+from nearfar.mining import Mining
+
+
+@register
+class NTXent(PairLoss):
+    """Tells each positive from all negatives at once: the N-pair loss of cosines with a temperature.
+
+    Formula
+        loss = mean over all positive pairs of log(1 + Σ_{k∈N_i} e^((s_ik − s_ij) / temperature))
+
+    Parameters
+        temperature  τ = 0.07.
+        mining       which pairs count.
+
+    Differences
+        The mean is over pairs, so anchors count by their number of positives. SimCLR, where everybody has
+        one, has the same loss.
+
+    Reference
+        Chen et al.: A Simple Framework for Contrastive Learning of Visual Representations, 2020.
+    """
+
+    key = "nt_xent"
+    source = "beyond the five papers"
+    minings = tuple(minings.names())
+    closed_form = True
+
+    def __init__(self, *, temperature: float = 0.07, mining: str | Mining = "all") -> None:
+        super().__init__(mining)
+        self.temperature = positive("temperature", temperature)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
+        return [Mean(*against_negatives(sim, pos, neg, 1.0 / self.temperature))]

@@ -1,0 +1,88 @@
+"""Smooth-AP loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nearfar.engine import Mean, Row, masked, positive_columns
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import positive
+
+CPU_CHUNK = 1 << 20  # numbers that stay in the cache
+
+
+@register
+class SmoothAP(PairLoss):
+    """Raises the average precision of each anchor's ranking, with ranks made smooth.
+
+    Formula
+        rank⁺_j = 1 + Σ_{k∈P, k≠j} σ((s_ik − s_ij) / temperature), rank_j the same over P ∪ N
+        ℓ_i = 1 − mean over j∈P_i of rank⁺_j / rank_j
+
+    Parameters
+        temperature  τ = 0.01, how smooth: σ is the logistic function, a step where τ is 0.
+
+    Differences
+        Classes may be of any size, the mean is over the anchors that have a positive, and the anchor is not
+        part of its own ranking. Common code needs classes of one size and ranks the anchor as well: give
+        the batch as its own gallery, without positions, for that. A positive may be moved to make
+        room for another one: its pair weight is then negative. Time grows with the number of positives,
+        and on a GPU, where that number is not known, with the cube of the batch.
+
+    Reference
+        Brown et al.: Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval, 2020.
+    """
+
+    key = "smooth_ap"
+    source = "beyond the five papers"
+    closed_form = True
+
+    def __init__(self, *, temperature: float = 0.01) -> None:
+        super().__init__()
+        self.temperature = positive("temperature", temperature)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
+        scaled = sim / self.temperature
+        columns, filled = positive_columns(pos)
+        near = scaled.gather(1, columns)
+        positives, negatives = masked(near, filled, -math.inf), masked(scaled, neg, -math.inf)
+        near = masked(near, filled, math.inf).unsqueeze(2)  # nobody is before an empty slot
+        total, weights, by_positives = torch.zeros_like(sim[:, 0]), torch.zeros_like(sim), torch.zeros_like(positives)
+        for slots in self._chunks(columns.shape[1], sim):
+            positives_before, moved_by_positives = _before(positives, near[:, slots])
+            negatives_before, moved_by_negatives = _before(negatives, near[:, slots])
+            rank = positives_before + 0.5  # each is level with itself, which counts as ½ and should as 1
+            rank_of_all = rank + negatives_before
+            total += (rank / rank_of_all * filled[:, slots]).sum(dim=1)
+            slope = filled[:, slots] / rank_of_all.square()
+            moved_by_positives.mul_((-slope * negatives_before).unsqueeze(2))
+            moved_by_negatives.mul_((slope * rank).unsqueeze(2))
+            weights += moved_by_negatives.sum(dim=1)
+            by_positives += moved_by_positives.sum(dim=1)
+            by_positives[:, slots] -= moved_by_positives.sum(dim=2) + moved_by_negatives.sum(dim=2)
+        number = filled.sum(dim=1, dtype=sim.dtype)
+        has_positive = number.sign()
+        number.clamp_(min=1.0)
+        weights.scatter_add_(1, columns, by_positives)
+        factor = (self.temperature * number).reciprocal_()
+        return [Mean(Row(has_positive - total / number, [(factor, weights)]), has_positive)]
+
+    def _chunks(self, count: int, sim: Tensor) -> list[slice]:
+        """The slots, cut so that slots × pairs keep to an eighth of the budget."""
+        most = self.memory_budget // (8 * sim.element_size())
+        if sim.device.type == "cpu":
+            most = min(most, CPU_CHUNK)
+        step = max(1, most // sim.numel())
+        return [slice(start, start + step) for start in range(0, count, step)]
+
+
+def _before(values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """How many values, [a, n], are above each of ``own``, [a, c, 1], smoothly; and the derivatives, [a, c, n]."""
+    above = (values.unsqueeze(1) - own).sigmoid_()
+    number = above.sum(dim=2)
+    return number, torch.addcmul(above, above, above, value=-1.0, out=above)

@@ -1,0 +1,53 @@
+"""Supervised contrastive loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nearfar import mining as minings
+from nearfar.engine import Mean, Row, row_logsumexp
+from nearfar.losses.base import PairLoss
+from nearfar.losses.registry import register
+from nearfar.losses.settings import positive
+from nearfar.mining import Mining
+
+
+@register
+class SupCon(PairLoss):
+    """Makes the positives as likely as can be among all others.
+
+    Formula
+        ℓ_i = −mean over j∈P_i of log(e^(s_ij / temperature) / Σ_{k∈P_i∪N_i} e^(s_ik / temperature))
+
+    Parameters
+        temperature  τ = 0.1.
+        mining       which pairs count.
+
+    Differences
+        The mean is over the anchors that have a positive. A positive stands in the denominator of the
+        others, so one that is much nearer than they are is pushed: its pair weight is then negative.
+
+    Reference
+        Khosla et al.: Supervised Contrastive Learning, 2020.
+    """
+
+    key = "sup_con"
+    source = "beyond the five papers"
+    minings = tuple(minings.names())
+    closed_form = True
+
+    def __init__(self, *, temperature: float = 0.1, mining: str | Mining = "all") -> None:
+        super().__init__(mining)
+        self.temperature = positive("temperature", temperature)
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
+        positives = pos.to(sim.dtype)
+        number = positives.sum(dim=1)
+        has_positive = number.sign()
+        factor = number.clamp_(min=1.0).mul_(-self.temperature).reciprocal_()
+        pull = Row(torch.linalg.vecdot(sim, positives) * factor, [(factor, positives)])
+        push = row_logsumexp(sim, pos | neg, 1.0 / self.temperature)
+        return [Mean(push * has_positive + pull, has_positive)]

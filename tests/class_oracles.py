@@ -1,0 +1,278 @@
+"""The losses of classes and clusters as loops, like those of pairs in oracles.py: slow, and from the papers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from oracles import compare, hinge, log_one_plus_sum_exp, log_sum_exp, mean, total
+from torch import Tensor
+
+
+@dataclass
+class Scene:
+    """A batch in front of the classes."""
+
+    embeddings: Tensor  # [m, d]
+    labels: Sequence[int]
+    proxies: Tensor | None = None  # [C, d] or [C, K, d]
+    drawn: Sequence[int] | None = None  # the classes to compare with, or the anchors of a group
+
+    def __post_init__(self) -> None:
+        self.samples = range(len(self.labels))
+        self.units = [unit(row) for row in self.embeddings]
+        self._known: dict[tuple[int, int], Tensor] = {}
+        if self.proxies is not None:
+            self.classes = range(len(self.proxies)) if self.drawn is None else self.drawn
+
+    def dot(self, i: int, c: int) -> Tensor:
+        """Sample i and class c as they are."""
+        return (self.embeddings[i] * self.proxies[c]).sum()
+
+    def cosine(self, i: int, c: int) -> Tensor:
+        """Sample i and class c, both of length one."""
+        if (i, c) not in self._known:
+            self._known[i, c] = (self.units[i] * unit(self.proxies[c])).sum()
+        return self._known[i, c]
+
+
+def unit(vector: Tensor) -> Tensor:
+    length = vector.square().sum()
+    return vector / length.sqrt() if length > 0 else vector
+
+
+def cross_entropy(logits: dict[int, Tensor], own: int) -> Tensor:
+    return log_sum_exp(list(logits.values())) - logits[own]
+
+
+# --- a vector for each class --------------------------------------------------------------------------------
+
+
+def softmax(scene: Scene) -> Tensor:
+    terms = [cross_entropy({c: scene.dot(i, c) for c in scene.classes}, scene.labels[i]) for i in scene.samples]
+    return mean(terms, scene.embeddings)
+
+
+def normalized_softmax(scene: Scene, *, temperature: float = 0.05) -> Tensor:
+    terms = []
+    for i in scene.samples:
+        terms.append(cross_entropy({c: scene.cosine(i, c) / temperature for c in scene.classes}, scene.labels[i]))
+    return mean(terms, scene.embeddings)
+
+
+def proxy_nca(scene: Scene, *, scale: float = 18.0, include_positive: bool = False) -> Tensor:
+    terms = []
+    for i in scene.samples:
+        own = scene.labels[i]
+        against = [scale * scene.cosine(i, c) for c in scene.classes if c != own or include_positive]
+        terms.append(log_sum_exp(against) - scale * scene.cosine(i, own))
+    return mean(terms, scene.embeddings)
+
+
+def arcface(scene: Scene, *, margin: float = 0.5, scale: float = 64.0) -> Tensor:
+    terms = []
+    for i in scene.samples:
+        logits = {c: scale * scene.cosine(i, c) for c in scene.classes}
+        cosine = scene.cosine(i, scene.labels[i])
+        angle = torch.acos(cosine)
+        within = angle + margin <= math.pi
+        target = torch.cos(angle + margin) if within else cosine - margin * math.sin(margin)
+        terms.append(cross_entropy(logits | {scene.labels[i]: scale * target}, scene.labels[i]))
+    return mean(terms, scene.embeddings)
+
+
+def cosface(scene: Scene, *, margin: float = 0.35, scale: float = 64.0) -> Tensor:
+    terms = []
+    for i in scene.samples:
+        logits = {c: scale * scene.cosine(i, c) for c in scene.classes}
+        logits[scene.labels[i]] = logits[scene.labels[i]] - scale * margin
+        terms.append(cross_entropy(logits, scene.labels[i]))
+    return mean(terms, scene.embeddings)
+
+
+def soft_triple(
+    scene: Scene,
+    *,
+    centers: int = 10,
+    alpha: float = 20.0,
+    gamma: float = 10.0,
+    tau: float = 0.2,
+    margin: float = 0.1,
+) -> Tensor:
+    like, terms, spread = scene.embeddings, [], []
+    points = {c: [unit(center) for center in scene.proxies[c]] for c in scene.classes}
+    for i in scene.samples:
+        logits = {}
+        for c in scene.classes:
+            near = [(scene.units[i] * point).sum() for point in points[c]]
+            shares = torch.softmax(gamma * torch.stack(near), dim=0)
+            relaxed = total([share * s for share, s in zip(shares, near, strict=True)], like)
+            logits[c] = alpha * (relaxed - (margin if c == scene.labels[i] else 0.0))
+        terms.append(cross_entropy(logits, scene.labels[i]))
+    for c in scene.classes:
+        for t in range(centers):
+            spread += [compare(points[c][t], points[c][u], "euclidean") for u in range(t + 1, centers)]
+    pairs = len(scene.classes) * centers * (centers - 1)
+    return mean(terms, like) + tau * total(spread, like) / max(1, pairs)
+
+
+def pulls(scene: Scene, alpha: float, margin: float) -> Tensor:
+    """The part that proxy anchor and proxy repel share: every proxy in the batch and its samples."""
+    terms = []
+    for c in sorted(set(scene.labels)):
+        far = [-alpha * (scene.cosine(i, c) - margin) for i in scene.samples if scene.labels[i] == c]
+        terms.append(log_one_plus_sum_exp(far, scene.embeddings))
+    return mean(terms, scene.embeddings)
+
+
+def proxy_anchor(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1) -> Tensor:
+    pushes = []
+    for c in scene.classes:
+        near = [alpha * (scene.cosine(i, c) + margin) for i in scene.samples if scene.labels[i] != c]
+        pushes.append(log_one_plus_sum_exp(near, scene.embeddings))
+    return pulls(scene, alpha, margin) + mean(pushes, scene.embeddings)
+
+
+def proxy_repel(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1, through_batch: bool = False) -> Tensor:
+    @cache
+    def near(c: int, other: int) -> Tensor:
+        if not through_batch:
+            return (unit(scene.proxies[c]) * unit(scene.proxies[other])).sum()
+        return total([scene.cosine(i, c) * scene.cosine(i, other) for i in scene.samples], scene.embeddings)
+
+    pushes = []
+    for c in scene.classes:
+        against = [alpha * (near(min(c, other), max(c, other)) + margin) for other in scene.classes if other != c]
+        pushes.append(log_one_plus_sum_exp(against, scene.embeddings))
+    return pulls(scene, alpha, margin) + mean(pushes, scene.embeddings)
+
+
+# --- a group ------------------------------------------------------------------------------------------------
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's, between the coordinates of two embeddings; 0 where one of them does not vary."""
+    return (unit(a - a.mean()) * unit(b - b.mean())).sum()
+
+
+def refine(similarity: list[list[Tensor]], assignment: list[list[Tensor]], steps: int) -> list[list[Tensor]]:
+    """Replicator dynamics: a label gains where similar samples support it."""
+    samples, classes = range(len(assignment)), range(len(assignment[0]))
+    for _ in range(steps):
+        refined = []
+        for i in samples:
+            support = [total([similarity[i][j] * assignment[j][c] for j in samples], assignment[i][c]) for c in classes]
+            gains = [assignment[i][c] * (support[c] if support[c] > 1e-30 else 1e-30) for c in classes]
+            refined.append([gain / sum(gains) for gain in gains] if sum(gains) > 0 else assignment[i])
+        assignment = refined
+    return assignment
+
+
+def group(
+    scene: Scene,
+    *,
+    iterations: int = 2,
+    temperature: float = 1.0,
+    anchors_per_class: int = 1,
+    keep_diagonal: bool = False,
+    average_over: str = "rest",
+    classification_weight: float = 0.0,
+) -> Tensor:
+    like, samples, classes = scene.embeddings, scene.samples, range(len(scene.proxies))
+    similarity = [
+        [
+            hinge(correlation(scene.embeddings[i], scene.embeddings[j])) if i != j or keep_diagonal else like.sum() * 0
+            for j in samples
+        ]
+        for i in samples
+    ]
+    logits = [[scene.dot(i, c) for c in classes] for i in samples]
+    assignment = []
+    for i in samples:
+        one_hot = torch.tensor([float(c == scene.labels[i]) for c in classes], dtype=like.dtype)
+        soft = torch.softmax(torch.stack(logits[i]) / temperature, dim=0)
+        assignment.append(list(one_hot if i in scene.drawn else soft))
+    assignment = refine(similarity, assignment, iterations)
+    counted = [i for i in samples if average_over == "all" or i not in scene.drawn]
+    value = mean([-torch.log(assignment[i][scene.labels[i]]) for i in counted], like)
+    plain = mean([cross_entropy(dict(enumerate(logits[i])), scene.labels[i]) for i in samples], like)
+    return value + classification_weight * plain
+
+
+# --- clusters -----------------------------------------------------------------------------------------------
+
+
+def spectral_clustering(scene: Scene) -> Tensor:
+    """Between two projections: on the indicators of the classes, and on the columns of the embeddings."""
+    basis: list[Tensor] = []
+    for column in torch.stack(scene.units).T:
+        rest = column
+        for axis in basis + basis:  # twice, for orthogonality to the last digit
+            rest = rest - (rest * axis).sum() * axis
+        if rest.norm() > 1e-8 * len(scene.labels):
+            basis.append(rest / rest.norm())
+    terms = []
+    for i in scene.samples:
+        for j in scene.samples:
+            same = scene.labels[i] == scene.labels[j]
+            ideal = 1 / scene.labels.count(scene.labels[i]) if same else 0.0
+            terms.append((ideal - total([axis[i] * axis[j] for axis in basis], scene.embeddings)) ** 2)
+    return total(terms, scene.embeddings) / 2
+
+
+def facility_location(scene: Scene, *, gamma: float = 1.0, refinements: int = 5) -> Tensor:
+    """The clustering found by greedy search against that of the classes."""
+    samples, labels = scene.samples, scene.labels
+    apart = [[compare(scene.units[i], scene.units[j], "euclidean") for j in samples] for i in samples]
+    distances = [[distance.item() for distance in row] for row in apart]
+
+    def nearest(medoids: Sequence[int]) -> list[int]:
+        return [min(sorted(medoids), key=lambda j: distances[i][j]) for i in samples]
+
+    def score(medoids: Sequence[int]) -> float:
+        owners = nearest(medoids)
+        fit = -sum(distances[i][owners[i]] for i in samples)
+        return fit + gamma * (1 - normalized_mutual_information(labels, owners))
+
+    medoids: list[int] = []
+    for _ in range(len(set(labels))):
+        medoids.append(first_best({j: score([*medoids, j]) for j in samples if j not in medoids}))
+    for _ in range(refinements):
+        clusters, before = nearest(medoids), list(medoids)
+        for k, old in enumerate(before):
+            others = [j for j in medoids if j != old]
+            members = [i for i in samples if clusters[i] == old or i == old]
+            best = first_best({j: score([*others, j]) for j in members})
+            medoids[k] = best if score([*others, best]) > score(medoids) + 1e-9 else old
+        if medoids == before:
+            break
+    found = nearest(medoids)
+    fit = -total([apart[i][found[i]] for i in samples], scene.embeddings)
+    of_classes = []
+    for label in sorted(set(labels)):
+        members = [i for i in samples if labels[i] == label]
+        sums = {j: sum(distances[i][j] for i in members) for j in members}
+        medoid = min(members, key=sums.__getitem__)
+        of_classes += [-apart[i][medoid] for i in members]
+    error = gamma * (1 - normalized_mutual_information(labels, found))
+    return hinge(fit + error - total(of_classes, scene.embeddings))
+
+
+def first_best(scores: dict[int, float]) -> int:
+    """The lowest index among the largest, rounding aside."""
+    return min(j for j, value in scores.items() if value >= max(scores.values()) - 1e-9)
+
+
+def normalized_mutual_information(one: Sequence[int], other: Sequence[int]) -> float:
+    """2 I / (H + H), and 1 where neither tells anything."""
+
+    def entropy(names: Sequence[object]) -> float:
+        shares = [names.count(name) / len(names) for name in set(names)]
+        return -sum(share * math.log(share) for share in shares)
+
+    both = entropy(one) + entropy(other)
+    shared = both - entropy(list(zip(one, other, strict=True)))
+    return 2 * shared / both if both > 0 else 1.0

@@ -1,0 +1,90 @@
+"""Losses that are a function of totals over all pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import assert_close, assert_same, make_batch, make_gallery, run
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.engine import Tile
+from nearfar.losses import PairLoss
+
+BUDGETS = (1, 4_000, 20_000, 2**28)
+
+
+class PerPair(PairLoss):
+    """The contrastive loss averaged over pairs, from four totals: two sums and two numbers of terms."""
+
+    sums_up = True
+
+    def totals(self, tile: Tile) -> Tensor:
+        pull = torch.where(tile.positives, -tile.values, 0.0)
+        push = torch.where(tile.negatives, (tile.values - 0.5).relu(), 0.0)
+        active = (push > 0).sum().to(push.dtype)
+        return torch.stack([pull.sum(), push.sum(), tile.positives.sum().to(push.dtype), active])
+
+    def of_totals(self, totals: Tensor) -> Tensor:
+        return (totals[:2] / totals[2:].detach().clamp(min=1.0)).sum()
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("batch", [make_batch(), make_gallery()], ids=["batch", "gallery"])
+def test_autograd_finds_the_derivatives_of_plain_totals(batch: tuple[Tensor, ...], budget: int) -> None:
+    loss = PerPair()
+    loss.memory_budget = budget
+    assert_same(run(loss, *batch), run(nf.losses.Contrastive(average="pairs"), *batch), tolerance=1e-11)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_pair_weights(budget: int) -> None:
+    loss, batch = PerPair(), make_batch()
+    loss.memory_budget = budget
+    assert_close(loss.pair_weights(*batch), nf.losses.Contrastive(average="pairs").pair_weights(*batch), 1e-11)
+
+
+class Watched(nf.losses.Histogram):
+    """Notes how many rows its tiles have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heights: list[int] = []
+
+    def totals(self, tile: Tile):
+        self.heights.append(len(tile.values))
+        return super().totals(tile)
+
+
+def test_a_single_tile_is_computed_once_and_several_twice() -> None:
+    embeddings, labels = make_batch(sizes=(4, 4))
+    loss = Watched()
+    loss(embeddings.requires_grad_(), labels)
+    assert loss.heights == [8]
+    loss.heights.clear()
+    loss.memory_budget = 1
+    loss(embeddings, labels)
+    assert loss.heights == [1] * 16
+
+
+def test_without_a_gradient_one_pass_is_enough() -> None:
+    embeddings, labels = make_batch(sizes=(4, 4))
+    loss = Watched()
+    loss.memory_budget = 1
+    loss(embeddings, labels)
+    assert loss.heights == [1] * 8
+
+
+def test_what_is_missing_is_named() -> None:
+    class Empty(PairLoss):
+        sums_up = True
+
+    with pytest.raises(NotImplementedError, match=r"Empty sets sums_up and must define totals\(tile\)"):
+        Empty()(*make_batch())
+
+    class Half(Empty):
+        def totals(self, tile: Tile) -> Tensor:
+            return tile.values.sum()
+
+    with pytest.raises(NotImplementedError, match=r"Half sets sums_up and must define of_totals\(totals\)"):
+        Half()(*make_batch())

@@ -1,0 +1,64 @@
+"""Angular loss with a gallery, in blocks of classes, and at its largest angle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pair_checks
+import pytest
+import torch
+from cases import CASES, Case
+from checks import assert_finite, assert_same, make_batch, make_gallery, run
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.losses import angular
+
+GALLERY_CHECKS = [
+    pair_checks.check_oracle_with_a_gallery,
+    pair_checks.check_gradcheck_with_a_gallery,
+    pair_checks.check_gallery_is_the_batch,
+    pair_checks.check_constant_gallery,
+    pair_checks.check_positions,
+    pair_checks.check_half_precision_of_a_gallery,
+]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.key == "angular"], ids=lambda case: case.id)
+@pytest.mark.parametrize("check", GALLERY_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_a_gallery(check: Callable[[Case], None], case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_the_height_of_blocks_does_not_matter(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = make_batch(), make_gallery()
+    expected = [run(nf.losses.Angular(), *batch) for batch in batches]
+    monkeypatch.setattr(angular, "CPU_BLOCK_ROWS", rows)
+    for batch, outcome in zip(batches, expected, strict=True):
+        assert_same(run(nf.losses.Angular(), *batch), outcome, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("gallery_labels", [None, torch.tensor([9, 7, 3, 2, 7, 50, 2])], ids=["batch", "gallery"])
+def test_blocks_are_whole_classes(gallery_labels: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(angular, "CPU_BLOCK_ROWS", 3)
+    labels = torch.tensor([7, 2, 7, 2, 9, 7, 7, -1])
+    found = angular.blocks(labels, gallery_labels)
+    assert len(found) > 1
+    assert sorted(torch.cat([rows for rows, _ in found]).tolist()) == list(range(len(labels)))
+    column_labels = labels if gallery_labels is None else gallery_labels
+    for rows, columns in found:
+        classes = labels[rows].unique()
+        assert sorted(rows.tolist()) == torch.isin(labels, classes).nonzero().flatten().tolist()
+        assert sorted(columns.tolist()) == torch.isin(column_labels, classes).nonzero().flatten().tolist()
+
+
+def test_the_largest_angle_where_negatives_have_nothing_in_common() -> None:
+    """The positive's negative is opposite to the anchor's, and the other way round: the smallest products there are."""
+    embeddings = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    outcome = run(nf.losses.Angular(angle=70.0), embeddings, labels)
+    assert_finite(outcome)
+    expected = run(nf.losses.Angular(angle=70.0), embeddings.double(), labels)
+    assert outcome.value.item() == pytest.approx(expected.value.item(), rel=1e-6)
+    assert outcome.value > 10.0

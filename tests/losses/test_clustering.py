@@ -1,0 +1,137 @@
+"""Losses of clusterings: spectral clustering and facility location."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+
+import pytest
+import torch
+from checks import SPREADS, assert_close, make_batch, run
+from class_oracles import normalized_mutual_information
+from sklearn.metrics import normalized_mutual_info_score
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+import nearfar as nf
+
+
+def one_point_per_class(dim: int, sizes: tuple[int, ...] = (4, 3, 2)) -> tuple[Tensor, Tensor]:
+    """Every sample exactly on the point of its class."""
+    points = torch.randn(len(sizes), dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
+    return points[labels], labels
+
+
+# --- spectral clustering ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_spectral_clustering_compares_two_projections(spread: str) -> None:
+    embeddings, labels = make_batch(spread)
+    points, indicators = normalize(embeddings, dim=1), one_hot(labels).double()
+    ideal = indicators @ torch.linalg.pinv(indicators)
+    found = points @ torch.linalg.pinv(points)
+    value = nf.losses.SpectralClustering()(embeddings, labels)
+    assert_close(value, (ideal - found).square().sum() / 2, 1e-10)
+    assert_close(value, (5 + 4) / 2 - (ideal * found).sum(), 1e-10)  # by their ranks and what they share
+
+
+@pytest.mark.parametrize("dim", [3, 7])
+def test_spectral_clustering_is_content_with_a_point_for_each_class(dim: int) -> None:
+    """The columns then span the indicators of the classes, whatever invertible map the points went through."""
+    embeddings, labels = one_point_per_class(dim)
+    mix = torch.randn(dim, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for points in (embeddings, embeddings @ mix):
+        outcome = run(nf.losses.SpectralClustering(), points, labels)
+        assert outcome.value.item() == pytest.approx(0.0, abs=1e-12)
+        assert outcome.gradients["embeddings"].abs().max() < 1e-10
+
+
+def test_spectral_clustering_does_not_see_rotations_and_lengths() -> None:
+    embeddings, labels = make_batch()
+    rotation, _ = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    lengths = torch.linspace(0.5, 3.0, len(labels), dtype=torch.float64).unsqueeze(1)
+    loss = nf.losses.SpectralClustering()
+    expected, actual = run(loss, embeddings, labels), run(loss, lengths * embeddings @ rotation, labels)
+    assert_close(actual.value, expected.value, 1e-11)
+    assert_close(actual.gradients["embeddings"] * lengths, expected.gradients["embeddings"] @ rotation, 1e-10)
+
+
+def test_spectral_clustering_warns_once_that_a_small_batch_teaches_nothing() -> None:
+    embeddings, labels = make_batch(sizes=(2, 2), dim=4)
+    loss = nf.losses.SpectralClustering()
+    with pytest.warns(UserWarning, match="more embeddings than dimensions: from 4 of dimension 4 nothing is learned"):
+        outcome = run(loss, embeddings, labels)
+    assert outcome.value.item() == pytest.approx((4 - 2) / 2)  # ½‖I − C‖², C of rank 2
+    assert not outcome.gradients["embeddings"].any()
+    with warnings.catch_warnings(action="error"):
+        loss(embeddings, labels)
+        nf.losses.SpectralClustering()(*one_point_per_class(16))  # of lower rank: something to learn
+
+
+# --- facility location --------------------------------------------------------------------------------------
+
+
+def at_angles(*degrees: float) -> Tensor:
+    angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+def brute_force(embeddings: Tensor, labels: Tensor, gamma: float) -> float:
+    """The loss with the best of all sets of medoids."""
+    distances = torch.cdist(normalize(embeddings, dim=1), normalize(embeddings, dim=1))
+    classes = [(labels == label).nonzero().flatten() for label in labels.unique()]
+    of_classes = -sum(distances[members][:, members].sum(dim=0).min().item() for members in classes)
+    scores = []
+    for medoids in itertools.combinations(range(len(labels)), len(classes)):
+        nearest, owners = distances[:, medoids].min(dim=1)
+        error = 1 - normalized_mutual_information(labels.tolist(), owners.tolist())
+        scores.append(-nearest.sum().item() + gamma * error)
+    return max(0.0, max(scores) - of_classes)
+
+
+def test_the_loops_have_the_mutual_information_of_scikit_learn() -> None:
+    for seed in range(10):
+        one, other = torch.randint(4, (2, 12), generator=torch.Generator().manual_seed(seed)).tolist()
+        assert normalized_mutual_information(one, other) == pytest.approx(normalized_mutual_info_score(one, other))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_facility_location_asks_nothing_of_classes_far_apart(gamma: float) -> None:
+    """A point for each class: any other clustering leaves a whole class far from its medoid."""
+    outcome = run(nf.losses.FacilityLocation(gamma=gamma), *one_point_per_class(7))
+    assert outcome.value.item() == pytest.approx(0.0, abs=1e-12)
+    assert outcome.gradients["embeddings"].isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 3.0])
+def test_facility_location_of_two_classes_across_two_clusters(gamma: float) -> None:
+    """Each cluster has a sample of both classes, so the clustering tells nothing of them: NMI is 0."""
+    embeddings = at_angles(0, 10, 180, 190)
+    value = nf.losses.FacilityLocation(gamma=gamma)(embeddings, torch.tensor([0, 1, 0, 1]))
+    clusters, classes = 2 * 2 * math.sin(math.radians(5)), 2 + 2  # chords of 10° and of 180°
+    assert value.item() == pytest.approx(classes - clusters + gamma)
+
+
+def test_facility_location_pulls_to_medoids_of_classes_and_pushes_from_those_found() -> None:
+    """At 60° from the medoid of its class and at 15° from another: steps along the circle say so."""
+    embeddings, labels = at_angles(0, 0, 60, 75, 75), torch.tensor([0, 0, 0, 1, 1])
+    gradient = run(nf.losses.FacilityLocation(gamma=0.0), embeddings, labels).gradients["embeddings"]
+    tangent = at_angles(150)[0]
+    # Chords are 2 sin(angle / 2): towards larger angles the first grows by cos 30°, the second shrinks by cos 7.5°.
+    slope = math.cos(math.radians(30)) + math.cos(math.radians(7.5))
+    assert (gradient[2] @ tangent).item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 5.0])
+def test_facility_location_is_found_greedily_and_nearly_as_good_as_by_brute_force(gamma: float) -> None:
+    reached, batches = 0, 30
+    for seed in range(batches):
+        embeddings, labels = make_batch("mixed", sizes=(3, 3, 2), dim=3, seed=seed)
+        best = brute_force(embeddings, labels, gamma)
+        values = [nf.losses.FacilityLocation(gamma=gamma, refinements=t)(embeddings, labels).item() for t in (0, 1, 5)]
+        assert values[0] <= values[1] + 1e-12 <= values[2] + 2e-12 <= best + 1e-9
+        reached += values[2] >= best - 1e-9
+    assert reached > batches / 2
