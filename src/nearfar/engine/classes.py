@@ -6,7 +6,8 @@ slopes follow from them, and a second pass computes each tile once more and carr
 embeddings and the proxies. Nothing of size batch × classes has to exist. Where it fits the memory budget there
 is one tile, and it is computed once.
 
-Proxies are never copied to be normalised: their lengths are divided out of the similarities and of the weights.
+Nothing is copied to be normalised: the lengths of embeddings and proxies are divided out of the similarities
+and of the weights.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import softplus
 
 from nearfar.engine.function import differentiable
 from nearfar.engine.graphs import Gradients, Needed, Step, Tensors
 from nearfar.engine.masks import FLOOR, masked
-from nearfar.engine.measures import Measure, inverse_norms
+from nearfar.engine.measures import Measure, inverse
 from nearfar.engine.problem import CPU_TILE_PAIRS
 
 BYTES_PER_PAIR = 16  # of a float32 tile: similarities, probabilities, and room for what their making takes
@@ -56,8 +57,8 @@ class ClassLoss(Protocol):
     def recordable(self) -> Hashable:
         """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
 
-    def target(self, own: Tensor) -> tuple[Tensor, Tensor | float]:
-        """What stands for the similarity of each embedding to its own class, [m], and its derivative by that."""
+    def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What stands for the scaled similarity to the own class, [m], and its derivative by that; None: 1."""
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""
@@ -76,7 +77,7 @@ class _Tile:
     slopes: Tensor | None  # [m, c, k], of class similarities by proxy similarities
     probabilities: Tensor  # [m, c], softmax over these classes without the own one
     logsumexp: Tensor  # [m], of the same
-    own: Tensor  # [m], similarity to the own class
+    own: Tensor  # [m], scaled similarity to the own class
     column: Tensor  # [m, 1], where the own class stands
     inside: Tensor | None  # [m, 1], whether it does; None: always
 
@@ -86,7 +87,11 @@ class _Problem:
 
     def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> None:
         self.loss, self.labels, self.proxies = loss, labels, proxies
-        self.vectors = loss.comparison.prepare(embeddings)
+        self.embeddings = embeddings
+        self.norms = self.inverse_norms = None
+        if loss.comparison.unit:
+            self.norms = torch.linalg.vector_norm(embeddings, dim=1)
+            self.inverse_norms = inverse(self.norms)
         self.centers = proxies.shape[1] if loss.pools else 1
         self.spread = 1.0 if loss.pools else loss.scale  # similarities are scaled at once where nothing is pooled
         self.tiles = self._slices(len(embeddings), len(proxies))
@@ -104,13 +109,12 @@ class _Problem:
     def tile(self, classes: slice) -> _Tile:
         """The classes of one slice."""
         proxies = self.proxies[classes].flatten(0, -2)
-        factors, lengths = None, None
-        if self.loss.comparison.unit:
-            lengths = inverse_norms(proxies).squeeze(1)
-            factors = lengths * self.spread if self.spread != 1.0 else lengths
-        values, slopes = self.vectors.points @ proxies.T, None
-        if factors is not None:
-            values.mul_(factors)
+        values, lengths, slopes = self.embeddings @ proxies.T, None, None
+        if self.inverse_norms is not None:
+            lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
+            values.mul_(lengths if self.spread == 1.0 else lengths * self.spread).mul_(self.inverse_norms.unsqueeze(1))
+        elif self.spread != 1.0:
+            values.mul_(self.spread)
         logits = values
         if self.loss.pools:
             logits, slopes = self.loss.pool(values.view(len(values), -1, self.centers))
@@ -127,17 +131,17 @@ class _Problem:
         logsumexp = logits.amax(dim=1).sub_(probabilities.amax(dim=1).log_())
         if logits is values:
             values.scatter_(1, column, own)
-        own = own.squeeze(1).div_(self.loss.scale)
-        return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own, column, inside)
+        return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own.squeeze(1), column, inside)
 
     def weights(self, tile: _Tile, by_own: Tensor, by_others: Tensor, others: Tensor) -> Tensor:
-        """The derivative of the loss by the similarities of a tile, [m, c · k]."""
-        factor, own = by_others * self.loss.scale, by_own.unsqueeze(1)
+        """The derivative of the loss by the similarities of a tile over the length of each embedding, [m, c · k]."""
+        if self.inverse_norms is not None:
+            by_own, by_others = by_own * self.inverse_norms, by_others * self.inverse_norms
         if tile.inside is not None:
-            factor = factor * (tile.logsumexp - others).exp_()  # the tile's share of all classes
-        weights = tile.probabilities.mul_(factor.unsqueeze(1))
+            by_others = by_others * (tile.logsumexp - others).exp_()  # the tile's share of all classes
         # What is too small to count would only slow the products down: processors dislike such numbers.
-        torch.threshold_(weights, NEGLIGIBLE, 0.0)
+        weights = torch.threshold_(tile.probabilities, NEGLIGIBLE, 0.0).mul_(by_others.unsqueeze(1))
+        own = by_own.unsqueeze(1)
         if tile.inside is not None:
             own = torch.where(tile.inside, own, weights.gather(1, tile.column))
         weights.scatter_(1, tile.column, own)
@@ -159,15 +163,16 @@ class _Problem:
 
 
 def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of the batch, log(e^target + e^others) − target, and its derivatives by ``own`` and ``others``."""
+    """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the similarities."""
     target, slope = loss.target(own)
-    gap = others - loss.scale * target
+    gap, share = others - target, loss.scale / len(own)
     if loss.include_positive:
-        value, by_others = -logsigmoid(-gap).mean(), gap.sigmoid().div_(len(gap))
+        value, by_others = softplus(gap, threshold=50.0).mean(), gap.sigmoid_().mul_(share)
     else:
         present = others > FLOOR / 2  # where there is no other class there is nothing to tell apart
-        value, by_others = masked(gap, present).mean(), present.to(gap.dtype).div_(len(gap))
-    return value, by_others * slope * -loss.scale, by_others
+        value, by_others = masked(gap, present).mean(), present.to(gap.dtype).mul_(share)
+    by_own = by_others.neg()
+    return value, by_own if slope is None else by_own.mul_(slope), by_others
 
 
 def _compute(
@@ -190,32 +195,29 @@ def _compute(
     if not any(needed):
         return value, [None, None]
 
-    points, by_points, by_proxies = problem.vectors.points, torch.zeros_like(embeddings), torch.empty_like(proxies)
-    along: Tensor | float = 0.0  # how much of the gradient is along the embedding, and does not turn it
+    by_embeddings, by_proxies = None, torch.empty_like(proxies)
+    along: Tensor | None = None  # how much of the gradient is along the embedding, and does not turn it
     for classes in problem.tiles:
         tile = tile if len(sums) == 1 else problem.tile(classes)
         weights, lengths = problem.weights(tile, by_own, by_others, others), tile.inverse_norms
         by_some = by_proxies[classes].flatten(0, -2)
-        if lengths is None:
-            torch.mm(weights.T, points, out=by_some)
+        if lengths is None or problem.norms is None:
+            torch.mm(weights.T, embeddings, out=by_some)
         else:
             terms = tile.values.mul_(weights)
-            along = along + terms.sum(dim=1)
-            weights.mul_(lengths)
-            # The part along the proxy comes off: Σ weight · similarity, once for each length divided out.
-            torch.mul(
-                tile.proxies, (terms.sum(dim=0) * lengths.square()).div_(-problem.spread).unsqueeze(1), out=by_some
-            )
-            by_some.addmm_(weights.T, points)
-        by_points.addmm_(weights, tile.proxies)
+            along = terms.sum(dim=1) if along is None else along.add_(terms.sum(dim=1))
+            # The part of the gradient along the proxy comes off.
+            off = (problem.norms @ terms).mul_(lengths).mul_(lengths).div_(-problem.spread)
+            torch.mul(tile.proxies, off.unsqueeze(1), out=by_some).addmm_(weights.mul_(lengths).T, embeddings)
+        by_embeddings = weights @ tile.proxies if by_embeddings is None else by_embeddings.addmm_(weights, tile.proxies)
         if loss.pools:
             moves = problem.penalty(tile)[1]
             grouped = (len(moves), problem.centers, -1)
             by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
-    if problem.vectors.inverse_norms is not None:
-        assert isinstance(along, Tensor)
-        by_points.addcmul_(points, along.unsqueeze(1), value=-1.0 / problem.spread).mul_(problem.vectors.inverse_norms)
-    return value, [by_points, by_proxies]
+    if by_embeddings is not None and along is not None and problem.inverse_norms is not None:
+        off = along.mul_(problem.inverse_norms).unsqueeze(1)
+        by_embeddings.addcmul_(embeddings, off, value=-1.0 / problem.spread)
+    return value, [by_embeddings, by_proxies]
 
 
 def class_loss(

@@ -67,6 +67,8 @@ class Held:
     def scaled(self, factor: Tensor) -> Gradients:
         """The gradients times a number; in place where nobody else will see them."""
         gradients = self.take()
+        if factor.device.type == "cpu" and not self._borrowed and self._gradients is None and factor.item() == 1.0:
+            return gradients  # the usual case, and looking costs nothing there
         if self._borrowed or self._gradients is not None:
             return [None if gradient is None else gradient * factor for gradient in gradients]
         return [None if gradient is None else gradient.mul_(factor) for gradient in gradients]

@@ -52,17 +52,17 @@ class Measure:
 
     def prepare(self, embeddings: Tensor, center: Tensor | None = None) -> Vectors:
         """Normalise or centre the embeddings; ``center`` is shared by rows and columns."""
-        lengths = squares = None
+        inverse_norms = squares = None
         points = embeddings
         if self.unit:
-            lengths = inverse_norms(embeddings)
-            points = embeddings * lengths
+            inverse_norms = inverse(torch.linalg.vector_norm(embeddings, dim=1, keepdim=True))
+            points = embeddings * inverse_norms
         elif self.power and center is not None:
             # Distances do not see a common offset, but |a|² + |b|² - 2ab loses its digits to one.
             points = embeddings - center
         if self.power:
             squares = torch.linalg.vecdot(points, points)
-        return Vectors(points, lengths, squares)
+        return Vectors(points, inverse_norms, squares)
 
     def center(self, columns: Tensor) -> Tensor | None:
         """The offset that raw distances are computed relative to."""
@@ -94,17 +94,16 @@ class Measure:
         return gradient
 
     def to_embeddings(self, gradient: Tensor, vectors: Vectors) -> Tensor:
-        """Carry a gradient by the prepared points back to the embeddings."""
+        """Carry a gradient by the prepared points back to the embeddings (in place)."""
         if vectors.inverse_norms is None:
             return gradient
         radial = torch.linalg.vecdot(vectors.points, gradient).unsqueeze(1)
-        return torch.addcmul(gradient, vectors.points, radial, value=-1.0).mul_(vectors.inverse_norms)
+        return gradient.addcmul_(vectors.points, radial, value=-1.0).mul_(vectors.inverse_norms)
 
 
-def inverse_norms(vectors: Tensor) -> Tensor:
-    """1 / length of each row, [m, 1]; 0 for zero vectors."""
-    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return norms.reciprocal_().nan_to_num_(nan=float("nan"), posinf=0.0)
+def inverse(norms: Tensor) -> Tensor:
+    """1 / length; 0 for zero vectors, NaN for NaN."""
+    return norms.reciprocal().nan_to_num_(nan=math.nan, posinf=0.0)
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class RowLoss:
     query_only: bool = False  # columns are constants, as in Ranked List Loss
     closed_form: bool = False  # `on_tile` brings its derivatives (Row); otherwise autograd is to find them
     surveys: bool = False  # `survey` has something to say of the columns
-    sums_up: bool = False  # the loss is `of_totals` of `totals`, and `on_tile` is not asked
+    sums_up: bool = False  # the loss is `of_totals` of `totals`; no rows, surveys or anchor values are asked for
     row_bytes: int | None = None  # working memory per pair in float32; None: as most have
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
 

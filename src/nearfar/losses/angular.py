@@ -35,8 +35,8 @@ class Angular(Loss):
     Differences
         Similarities between positive and negative are part of it, so it is no function of the anchor's row
         and has no pair weights. With a gallery, positives and negatives are both from there. The rows of
-        one class are needed at once: on a CPU memory is that of a class, on a GPU that of all pairs.
-        Common code forgets to normalise the negatives.
+        one class are needed at once: memory on a CPU is that of some classes, on a GPU that of all pairs,
+        also those within the gallery. Common code compares with negatives that are not normalised.
 
     Reference
         Wang et al.: Deep Metric Learning with Angular Loss, 2017.

@@ -53,9 +53,9 @@ class ArcFace(ClassificationLoss):
         self.scale = positive("scale", scale)
 
     def target(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        cos_margin, sin_margin = math.cos(self.margin), math.sin(self.margin)
-        sine = (1.0 - own * own).clamp_(min=0.0).sqrt_()
-        cotangent = masked(own / sine, sine > 0)
-        near = own >= -cos_margin
-        widened = torch.where(near, own * cos_margin - sine * sin_margin, own - self.margin * sin_margin)
-        return widened, masked(cotangent * sin_margin + cos_margin, near, 1.0)
+        scale, cos_margin, sin_margin = self.scale, math.cos(self.margin), math.sin(self.margin)
+        sine = (scale**2 - own * own).clamp_(min=0.0).sqrt_()  # like ``own``, times the scale
+        widened = torch.sub(own * cos_margin, sine, alpha=sin_margin)
+        slope = masked(own / sine, sine > 0).mul_(sin_margin).add_(cos_margin)
+        near = own >= -scale * cos_margin
+        return torch.where(near, widened, own - scale * self.margin * sin_margin), masked(slope, near, 1.0)

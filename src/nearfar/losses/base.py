@@ -173,7 +173,7 @@ class PairLoss(Loss, RowLoss):
         """The weight view: w, [m, n], with the gradient of Σ_negatives w·s − Σ_positives w·s.
 
         s is the similarity, or minus the distance where the loss compares distances. Weights are ≥ 0
-        wherever the loss pulls positives and pushes negatives (NRA also does the opposite: see there).
+        wherever the loss pulls positives and pushes negatives (some do the opposite as well, and say so).
         """
         embeddings, labels, gallery, gallery_labels, positions = check_batch(
             embeddings, labels, gallery, gallery_labels, positions

@@ -44,5 +44,5 @@ class CosFace(ClassificationLoss):
         self.margin = non_negative("margin", margin)
         self.scale = positive("scale", scale)
 
-    def target(self, own: Tensor) -> tuple[Tensor, float]:
-        return own - self.margin, 1.0
+    def target(self, own: Tensor) -> tuple[Tensor, None]:
+        return own - self.scale * self.margin, None

@@ -55,10 +55,10 @@ class ProxyLoss(Loss):
 
 
 class ClassificationLoss(ProxyLoss):
-    """A cross-entropy over classes: ℓ_i = −scale·target + log(e^(scale·target) + Σ_{c≠y} e^(scale·s_ic)).
+    """A cross-entropy over classes: ℓ_i = −target + log(e^target + Σ_{c≠y} e^(scale·s_ic)).
 
-    A subclass says how embeddings are compared (``measure``, ``raw``, ``scale``) and what stands for the
-    similarity to the own class (``target``). The engine goes over the classes in tiles, so
+    A subclass says how embeddings are compared (``measure``, ``raw``, ``scale``) and what stands for
+    scale·s_iy, the scaled similarity to the own class (``target``). The engine goes over the classes in tiles, so
     that a million of them need no batch × classes matrix. With ``sample_rate`` below 1 every step compares
     with the classes of the batch and a random part of the others.
     """
@@ -81,9 +81,9 @@ class ClassificationLoss(ProxyLoss):
         """How embeddings and proxies are compared."""
         return measure(self.measure, raw=self.raw)
 
-    def target(self, own: Tensor) -> tuple[Tensor, Tensor | float]:
-        """What stands for the similarity of each embedding to its own class, [m], and its derivative by that."""
-        return own, 1.0
+    def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What stands for the scaled similarity to the own class, [m], and its derivative by that; None: 1."""
+        return own, None
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""

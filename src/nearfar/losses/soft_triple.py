@@ -61,8 +61,8 @@ class SoftTriple(ClassificationLoss):
         self.gamma, self.tau = non_negative("gamma", gamma), non_negative("tau", tau)
         self.margin = non_negative("margin", margin)
 
-    def target(self, own: Tensor) -> tuple[Tensor, float]:
-        return own - self.margin, 1.0
+    def target(self, own: Tensor) -> tuple[Tensor, None]:
+        return own - self.scale * self.margin, None
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         shares = torch.softmax(self.gamma * similarities, dim=2)
