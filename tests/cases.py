@@ -99,7 +99,7 @@ def _proxy(key: str, **settings: Any) -> Case:
 
 
 def _group(**settings: Any) -> Case:
-    return Case("group", settings, family="proxy", tiled=False, twice=True)
+    return Case("group", settings, family="proxy", tiled=False)
 
 
 def _clustering(key: str, *, twice: bool = False, **settings: Any) -> Case:

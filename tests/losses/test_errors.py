@@ -168,7 +168,7 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
         ("normalized_softmax", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
         ("proxy_nca", {"scale": -18.0}, ValueError, "scale is -18.0; it must be > 0"),
         ("arcface", {"margin": -0.5}, ValueError, "margin is -0.5; it must be ≥ 0"),
-        ("arcface", {"margin": 28.6}, ValueError, "margin is 28.6; it must be .*≤ 3.14"),
+        ("arcface", {"margin": 28.6}, ValueError, "margin is 28.6; it must be .*≤ 1.57"),
         ("arcface", {"scale": 0.0}, ValueError, "scale is 0.0; it must be > 0"),
         ("cosface", {"scale": math.inf}, ValueError, "scale is inf"),
         ("soft_triple", {"centers": 0}, ValueError, "centers is 0; it must be ≥ 1"),
@@ -218,8 +218,10 @@ def test_embeddings_longer_than_the_proxies(key: str) -> None:
 
 @every_loss_with_proxies
 def test_sizes_have_no_default(key: str) -> None:
-    with pytest.raises(TypeError, match="'num_classes' and 'dim'"):
+    with pytest.raises(TypeError, match=f"{key} needs num_classes and dim"):
         nf.losses.create(key)
+    with pytest.raises(TypeError, match=f"{key} needs num_classes"):
+        nf.losses.create(key, dim=4)
 
 
 @pytest.mark.parametrize("key", ["spectral_clustering", "facility_location"])

@@ -72,7 +72,7 @@ FUZZ: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "softmax": {"sample_rate": SAMPLE_RATE},
     "normalized_softmax": {"temperature": TEMPERATURE, "sample_rate": SAMPLE_RATE},
     "proxy_nca": {"scale": SHARPNESS, "include_positive": st.booleans(), "sample_rate": SAMPLE_RATE},
-    "arcface": {"margin": among(0.0, 0.5, 1.5, 3.0), "scale": SHARPNESS, "sample_rate": SAMPLE_RATE},
+    "arcface": {"margin": among(0.0, 0.5, 1.0, 1.57), "scale": SHARPNESS, "sample_rate": SAMPLE_RATE},
     "cosface": {"margin": among(0.0, 0.35, 100.0), "scale": SHARPNESS, "sample_rate": SAMPLE_RATE},
     "soft_triple": {
         "centers": among(1, 2, 10),

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.engine.masks import masked
-
 # Squared distances are kept above this: it is far below what float32 resolves between two vectors,
 # so a pair at this value *is* a pair of equal vectors, and its direction (and gradient) is zero.
 SMALLEST_SQUARE = 1e-30
@@ -101,15 +99,20 @@ class Measure:
         return gradient.addcmul_(vectors.points, radial, value=-1.0).mul_(vectors.inverse_norms)
 
 
+def shortest(dtype: torch.dtype) -> float:
+    """Vectors up to this length count as zero: the square of 1 / length would leave the numbers there are."""
+    return float(1000.0 * torch.finfo(dtype).tiny ** 0.5)
+
+
 def inverse(norms: Tensor) -> Tensor:
     """1 / length; 0 for zero vectors, NaN for NaN."""
-    return norms.reciprocal().nan_to_num_(nan=math.nan, posinf=0.0)
+    return norms.reciprocal().masked_fill_(norms <= shortest(norms.dtype), 0.0)
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length one along the last dimension, for autograd; zero vectors stay zero, without a gradient."""
-    norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / masked(norms, norms > 0, math.inf)
+    """Vectors of length one along the last dimension, for autograd; zero vectors become zero, without a gradient."""
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / norms.masked_fill(norms <= shortest(norms.dtype), math.inf)
 
 
 _POWERS = {"cosine": 0, "dot": 0, "euclidean": 1, "squared_euclidean": 2}

@@ -22,7 +22,7 @@ class ArcFace(ClassificationLoss):
 
     Parameters
         num_classes, dim  how many classes, and the length of an embedding.
-        margin            λ = 0.5, in radians (28.6°), at most π.
+        margin            λ = 0.5, in radians (28.6°), at most π/2.
         scale             s = 64.
         sample_rate       1; below: compare with the classes of the batch and a random part of the others.
         lr_multiplier     learning rate of the proxies over that of the network, 10.
@@ -49,7 +49,7 @@ class ArcFace(ClassificationLoss):
         lr_multiplier: float = 10.0,
     ) -> None:
         super().__init__(num_classes, dim, sample_rate, lr_multiplier)
-        self.margin = number("margin", margin, low=0.0, high=math.pi)
+        self.margin = number("margin", margin, low=0.0, high=math.pi / 2)
         self.scale = positive("scale", scale)
 
     def target(self, own: Tensor) -> tuple[Tensor, Tensor]:

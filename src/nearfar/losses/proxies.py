@@ -95,7 +95,8 @@ class ClassificationLoss(ProxyLoss):
 
     def sample_classes(self, labels: Tensor) -> Tensor:
         """The classes of the batch and random others, sample_rate · num_classes of them (or enough for the batch)."""
-        count = max(math.ceil(self.sample_rate * self.num_classes), min(len(labels), self.num_classes))
+        share = math.ceil(round(self.sample_rate * self.num_classes, 6))  # 0.55 · 20 is 11.000000000000002
+        count = max(share, min(len(labels), self.num_classes))
         chance = torch.rand(self.num_classes, device=labels.device)
         return chance.index_fill_(0, labels.long(), 2.0).topk(count, sorted=False).indices
 

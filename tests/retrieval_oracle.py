@@ -1,0 +1,106 @@
+"""Retrieval by the definitions: one query at a time, everything it asks sorted, similarities compared without rounding.
+
+Floating-point numbers are fractions, and to sort by a cosine or a distance no root is needed. So whole numbers of
+any length decide which of two answers is nearer, and only the metrics themselves are rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+METRICS = ("precision@1", "r_precision", "map@r", "map", "mrr")
+
+
+@dataclass
+class Question:
+    """What ``retrieval`` is asked."""
+
+    embeddings: Tensor
+    labels: Tensor
+    gallery: Tensor | None = None
+    gallery_labels: Tensor | None = None
+    measure: str = "cosine"
+    ks: tuple[int, ...] = (1, 2, 4, 8)
+
+    def arguments(self) -> tuple[Any, ...]:
+        given = (self.embeddings, self.labels)
+        return given if self.gallery is None else (*given, self.gallery, self.gallery_labels)
+
+    def settings(self) -> dict[str, Any]:
+        return {"ks": self.ks, "measure": self.measure}
+
+
+def as_whole_numbers(*sets: Tensor) -> list[list[list[int]]]:
+    """All vectors times the same power of two, the one that leaves no fractions."""
+    ratios = [[[value.as_integer_ratio() for value in row] for row in points.double().tolist()] for points in sets]
+    common = max(below for points in ratios for row in points for _, below in row)
+    return [[[above * (common // below) for above, below in row] for row in points] for points in ratios]
+
+
+def dot(a: list[int], b: list[int]) -> int:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def nearness(query: list[int], answer: list[int], measure: str) -> Fraction:
+    """Grows with the similarity: ±cos² · |query|², or minus the squared distance."""
+    if measure == "euclidean":
+        difference = [x - y for x, y in zip(query, answer, strict=True)]
+        return Fraction(-dot(difference, difference))
+    product = dot(query, answer)
+    return Fraction(product * abs(product), dot(answer, answer)) if product else Fraction(0)
+
+
+def score(ranks: list[int], ks: Sequence[int]) -> dict[str, float]:
+    """The metrics of one query whose positives stand at these places, counted from 0."""
+    positives = len(ranks)
+    precisions = [(number + 1) / (rank + 1) for number, rank in enumerate(ranks)]
+    within = [precision for precision, rank in zip(precisions, ranks, strict=True) if rank < positives]
+    return {
+        **{f"recall@{k}": float(ranks[0] < k) for k in ks},
+        "precision@1": float(ranks[0] == 0),
+        "r_precision": len(within) / positives,
+        "map@r": sum(within) / positives,
+        "map": sum(precisions) / positives,
+        "mrr": 1 / (ranks[0] + 1),
+    }
+
+
+def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
+    """The metrics of each query; None where nothing it asks is of its class."""
+    alone = question.gallery is None
+    gallery = question.embeddings if question.gallery is None else question.gallery
+    queries, answers = as_whole_numbers(question.embeddings, gallery)
+    labels = question.labels.tolist()
+    answer_labels = labels if question.gallery_labels is None else question.gallery_labels.tolist()
+    scores: list[dict[str, float] | None] = []
+    for i, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        asked = [j for j in range(len(answers)) if not (alone and j == i)]
+        near = {j: nearness(query, answers[j], question.measure) for j in asked}
+        asked.sort(key=lambda j: (-near[j], j))
+        ranks = [rank for rank, j in enumerate(asked) if answer_labels[j] == label]
+        scores.append(score(ranks, question.ks) if ranks else None)
+    return scores
+
+
+def total(scores: list[dict[str, float] | None]) -> dict[str, float]:
+    """What ``retrieval`` should return: means over the queries that count."""
+    counted = [one for one in scores if one is not None]
+    means = {name: math.fsum(one[name] for one in counted) / len(counted) for name in counted[0]}
+    return {**means, "queries": len(counted), "queries_without_match": len(scores) - len(counted)}
+
+
+def assert_as_asked_one_by_one(found: dict[str, Any], question: Question) -> None:
+    """Every metric, in total and for each query."""
+    scores = ask_one_by_one(question)
+    per_query = found["per_query"]
+    assert {key: value for key, value in found.items() if key != "per_query"} == pytest.approx(total(scores), rel=1e-12)
+    for name, values in per_query.items():
+        expected = [math.nan if one is None else one[name] for one in scores]
+        assert values.tolist() == pytest.approx(expected, rel=1e-12, nan_ok=True), name
