@@ -14,14 +14,8 @@ that of losses with proxies is also beyond the gradient of the proxies, which ha
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
-import platform
-import resource
-import statistics
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -31,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import Clock, Step, limit_memory, report, show, show_line
 from torch import Tensor
 
 import nearfar as nf
 
 SIZES = (120, 180, 512, 1024, 4096)
-Step = Callable[[], None]
+COLUMNS = ["loss", "classes", "batch", "dim", "ms", "peer ms", "ratio", "seconds", "MiB", "peer MiB", "peer"]
 
 
 @dataclass
@@ -46,6 +41,7 @@ class Case:
     name: str
     ours: Callable[[], nf.losses.Loss]
     theirs: Callable[[Any], tuple[Any, Any]] | None = None  # package → (loss, miner)
+    largest: int = 1 << 30  # batch that is worth the wait
     pairs_only: bool = False  # anchors against one positive each, as the peer's N-pair loss does it
 
 
@@ -109,6 +105,15 @@ def cases() -> list[Case]:
             lambda p: (p.losses.RankedListLoss(0.4, 5, alpha=1.2), None),
         ),
         Case("nra", lambda: losses.NRA()),
+        Case("circle", lambda: losses.Circle(), lambda p: (p.losses.CircleLoss(), None)),
+        Case("sup_con", lambda: losses.SupCon(), lambda p: (p.losses.SupConLoss(), None)),
+        Case("nt_xent", lambda: losses.NTXent(), lambda p: (p.losses.NTXentLoss(), None)),
+        Case("angular", lambda: losses.Angular(), lambda p: (p.losses.AngularLoss(), None)),
+        Case("histogram", lambda: losses.Histogram(), lambda p: (p.losses.HistogramLoss(n_bins=100), None)),
+        Case("smooth_ap", lambda: losses.SmoothAP(), lambda p: (p.losses.SmoothAPLoss(), None)),
+        Case("fast_ap", lambda: losses.FastAP(), lambda p: (p.losses.FastAPLoss(), None)),
+        Case("spectral_clustering", lambda: losses.SpectralClustering(), largest=1024),
+        Case("facility_location", lambda: losses.FacilityLocation(), largest=180),
     ]
 
 
@@ -211,70 +216,6 @@ def their_step(case: Case, peer: Any, embeddings: Tensor, labels: Tensor) -> Ste
     return step
 
 
-class Clock:
-    """Times steps and their memory on a CPU or a GPU."""
-
-    def __init__(self, device: str) -> None:
-        self.cuda = device.startswith("cuda")
-
-    def seconds(self, step: Step, repeats: int = 1) -> float:
-        """Mean of a few steps in a row, as a training would run them."""
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            step()
-        self._wait()
-        return (time.perf_counter() - start) / repeats
-
-    def _wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-
-    def take_turns(self, steps: list[Step], budget: float) -> list[float]:
-        """Median seconds of each step, run in turn until the budget (seconds) is spent."""
-        repeats = [1 if not self.cuda else max(1, min(10, int(0.05 / self.seconds(step)))) for step in steps]
-        times: list[list[float]] = [[] for _ in steps]
-        deadline = time.perf_counter() + budget
-        while len(times[0]) < 3 or (time.perf_counter() < deadline and len(times[0]) < 500):
-            for step, number, seen in zip(steps, repeats, times, strict=True):
-                seen.append(self.seconds(step, number))
-            if sum(seen[-1] for seen in times) > budget:
-                break
-        for step, number, seen in zip(steps, repeats, times, strict=True):
-            while len(seen) < 5 and seen[-1] < budget / 5:  # quick, but stopped short by a slow neighbour
-                seen.append(self.seconds(step, number))
-        return [statistics.median(seen) for seen in times]
-
-    def extra_memory(self, step: Step) -> float:
-        """Peak MiB beyond what was there before."""
-        gc.collect()
-        if self.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            step()
-            torch.cuda.synchronize()
-            return (torch.cuda.max_memory_allocated() - before) / 2**20
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-        before = _resident()
-        peak, done = [before], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.0005):
-                peak[0] = max(peak[0], _resident())
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        step()
-        done.set()
-        watcher.join()
-        return (peak[0] - before) / 2**20
-
-
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
 def compare(case: Case, size: int, peer: Any, clock: Clock, device: str, budget: float) -> dict[str, Any]:
     embeddings, labels = batch(size, 512, device)
     ours = our_step(case, embeddings, labels)
@@ -354,26 +295,6 @@ def at_scale(case: Case, clock: Clock, device: str) -> dict[str, Any]:
     return {"loss": case.name, "batch": size, "dim": dim, "seconds": time.perf_counter() - start, "MiB": memory}
 
 
-def show(result: dict[str, Any]) -> None:
-    """The result as a Markdown table."""
-    rows = result["rows"]
-    names = ["loss", "classes", "batch", "dim", "ms", "peer ms", "ratio", "seconds", "MiB", "peer MiB", "peer"]
-    columns = [name for name in names if any(name in row for row in rows)]
-    print(f"\n{result['device']}, PyTorch {result['torch']}: `{result['command']}`\n")
-    print("| " + " | ".join(columns) + " |")
-    print("|" + "|".join("---" if column in ("loss", "peer") else "--:" for column in columns) + "|")
-    for row in rows:
-        print("| " + " | ".join(cell(row.get(column)) for column in columns) + " |")
-
-
-def cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def plan(options: argparse.Namespace, peer: Any, clock: Clock) -> list[Callable[[], dict[str, Any]]]:
     """What to measure, in order."""
     device, budget = options.device, options.budget
@@ -386,9 +307,14 @@ def plan(options: argparse.Namespace, peer: Any, clock: Clock) -> list[Callable[
         ]
     chosen = [case for case in cases() if options.only in case.name]
     if options.scale:
-        return [partial(at_scale, case, clock, device) for case in chosen]
+        return [partial(at_scale, case, clock, device) for case in chosen if case.largest > 1 << 20]
     sizes = [int(size) for size in options.sizes.split(",")]
-    return [partial(compare, case, size, peer, clock, device, budget) for size in sizes for case in chosen]
+    return [
+        partial(compare, case, size, peer, clock, device, budget)
+        for size in sizes
+        for case in chosen
+        if size <= case.largest
+    ]
 
 
 def main() -> None:
@@ -409,7 +335,7 @@ def main() -> None:
     parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
     options = parser.parse_args()
     if options.show:
-        show(json.loads(options.show.read_text()))
+        show(json.loads(options.show.read_text()), COLUMNS)
         return
     warnings.filterwarnings("ignore")
     try:
@@ -420,20 +346,13 @@ def main() -> None:
         print("pytorch-metric-learning is not installed: no comparison", file=sys.stderr)
     clock = Clock(options.device)
     if not clock.cuda:
-        resource.setrlimit(resource.RLIMIT_AS, (int(options.memory * 2**30),) * 2)
+        limit_memory(options.memory)
     rows = []
     for measure in plan(options, peer, clock):
         row = measure()
         rows.append(row)
-        print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
-    threads = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    name = torch.cuda.get_device_name() if clock.cuda else threads
-    words = [word for word in sys.argv if word not in ("--out", str(options.out))]
-    result = {"device": name, "torch": torch.__version__, "command": " ".join(["python", *words]), "rows": rows}
-    show(result)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        show_line(row)
+    report(rows, COLUMNS, clock, options.out)
 
 
 if __name__ == "__main__":

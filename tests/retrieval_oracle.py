@@ -6,6 +6,7 @@ any length decide which of two answers is nearer, and only the metrics themselve
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,21 +73,46 @@ def score(ranks: list[int], ks: Sequence[int]) -> dict[str, float]:
     }
 
 
-def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
-    """The metrics of each query; None where nothing it asks is of its class."""
-    alone = question.gallery is None
+def all_nearness(question: Question) -> list[dict[int, Fraction]]:
+    """For each query, how near each of those it asks is."""
     gallery = question.embeddings if question.gallery is None else question.gallery
     queries, answers = as_whole_numbers(question.embeddings, gallery)
+    return [
+        {j: nearness(query, answers[j], question.measure) for j in range(len(answers))
+         if not (question.gallery is None and j == i)}
+        for i, query in enumerate(queries)
+    ]  # fmt: skip
+
+
+def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
+    """The metrics of each query; None where nothing it asks is of its class."""
     labels = question.labels.tolist()
     answer_labels = labels if question.gallery_labels is None else question.gallery_labels.tolist()
     scores: list[dict[str, float] | None] = []
-    for i, (query, label) in enumerate(zip(queries, labels, strict=True)):
-        asked = [j for j in range(len(answers)) if not (alone and j == i)]
-        near = {j: nearness(query, answers[j], question.measure) for j in asked}
-        asked.sort(key=lambda j: (-near[j], j))
-        ranks = [rank for rank, j in enumerate(asked) if answer_labels[j] == label]
+    for label, near in zip(labels, all_nearness(question), strict=True):
+        order = sorted(near, key=lambda j: (-near[j], j))
+        ranks = [rank for rank, j in enumerate(order) if answer_labels[j] == label]
         scores.append(score(ranks, question.ks) if ranks else None)
     return scores
+
+
+def is_clear(question: Question, gap: float = 1e-11) -> bool:
+    """No two answers to a query are so close in similarity that float64 may take them for equal, and yet not equal."""
+    everything = all_nearness(question)
+    queries = as_whole_numbers(
+        question.embeddings, question.embeddings if question.gallery is None else question.gallery
+    )[0]
+    widest = max((-value for near in everything for value in near.values()), default=Fraction(0))
+    for query, near in zip(queries, everything, strict=True):
+        square = dot(query, query) if question.measure == "cosine" else widest
+        if not square:
+            continue
+        shares = [value / square for value in sorted(set(near.values()))]
+        if question.measure == "cosine":  # ±cos²
+            shares = [math.copysign(math.sqrt(abs(share)), share) for share in shares]
+        if any(b - a < gap for a, b in itertools.pairwise(shares)):
+            return False
+    return True
 
 
 def total(scores: list[dict[str, float] | None]) -> dict[str, float]:

@@ -1,119 +1,366 @@
-"""Recall@k against a loop that sorts every query's neighbours."""
+"""What ``retrieval`` promises: numbers worked out by hand, who is asked, ties, order, and what is given back."""
 
 from __future__ import annotations
 
-import importlib
+import math
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from retrieval_oracle import METRICS
 from torch import Tensor
 
 import nearfar as nf
 
-module = importlib.import_module("nearfar.metrics.retrieval")
+retrieval = nf.metrics.retrieval
+
+both_measures = pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 
 
-def recall_by_loop(embeddings: Tensor, labels: Tensor, k: int) -> float:
-    """Sort the others of each query by similarity, then index; look at the first k."""
-    rows = [row / row.norm() for row in embeddings.double()]
-    classes = labels.tolist()
-    hits = []
-    for i, row in enumerate(rows):
-        others = [j for j in range(len(rows)) if j != i]
-        if not any(classes[j] == classes[i] for j in others):
-            continue
-        nearness = {j: float(row @ rows[j]) for j in others}
-        nearest = sorted(others, key=lambda j: (-nearness[j], j))[:k]
-        hits.append(any(classes[j] == classes[i] for j in nearest))
-    return sum(hits) / len(hits)
+def on_circle(*degrees: float) -> Tensor:
+    """Unit vectors: the smaller the angle between two, the more similar, by either measure."""
+    angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
-# Along an axis, of any length: similarities are exactly −1, 0 or 1, and ties are everywhere.
-AXIS_VECTOR = st.tuples(st.integers(0, 2), st.sampled_from([-2.0, -1.0, 1.0, 4.0]))
+def answers(pattern: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A query of class 1 and a gallery that it finds in this order, by either measure: # of its class, . of another."""
+    heights = torch.arange(1, len(pattern) + 1)
+    gallery = torch.stack([torch.ones(len(pattern)), heights], dim=1)
+    return torch.tensor([[1.0, 0.0]]), torch.tensor([1]), gallery, torch.tensor([int(c == "#") for c in pattern])
 
 
-@settings(derandomize=True, deadline=None)  # what passes once passes everywhere
-@given(st.lists(st.tuples(AXIS_VECTOR, st.integers(-1, 2)), min_size=4, max_size=12))
-def test_ties_go_to_the_lower_index(points: list[tuple[tuple[int, float], int]]) -> None:
-    labels = torch.tensor([label for _, label in points])
-    assume(len(labels.unique()) < len(labels))  # a class with two members, or there is nothing to retrieve
-    embeddings = torch.zeros(len(points), 3)
-    for row, ((axis, length), _) in enumerate(points):
-        embeddings[row, axis] = length
-    ks = (1, 2, 3, 20)
-    assert nf.metrics.retrieval(embeddings, labels, ks=ks) == {
-        f"recall@{k}": pytest.approx(recall_by_loop(embeddings, labels, k)) for k in ks
-    }
+def some(count: int = 40, classes: int = 7, dim: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random embeddings, none as near to another as a third is, and labels in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, dim, generator=generator), torch.randint(classes, (count,), generator=generator)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_random_embeddings_as_in_the_loop(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    embeddings = torch.randn(60, 5, generator=generator, dtype=dtype)
-    labels = torch.randint(12, (60,), generator=generator)
-    found = nf.metrics.retrieval(embeddings, labels)
-    assert list(found) == ["recall@1", "recall@2", "recall@4", "recall@8"]
-    for k in (1, 2, 4, 8):
-        assert found[f"recall@{k}"] == pytest.approx(recall_by_loop(embeddings, labels, k))
+def per_query(*arguments: Any, **settings: Any) -> dict[str, Tensor]:
+    given: dict[str, Tensor] = retrieval(*arguments, per_query=True, **settings)["per_query"]
+    return given
 
 
-def test_a_hand_worked_example() -> None:
-    # Neighbours of 0 (class 7): 1 (class 8), then 2 (class 7). Of 1: 0, then 2. Of 2: 1, then 0.
-    embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-    found = nf.metrics.retrieval(embeddings, torch.tensor([7, 8, 7]), ks=(1, 2))
-    assert found == {"recall@1": 0.0, "recall@2": 1.0}
+# --- worked out by hand --------------------------------------------------------------------------------------
+
+
+@both_measures
+def test_a_hand_worked_table(measure: str) -> None:
+    # On a circle at   0° 10° 25° 45° 70° 100°
+    # of class          A   A   B   A   B    C
+    #
+    # query   finds                                   positives at   r_precision   map@r   map                  mrr
+    #   0° A  10° A, 25° B, 45° A, 70° B, 100° C      0, 2           1/2           1/2     (1/1 + 2/3)/2 = 5/6  1
+    #  10° A   0° A, 25° B, 45° A, 70° B, 100° C      0, 2           1/2           1/2     (1/1 + 2/3)/2 = 5/6  1
+    #  25° B  10° A, 45° A,  0° A, 70° B, 100° C      3              0             0       1/4                  1/4
+    #  45° A  25° B, 70° B, 10° A,  0° A, 100° C      2, 3           0             0       (1/3 + 2/4)/2 = 5/12 1/3
+    #  70° B  45° A, 100° C, 25° B, 10° A,  0° A      2              0             0       1/3                  1/3
+    # 100° C  no other of its class: left out
+    embeddings, labels = on_circle(0, 10, 25, 45, 70, 100), torch.tensor([5, 5, 2, 5, 2, 9])
+    assert retrieval(embeddings, labels, ks=(1, 2, 3, 4), measure=measure) == pytest.approx(
+        {
+            "recall@1": 2 / 5,
+            "recall@2": 2 / 5,
+            "recall@3": 4 / 5,
+            "recall@4": 1.0,
+            "precision@1": 2 / 5,
+            "r_precision": 1 / 5,
+            "map@r": 1 / 5,
+            "map": 8 / 15,
+            "mrr": 7 / 12,
+            "queries": 5,
+            "queries_without_match": 1,
+        }
+    )
+
+
+@both_measures
+@pytest.mark.parametrize(
+    ("pattern", "recalls", "precision_at_1", "r_precision", "map_at_r", "average_precision", "mrr"),
+    [
+        # recall at 1, 2, 4, 8
+        ("#", (1, 1, 1, 1), 1, 1, 1, 1, 1),
+        ("##..", (1, 1, 1, 1), 1, 1, 1, 1, 1),
+        (".#", (0, 1, 1, 1), 0, 0, 0, 1 / 2, 1 / 2),
+        ("....#", (0, 0, 0, 1), 0, 0, 0, 1 / 5, 1 / 5),
+        ("........#", (0, 0, 0, 0), 0, 0, 0, 1 / 9, 1 / 9),
+        # Two positives, one of them in the first two places: map is (1/1 + 2/4)/2.
+        ("#..#", (1, 1, 1, 1), 1, 1 / 2, 1 / 2, 3 / 4, 1),
+        # Three, two of them in the first three: map@r is (1/2 + 2/3)/3, map is (1/2 + 2/3 + 3/5)/3.
+        (".##.#", (0, 1, 1, 1), 0, 2 / 3, 7 / 18, 53 / 90, 1 / 2),
+        # Four, none of them in the first four: map is (1/5 + 2/6 + 3/7 + 4/8)/4.
+        ("....####", (0, 0, 0, 1), 0, 0, 0, 307 / 840, 1 / 5),
+    ],
+)
+def test_every_metric_of_one_query(
+    pattern: str,
+    recalls: tuple[int, ...],
+    precision_at_1: float,
+    r_precision: float,
+    map_at_r: float,
+    average_precision: float,
+    mrr: float,
+    measure: str,
+) -> None:
+    assert retrieval(*answers(pattern), measure=measure) == pytest.approx(
+        {
+            **{f"recall@{k}": recall for k, recall in zip((1, 2, 4, 8), recalls, strict=True)},
+            "precision@1": precision_at_1,
+            "r_precision": r_precision,
+            "map@r": map_at_r,
+            "map": average_precision,
+            "mrr": mrr,
+            "queries": 1,
+            "queries_without_match": 0,
+        }
+    )
+
+
+@both_measures
+@pytest.mark.parametrize("positives", [1, 2, 63, 64, 65, 66, 200])
+def test_every_other_answer_is_right(positives: int, measure: str) -> None:
+    """Few positives are counted and many are sorted; the numbers do not tell.
+
+    The j-th positive stands at place 2j: each has a precision of j/2j = 1/2, and half of them are in
+    the first R places.
+    """
+    found = retrieval(*answers(".#" * positives), measure=measure)
+    half = positives // 2
+    assert [found[name] for name in METRICS] == pytest.approx([0, half / positives, half / positives / 2, 1 / 2, 1 / 2])
+
+
+@both_measures
+@pytest.mark.parametrize("positives", [1, 2, 63, 64, 65, 66, 200])
+def test_one_wrong_answer_comes_first(positives: int, measure: str) -> None:
+    # The j-th positive has a precision of j/(j + 1) = 1 − 1/(j + 1); the last is beyond the first R places.
+    found = retrieval(*answers("." + "#" * positives), measure=measure)
+    precisions = [1 - 1 / (j + 1) for j in range(1, positives + 1)]
+    at_r = sum(precisions[:-1]) / positives
+    expected = [0, 1 - 1 / positives, at_r, sum(precisions) / positives, 1 / 2]
+    assert [found[name] for name in METRICS] == pytest.approx(expected)
+
+
+def test_measures_differ_where_lengths_do() -> None:
+    # The answer of the query's class lies in its direction but ten times as far out; the other is close by.
+    query, gallery = torch.tensor([[1.0, 0.0]]), torch.tensor([[10.0, 0.0], [1.0, 0.5]])
+    asked = (query, torch.tensor([0]), gallery, torch.tensor([0, 1]))
+    assert retrieval(*asked, measure="cosine")["recall@1"] == 1.0
+    assert retrieval(*asked, measure="euclidean")["recall@1"] == 0.0
+
+
+# --- ties ----------------------------------------------------------------------------------------------------
+
+
+@both_measures
+def test_of_equal_answers_the_lower_index_comes_first(measure: str) -> None:
+    # Four times the same vector, of classes A B A B: each query finds the others by their index.
+    # query 0 finds 1, 2, 3: A at place 1. Query 1 finds 0, 2, 3: B at 2. Query 2 finds 0, 1, 3: A at 0. Query 3
+    # finds 0, 1, 2: B at 1. The mean of 1/2, 1/3, 1, 1/2 is 7/12.
+    same = torch.tensor([[0.6, 0.8]]).repeat(4, 1)
+    assert retrieval(same, torch.tensor([0, 1, 0, 1]), ks=(1, 2, 3), measure=measure) == pytest.approx(
+        {
+            "recall@1": 1 / 4,
+            "recall@2": 3 / 4,
+            "recall@3": 1.0,
+            "precision@1": 1 / 4,
+            "r_precision": 1 / 4,
+            "map@r": 1 / 4,
+            "map": 7 / 12,
+            "mrr": 7 / 12,
+            "queries": 4,
+            "queries_without_match": 0,
+        }
+    )
+
+
+@both_measures
+def test_ties_in_a_gallery_go_to_the_lower_index_too(measure: str) -> None:
+    # All of the gallery but the last is at the query: A finds B A A B and then A. Its places are 1, 2 and 4.
+    gallery = torch.tensor([[3.0, 4.0]] * 4 + [[4.0, 3.0]])
+    found = retrieval(
+        torch.tensor([[3.0, 4.0]]), torch.tensor([7]), gallery, torch.tensor([8, 7, 7, 8, 7]), measure=measure
+    )
+    assert [found[name] for name in METRICS] == pytest.approx([0, 2 / 3, 7 / 18, 53 / 90, 1 / 2])
+
+
+@both_measures
+@pytest.mark.parametrize("positives", [64, 65])
+def test_a_crowd_of_duplicates(positives: int, measure: str) -> None:
+    # The gallery is one vector, of classes B A B A …: in the order of the indices every other answer is right.
+    labels = torch.arange(2 * positives) % 2
+    gallery = torch.tensor([[0.1, 0.7, -0.3]]).repeat(len(labels), 1)
+    found = retrieval(torch.tensor([[0.2, 0.5, 0.4]]), torch.tensor([1]), gallery, labels, measure=measure)
+    half = positives // 2
+    assert [found[name] for name in METRICS] == pytest.approx([0, half / positives, half / positives / 2, 1 / 2, 1 / 2])
+
+
+def test_equal_directions_tie_whatever_their_length() -> None:
+    gallery = torch.tensor([[0.3, 0.1, 0.7]]) * torch.tensor([[4.0], [0.5], [1.0], [1024.0]])
+    asked = (torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([1]), gallery)
+    for place in range(4):
+        assert retrieval(*asked, (torch.arange(4) == place).long())["mrr"] == 1 / (place + 1)
+
+
+@both_measures
+def test_a_difference_float32_cannot_see_decides(measure: str) -> None:
+    # Both answers are the same 13 numbers in float32. The second is nearer, by one part in 10¹⁰.
+    generator = torch.Generator().manual_seed(3)
+    query, answer = torch.rand(2, 13, generator=generator, dtype=torch.float64)
+    gallery = torch.stack([answer, answer + 1e-10 * (query - answer)])
+    assert torch.equal(*gallery.float())
+    asked = (query.unsqueeze(0), torch.tensor([0]), gallery)
+    assert retrieval(*asked, torch.tensor([1, 0]), measure=measure)["mrr"] == 1.0
+    assert retrieval(*asked, torch.tensor([0, 1]), measure=measure)["mrr"] == 0.5
+
+
+# --- who is asked --------------------------------------------------------------------------------------------
 
 
 def test_a_duplicate_is_found_and_the_query_is_not() -> None:
     twins = torch.tensor([[0.6, 0.8], [0.6, 0.8]])
-    assert nf.metrics.retrieval(twins, torch.tensor([3, 3]), ks=(1,)) == {"recall@1": 1.0}
+    assert retrieval(twins, torch.tensor([3, 3]), ks=(1,))["recall@1"] == 1.0
     three = torch.tensor([[0.6, 0.8], [0.6, 0.8], [1.0, 0.0]])
-    assert nf.metrics.retrieval(three, torch.tensor([4, 3, 3]), ks=(1,)) == {"recall@1": 0.0}
+    assert retrieval(three, torch.tensor([4, 3, 3]), ks=(1,))["recall@1"] == 0.0
 
 
 def test_a_query_without_positives_is_left_out() -> None:
     embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    assert nf.metrics.retrieval(embeddings, torch.tensor([0, 0, 1]), ks=(1,)) == {"recall@1": 1.0}
+    found = retrieval(embeddings, torch.tensor([0, 0, 1]), ks=(1,))
+    assert (found["recall@1"], found["queries"], found["queries_without_match"]) == (1.0, 2, 1)
 
 
-def test_length_does_not_matter() -> None:
-    embeddings = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(30) % 6
-    longer = embeddings * torch.arange(1, 31).unsqueeze(1)
-    assert nf.metrics.retrieval(longer, labels) == nf.metrics.retrieval(embeddings, labels)
+def test_queries_ask_the_gallery_only() -> None:
+    # The query of class 0 has a twin among the queries, which it must not find. Class 2 is not in the gallery.
+    queries, query_labels = on_circle(0, 0, 90), torch.tensor([0, 0, 2])
+    gallery, gallery_labels = on_circle(10, 20), torch.tensor([1, 0])
+    found = retrieval(queries, query_labels, gallery, gallery_labels, ks=(1, 2))
+    assert (found["recall@1"], found["recall@2"], found["mrr"]) == (0.0, 1.0, 0.5)
+    assert (found["queries"], found["queries_without_match"]) == (2, 1)
 
 
-@pytest.mark.parametrize("pairs", [1, 50, 77, 10_000])
-def test_tiles_do_not_matter(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = torch.randn(40, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    labels = torch.arange(40) % 7
-    whole = nf.metrics.retrieval(embeddings, labels)
-    monkeypatch.setattr(module, "TILE_PAIRS", pairs)
-    assert nf.metrics.retrieval(embeddings, labels) == whole
+def test_in_a_gallery_nothing_is_left_out() -> None:
+    embeddings, labels = some()
+    found = retrieval(embeddings, labels, embeddings, labels)
+    assert (found["recall@1"], found["mrr"], found["queries"]) == (1.0, 1.0, 40)
+    alone = torch.arange(40)  # each is the only one of its class, and finds itself
+    assert retrieval(embeddings, alone, embeddings, alone)["map"] == 1.0
 
 
-GOOD, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
+@both_measures
+def test_without_a_gallery_each_asks_all_the_others(measure: str) -> None:
+    embeddings, labels = some(30)
+    together = per_query(embeddings, labels, measure=measure)
+    for i in range(30):
+        others = torch.arange(30) != i
+        alone = per_query(embeddings[[i]], labels[[i]], embeddings[others], labels[others], measure=measure)
+        assert {name: values[i].item() for name, values in together.items()} == {
+            name: values.item() for name, values in alone.items()
+        }
 
 
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "ks", "error", "message"),
-    [
-        (GOOD.tolist(), LABELS, (1,), TypeError, "embeddings is a list"),
-        (GOOD, [0, 0, 1, 1], (1,), TypeError, "labels is a list"),
-        (GOOD[0], LABELS, (1,), ValueError, r"embeddings has shape \(4,\)"),
-        (GOOD[:0], LABELS[:0], (1,), ValueError, r"embeddings has shape \(0, 4\)"),
-        (GOOD.long(), LABELS, (1,), TypeError, "embeddings is of torch.int64"),
-        (GOOD, LABELS[:3], (1,), ValueError, r"labels has shape \(3,\); needed is \[4\]"),
-        (GOOD, LABELS.float(), (1,), TypeError, "labels is of torch.float32"),
-        (GOOD / GOOD, LABELS, (1,), ValueError, "embeddings contains NaN or infinity in 4 of 4 rows"),
-        (GOOD, torch.arange(4), (1,), ValueError, "no class with two members"),
-        (GOOD, LABELS, (), ValueError, "ks is empty"),
-        (GOOD, LABELS, (1, 0), ValueError, "ks contains 0"),
-        (GOOD, LABELS, (1.5,), ValueError, "ks contains 1.5"),
-    ],
-)
-def test_errors_name_the_argument(embeddings, labels, ks, error, message) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(error, match=message):
-        nf.metrics.retrieval(embeddings, labels, ks=ks)
+def test_a_k_beyond_what_can_be_asked_looks_at_all() -> None:
+    embeddings, labels = some(12, classes=3)
+    assert retrieval(embeddings, labels, ks=(11, 12, 10**9)) == pytest.approx(
+        retrieval(embeddings, labels, ks=(11,)) | {"recall@11": 1.0, "recall@12": 1.0, "recall@1000000000": 1.0}
+    )
+
+
+# --- what does not matter ------------------------------------------------------------------------------------
+
+
+def test_length_does_not_matter_to_cosines() -> None:
+    embeddings, labels = some()
+    longer = embeddings * torch.arange(1, 41).unsqueeze(1)
+    assert retrieval(longer, labels) == retrieval(embeddings, labels)
+
+
+@both_measures
+@pytest.mark.parametrize("exponent", [-60, -30, 40, 60])
+def test_the_unit_of_length_does_not_matter(measure: str, exponent: int) -> None:
+    embeddings, labels = some()
+    assert retrieval(embeddings * 2.0**exponent, labels, measure=measure) == retrieval(
+        embeddings, labels, measure=measure
+    )
+
+
+def test_the_origin_does_not_matter_to_distances() -> None:
+    embeddings, labels = some()
+    embeddings = (embeddings * 1024).round()  # so that nothing is lost in the move
+    assert retrieval(embeddings + 2.0**20, labels, measure="euclidean") == retrieval(
+        embeddings, labels, measure="euclidean"
+    )
+
+
+def test_names_of_classes_do_not_matter() -> None:
+    embeddings, labels = some()
+    names = torch.tensor([2**62, -5, 0, 17, -(2**62), 3, 1])
+    assert retrieval(embeddings, names[labels]) == retrieval(embeddings, labels)
+
+
+@both_measures
+def test_the_order_of_the_embeddings_does_not_matter_where_nothing_ties(measure: str) -> None:
+    embeddings, labels = some()
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    straight = per_query(embeddings, labels, measure=measure)
+    shuffled = per_query(embeddings[order], labels[order], measure=measure)
+    for name, values in straight.items():
+        assert torch.equal(shuffled[name], values[order]), name
+
+
+def test_the_order_of_the_queries_never_matters() -> None:
+    gallery, gallery_labels = some()
+    gallery = gallery.sign()  # ties everywhere
+    queries, labels = gallery[::2] * 2, gallery_labels[1::2]
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    straight = per_query(queries, labels, gallery, gallery_labels)
+    shuffled = per_query(queries[order], labels[order], gallery, gallery_labels)
+    for name, values in straight.items():
+        assert torch.equal(shuffled[name], values[order]), name
+
+
+# --- what is given back --------------------------------------------------------------------------------------
+
+
+def test_the_order_of_the_results() -> None:
+    found = retrieval(*some(), ks=(8, 1, 2), per_query=True)
+    names = ["recall@8", "recall@1", "recall@2", "precision@1", "r_precision", "map@r", "map", "mrr"]
+    assert list(found) == [*names, "queries", "queries_without_match", "per_query"]
+    assert list(found["per_query"]) == names
+    assert "per_query" not in retrieval(*some())
+
+
+def test_neighbours_to_look_at_unless_told() -> None:
+    assert list(retrieval(*some()))[:4] == ["recall@1", "recall@2", "recall@4", "recall@8"]
+
+
+def test_numbers_are_plain() -> None:
+    found = retrieval(*some())
+    assert {type(value) for key, value in found.items() if not key.startswith("queries")} == {float}
+    assert type(found["queries"]) is type(found["queries_without_match"]) is int
+
+
+def test_results_for_each_query_stand_where_the_query_does() -> None:
+    # On a circle A C A B B: the queries A find C first; C has nobody; the queries B find each other.
+    embeddings, labels = on_circle(0, 10, 20, 80, 85), torch.tensor([0, 2, 0, 1, 1])
+    given = per_query(embeddings, labels, ks=(1,))
+    for name, expected in {
+        "recall@1": [0, math.nan, 0, 1, 1],
+        "precision@1": [0, math.nan, 0, 1, 1],
+        "r_precision": [0, math.nan, 0, 1, 1],
+        "map@r": [0, math.nan, 0, 1, 1],
+        "map": [1 / 2, math.nan, 1 / 2, 1, 1],
+        "mrr": [1 / 2, math.nan, 1 / 2, 1, 1],
+    }.items():
+        assert given[name].dtype == torch.float64
+        assert given[name].tolist() == pytest.approx(expected, nan_ok=True), name
+
+
+def test_totals_are_the_means_of_the_queries_that_count() -> None:
+    embeddings, labels = some(60, classes=30)
+    found = retrieval(embeddings, labels, per_query=True)
+    lonely = torch.bincount(labels)[labels] == 1
+    assert 0 < lonely.sum() == found["queries_without_match"]
+    assert found["queries"] == 60 - lonely.sum()
+    for name, values in found["per_query"].items():
+        assert torch.equal(values.isnan(), lonely), name
+        assert found[name] == pytest.approx(values[~lonely].mean().item(), rel=1e-12), name

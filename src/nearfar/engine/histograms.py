@@ -17,11 +17,13 @@ class SoftHistograms:
     def __init__(self, values: Tensor, pos: Tensor, neg: Tensor, *, low: float, high: float, bins: int) -> None:
         self.nodes = bins + 1
         self.nodes_per_unit = bins / (high - low)
-        place = (values.detach() - low).mul_(self.nodes_per_unit)
+        place = values.detach() * self.nodes_per_unit
+        if low:
+            place -= low * self.nodes_per_unit
         below = place.long().clamp_(0, bins - 1)  # NaN becomes any number, but no wrong address
         self._share_above = place.sub_(below).clamp_(0.0, 1.0)
         # First the nodes of negatives, then those of positives, then one for the pairs that are neither.
-        self._below = below.add_(pos, alpha=self.nodes).masked_fill_((pos | neg).logical_not_(), 2 * self.nodes)
+        self._below = below.add_(pos, alpha=self.nodes).masked_fill_(pos == neg, 2 * self.nodes)
 
     def counts(self) -> Tensor:
         """How much is at each node, [a, 2, nodes]: negatives first."""

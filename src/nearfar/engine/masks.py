@@ -67,10 +67,8 @@ def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     columns = mask.nonzero()[:, 1]
     counts = mask.sum(dim=1)
     width = max(1, int(counts.max()))
-    filled = torch.arange(width).unsqueeze(0) < counts.unsqueeze(1)
-    index = torch.zeros(mask.shape[0], width, dtype=torch.long)
-    index[filled] = columns
-    return index, filled
+    filled = torch.arange(width) < counts.unsqueeze(1)
+    return torch.zeros(filled.shape, dtype=torch.long).masked_scatter_(filled, columns), filled
 
 
 def scatter_mask(index: Tensor, filled: Tensor, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar.engine import masked
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number, positive
+from nearfar.settings import number, positive
 
 
 @register

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from nearfar import mining as minings
 from nearfar.engine import Batch, Mean, Row, RowLoss, Tile, pair_weights, row_loss
+from nearfar.inputs import check_vectors, is_integer
 from nearfar.mining import Mining
 
 
@@ -217,14 +217,14 @@ def check_batch(
     positions: Tensor | None,
 ) -> CheckedBatch:
     """The arguments of a loss, fit for use; ``gallery_labels`` are ``labels`` where there is no gallery."""
-    embeddings, labels = _check("embeddings", embeddings, "labels", labels)
+    embeddings, labels = check_vectors("embeddings", embeddings, "labels", labels)
     if gallery is None and gallery_labels is None:
         if positions is not None:
             raise ValueError("positions say where anchors stand in a gallery, and no gallery was given")
         return embeddings, labels, None, labels, None
     if gallery is None or gallery_labels is None:
         raise ValueError("gallery and gallery_labels go together; only one of them was given")
-    gallery, gallery_labels = _check("gallery", gallery, "gallery_labels", gallery_labels)
+    gallery, gallery_labels = check_vectors("gallery", gallery, "gallery_labels", gallery_labels)
     if gallery.shape[1] != embeddings.shape[1]:
         raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
     if gallery.device != embeddings.device:
@@ -232,43 +232,10 @@ def check_batch(
     if positions is not None:
         if not isinstance(positions, Tensor):
             raise TypeError(f"positions is a {type(positions).__name__}; a torch.Tensor is needed")
-        if positions.shape != labels.shape or not _is_integer(positions):
+        if positions.shape != labels.shape or not is_integer(positions):
             raise ValueError(
                 f"positions has shape {tuple(positions.shape)} of {positions.dtype}; needed is one whole number for "
                 f"each of the {labels.shape[0]} anchors"
             )
         positions = positions.to(embeddings.device)
     return embeddings, labels, gallery.to(embeddings.dtype), gallery_labels, positions
-
-
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def _check(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Errors that name the argument; float32 or float64 vectors, labels on their device."""
-    if not isinstance(vectors, Tensor) or not isinstance(labels, Tensor):
-        wrong, value = (name, vectors) if not isinstance(vectors, Tensor) else (labels_name, labels)
-        raise TypeError(f"{wrong} is a {type(value).__name__}; a torch.Tensor is needed")
-    if vectors.ndim != 2 or 0 in vectors.shape:
-        raise ValueError(f"{name} has shape {tuple(vectors.shape)}; needed is [m, d] with m ≥ 1 and d ≥ 1")
-    if not vectors.is_floating_point():
-        raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
-    if labels.ndim != 1 or labels.shape[0] != vectors.shape[0]:
-        raise ValueError(
-            f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each row of {name}"
-        )
-    if not _is_integer(labels):
-        raise TypeError(f"{labels_name} is of {labels.dtype}; whole numbers are needed")
-    if vectors.dtype in (torch.float16, torch.bfloat16):
-        vectors = vectors.float()
-    # A finite sum is proof enough; only a strange one is worth a look at every number.
-    if (
-        vectors.device.type == "cpu"
-        and not math.isfinite(vectors.detach().sum().item())
-        and not bool(vectors.isfinite().all())
-    ):
-        raise ValueError(
-            f"{name} contains NaN or infinity in {int((~vectors.isfinite()).any(dim=1).sum())} of {len(vectors)} rows"
-        )
-    return vectors, labels.to(vectors.device)

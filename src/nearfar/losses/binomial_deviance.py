@@ -9,8 +9,8 @@ from nearfar import mining as minings
 from nearfar.engine import Row, count, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number, positive
 from nearfar.mining import Mining
+from nearfar.settings import number, positive
 
 
 @register

@@ -10,8 +10,8 @@ from nearfar import mining as minings
 from nearfar.engine import FLOOR, Mean, Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number, positive
 from nearfar.mining import Mining
+from nearfar.settings import number, positive
 
 
 @register

@@ -10,8 +10,8 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, count_nonzero, masked, row_hinge, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number, one_of
 from nearfar.mining import Mining
+from nearfar.settings import number, one_of
 
 MARGINS = {"cosine": 0.5, "distance": 1.0}
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Row, SoftHistograms, count, masked
+from nearfar.engine import Mean, Row, SoftHistograms, masked
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import whole
+from nearfar.settings import whole
 
 
 @register
@@ -54,7 +54,7 @@ class FastAP(PairLoss):
         # A count changes the precision of all nodes from its own on; a positive is also found with its own.
         slopes = torch.stack([-lost, share - lost], dim=1).flip(2).cumsum(dim=2).flip(2)
         slopes[:, 1] += precision
-        number = count(pos, sim)
+        number = near[:, -1].round()
         has_positive = number.sign()
         factor = number.clamp_(min=1.0).reciprocal_().neg_()
         value = torch.linalg.vecdot(positives, precision) * factor + has_positive

@@ -7,7 +7,7 @@ from torch import Tensor
 from nearfar.engine import SoftHistograms, Tile
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import whole
+from nearfar.settings import whole
 
 
 @register

@@ -11,8 +11,8 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, count, masked, masked_logsumexp, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number
 from nearfar.mining import Mining
+from nearfar.settings import number
 
 
 @register

@@ -12,8 +12,8 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, masked, row_hinge
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
-from nearfar.losses.settings import non_negative, number, positive, whole
 from nearfar.mining import Mining
+from nearfar.settings import non_negative, number, positive, whole
 
 
 @register

@@ -8,8 +8,8 @@ from torch.nn.functional import softplus
 from nearfar.engine import FLOOR, Row, masked, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import non_negative
 from nearfar.mining import Mining
+from nearfar.settings import non_negative
 
 
 @register

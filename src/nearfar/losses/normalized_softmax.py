@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import positive
+from nearfar.settings import positive
 
 
 @register

@@ -11,8 +11,8 @@ from nearfar.engine import Mean
 from nearfar.losses.base import PairLoss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.registry import register
-from nearfar.losses.settings import positive
 from nearfar.mining import Mining
+from nearfar.settings import positive
 
 
 @register

@@ -8,8 +8,8 @@ from nearfar import mining as minings
 from nearfar.engine import Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number, positive
 from nearfar.mining import Mining, ValidTriplet
+from nearfar.settings import number, positive
 
 
 @register

@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar.engine import Mean, Row, masked, positive_columns
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import positive
+from nearfar.settings import positive
 
 CPU_CHUNK = 1 << 20  # numbers that stay in the cache
 

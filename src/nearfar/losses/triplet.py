@@ -12,8 +12,8 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.losses.settings import number, one_of
 from nearfar.mining import Mining, Paired, Triplets
+from nearfar.settings import number, one_of
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
 MOST_PASSES = 64  # with more positives than this in a row, sorting is faster

@@ -2,85 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-TILE_PAIRS = 1 << 22  # similarities held at a time
+from nearfar.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
+from nearfar.metrics.ranking import Points, Progress, Ranking, points
+
+MEASURES = ("cosine", "euclidean")
+DEFAULT_BUDGET = 256 * 1024 * 1024
 
 
 @torch.no_grad()
-def retrieval(embeddings: Tensor, labels: Tensor, *, ks: Sequence[int] = (1, 2, 4, 8)) -> dict[str, float]:
-    """Recall@k: the share of queries with one of their class among the k nearest others.
+def retrieval(
+    embeddings: Array,
+    labels: Array,
+    gallery: Array | None = None,
+    gallery_labels: Array | None = None,
+    *,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    measure: str = "cosine",
+    per_query: bool = False,
+    memory_budget: int = DEFAULT_BUDGET,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """How well queries find their class, exactly and in bounded memory.
 
-    Every embedding asks all the others, compared by cosine similarity. A query does not find itself: it
-    is left out by its index, so that a duplicate of it still counts. Of equally similar embeddings
-    the one with the lower index comes first. Queries whose class has no other member are left out.
-    Nothing is sampled or approximated, and memory does not grow with the square of the embeddings.
+    Every embedding asks all the others, or all of a gallery. What it asks is ordered by similarity; of equally
+    similar items the one with the lower index comes first. Without a gallery a query is left out of its own
+    answer, by its index, so that a duplicate of it still counts. R is the number of items of its class that it
+    could find; a query with none is left out and counted.
 
     Parameters
     ----------
-    embeddings : [n, d], floating point.
-    labels : [n], whole numbers.
-    ks : how many neighbours to look at, each ≥ 1; a k beyond n − 1 looks at all.
+    embeddings : [m, d], tensor, NumPy array or memory map; 16, 32 or 64 bits. The work is done on its device.
+    labels : [m], whole numbers (NumPy arrays also hold words).
+    gallery, gallery_labels : [n, d] and [n], what to ask instead of the embeddings themselves.
+    ks : how many neighbours to look at, each ≥ 1; a k beyond what can be asked looks at all.
+    measure : "cosine" or "euclidean".
+    per_query : also return the values of each query, NaN for those without a match.
+    memory_budget : bytes to work with, beyond the input.
+    progress : called with (steps done, steps in all).
 
     Returns
     -------
-    ``{"recall@1": …}`` with one number between 0 and 1 for each k.
+    recall@k : share of queries with one of their class among the first k.
+    precision@1 : recall@1 under its other name.
+    r_precision : share of the first R that are of the query's class.
+    map@r : mean of precision@i over the first R places i, counting 0 where i is of another class.
+    map : mean over all of the query's class of the precision at their places: average precision.
+    mrr : mean of 1 / place of the first of the query's class.
+    queries, queries_without_match : how many were asked, how many were left out.
+    per_query : if wanted, the same by name, float64 of shape [m].
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]])
-    >>> retrieval(points, torch.tensor([0, 0, 1]), ks=(1, 2))
-    {'recall@1': 0.0, 'recall@2': 1.0}
+    >>> found = retrieval(points, torch.tensor([0, 0, 1]), ks=(1, 2))
+    >>> found["recall@1"], found["recall@2"], found["queries_without_match"]
+    (0.0, 1.0, 1)
     """
-    _check(embeddings, labels, ks)
-    labels = labels.to(embeddings.device)
-    first = torch.cat(list(_first_hits(embeddings, labels)))
-    asked = first >= 0
-    if not bool(asked.any()):
-        raise ValueError("labels have no class with two members, so there is nothing to retrieve")
-    ranks = first[asked]
-    return {f"recall@{k}": (ranks < k).double().mean().item() for k in ks}
+    _check_settings(ks, measure, memory_budget)
+    queries = _vectors("embeddings", embeddings)
+    asked = None
+    if gallery is None and gallery_labels is None:
+        query_labels = as_labels("labels", labels, len(queries))
+        asked_labels = query_labels
+    elif gallery is None or gallery_labels is None:
+        raise ValueError("gallery and gallery_labels go together; only one of them was given")
+    else:
+        asked = _vectors("gallery", gallery)
+        if asked.shape[1] != queries.shape[1]:
+            raise ValueError(f"gallery has {asked.shape[1]} dimensions and embeddings {queries.shape[1]}")
+        asked = asked.to(queries.device)
+        query_labels, asked_labels = as_label_pair(
+            "labels", labels, len(queries), "gallery_labels", gallery_labels, len(asked)
+        )
+    codes = torch.unique(torch.cat([query_labels, asked_labels]), return_inverse=True)[1].to(queries.device)
+    ranking = Ranking(
+        *_prepared(queries, codes[: len(queries)], asked, codes[len(queries) :], measure), budget=memory_budget
+    )
+    values = _values(ranking.statistics(progress), ks)
+    answered = ~values["mrr"].isnan()
+    if not bool(answered.any()):
+        where = "the gallery has none of the queries' classes" if asked is not None else "no class has two members"
+        raise ValueError(f"labels: {where}, so there is nothing to retrieve")
+    result: dict[str, Any] = {name: value[answered].mean().item() for name, value in values.items()}
+    result["queries"] = int(answered.sum())
+    result["queries_without_match"] = len(queries) - result["queries"]
+    if per_query:
+        result["per_query"] = values
+    return result
 
 
-def _first_hits(embeddings: Tensor, labels: Tensor) -> Iterator[Tensor]:
-    """How many others come before the first of each query's class, −1 where there is none; in tiles."""
-    wide = embeddings.dtype == torch.float64
-    units = normalize(embeddings if wide else embeddings.float())
-    count = len(units)
-    index = torch.arange(count, device=units.device)
-    height = max(1, TILE_PAIRS // count)
-    for start in range(0, count, height):
-        rows = index[start : start + height]
-        similarity = units[rows] @ units.T
-        same = labels[rows].unsqueeze(1) == labels
-        myself = rows.unsqueeze(1) == index
-        positive = same & ~myself
-        # The nearest positive, and of equally near ones the first: argmax alone does not promise that.
-        best = similarity.masked_fill(~positive, -torch.inf).amax(dim=1, keepdim=True)
-        place = index.masked_fill(~(positive & (similarity == best)), count).amin(dim=1, keepdim=True)
-        ahead = ~same & ((similarity > best) | ((similarity == best) & (index < place)))
-        yield torch.where(positive.any(dim=1), ahead.sum(dim=1), -1)
+def _prepared(
+    queries: Tensor, query_classes: Tensor, asked: Tensor | None, asked_classes: Tensor, measure: str
+) -> tuple[Points, Tensor, Points | None, Tensor]:
+    """Both sides ready to be compared; they share the centre."""
+    one = points(queries, measure)
+    return one, query_classes, None if asked is None else Points(asked, one.unit, one.center), asked_classes
 
 
-def _check(embeddings: Tensor, labels: Tensor, ks: Sequence[int]) -> None:
-    for name, value in (("embeddings", embeddings), ("labels", labels)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a {type(value).__name__}; a torch.Tensor is needed")
-    if embeddings.ndim != 2 or 0 in embeddings.shape:
-        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}; needed is [n, d] with n ≥ 1 and d ≥ 1")
-    if not embeddings.is_floating_point():
-        raise TypeError(f"embeddings is of {embeddings.dtype}; floating point is needed")
-    if labels.ndim != 1 or len(labels) != len(embeddings):
-        raise ValueError(f"labels has shape {tuple(labels.shape)}; needed is [{len(embeddings)}]")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels is of {labels.dtype}; whole numbers are needed")
-    strange = int((~embeddings.isfinite()).any(dim=1).sum())
-    if strange:
-        raise ValueError(f"embeddings contains NaN or infinity in {strange} of {len(embeddings)} rows")
+def _values(statistics: dict[str, Tensor], ks: Sequence[int]) -> dict[str, Tensor]:
+    """Every metric of every query."""
+    first = statistics.pop("first")
+    nothing = first.isnan()
+
+    def found_within(k: int) -> Tensor:
+        return (first < k).double().masked_fill_(nothing, torch.nan)
+
+    values = {f"recall@{k}": found_within(k) for k in ks}
+    return {**values, "precision@1": found_within(1), **statistics, "mrr": 1.0 / (first + 1.0)}
+
+
+def _vectors(name: str, array: Array) -> Tensor:
+    vectors = as_vectors(name, array)
+    check_finite(name, vectors)
+    return vectors
+
+
+def _check_settings(ks: Sequence[int], measure: str, memory_budget: int) -> None:
     if not ks:
         raise ValueError("ks is empty; needed is at least one number of neighbours")
     for k in ks:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"ks contains {k!r}; needed are whole numbers of at least 1")
+    if measure not in MEASURES:
+        raise ValueError(f"measure is {measure!r}; allowed are {', '.join(MEASURES)}")
+    if memory_budget < 1:
+        raise ValueError(f"memory_budget is {memory_budget}; it must be ≥ 1")

@@ -1,4 +1,4 @@
-"""Constraints on settings, declared where a loss stores them: ``self.alpha = positive("alpha", alpha)``."""
+"""Constraints on settings, declared where they are stored: ``self.alpha = positive("alpha", alpha)``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def non_negative(name: str, value: float) -> float:
     return number(name, value, low=0.0)
 
 
-def whole(name: str, value: int, *, low: int = 1) -> int:
-    """A whole number of at least ``low``."""
+def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> int:
+    """A whole number of at least ``low`` and, if given, at most ``high``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}; a whole number is needed")
-    if value < low:
-        raise ValueError(f"{name} is {value!r}; it must be ≥ {low}")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{name} is {value!r}; it must be ≥ {low}" + ("" if high is None else f" and ≤ {high}"))
     return value
 
 

@@ -1,0 +1,279 @@
+"""The places at which queries find their positives, without holding or sorting all similarities.
+
+All retrieval metrics follow from the places of a query's positives, and a place is a number of items: those
+that are nearer. So similarities are computed block by block, compared with those of the positives, counted, and
+forgotten. Without a gallery a block serves its rows and its columns. Float32 decides all comparisons but the
+close ones; these are decided in float64, so that places depend neither on the blocks nor on the device, and
+equal vectors tie.
+
+Queries with very many positives are ranked by sorting instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Progress = Callable[[int, int], None]
+
+MANY_POSITIVES = 64  # beyond this, sorting beats counting
+CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache
+SAME = 2.0**-40  # similarities as close as this in float64 are equal
+
+
+@dataclass
+class Points:
+    """Embeddings, compared by cosine (``unit``) or by minus the squared distance."""
+
+    array: Tensor  # [n, d], of any float type, on any device; perhaps a file
+    unit: bool
+    center: Tensor  # [d], float64; squared distances do not see it, but float32 does
+
+    def exact(self, index: Tensor) -> Tensor:
+        """Some of them in float64."""
+        points = self.array[index].double()
+        if not self.unit:
+            return points
+        norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
+        return points / norms.masked_fill(norms == 0, 1.0)
+
+    def quick(self, index: Tensor) -> Tensor:
+        """Some of them in float32."""
+        return (self.exact(index) - self.center).float()
+
+    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
+        """Of exact points, pair by pair along the last dimension."""
+        return (one * other).sum(dim=-1) if self.unit else -(one - other).square_().sum(dim=-1)
+
+    def pairwise(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Of all rows with all columns, in their precision."""
+        if self.unit:
+            return rows @ columns.T
+        squares = [points.square().sum(dim=1) for points in (rows, columns)]
+        return torch.addmm(squares[1].neg(), rows, columns.T, alpha=2.0).sub_(squares[0].unsqueeze(1))
+
+    def doubt(self, rows: Tensor, columns: Tensor) -> float:
+        """How far a similarity in float32 may be from the exact one."""
+        share = 1e-6 + 4e-8 * math.sqrt(rows.shape[1])
+        if self.unit:
+            return share
+        longest = [float(points.square().sum(dim=1).max()) ** 0.5 for points in (rows, columns)]
+        return float(share * sum(longest) ** 2)
+
+
+def points(array: Tensor, measure: str, rows: int = 65_536) -> Points:
+    """Embeddings of a measure."""
+    center = torch.zeros(array.shape[1], dtype=torch.float64, device=array.device)
+    if measure == "euclidean":
+        for start in range(0, len(array), rows):
+            center += array[start : start + rows].double().sum(dim=0)
+        center /= len(array)
+    return Points(array, measure == "cosine", center)
+
+
+@dataclass
+class _Block:
+    """Some points, neighbours in the order of classes, and how their positives are doing."""
+
+    index: Tensor  # [b], which points they are
+    classes: Tensor  # [b], ascending
+    span: tuple[int, int]  # the first and the last class
+    positives: Tensor  # [b, k], which points are theirs, in any order
+    similarity: Tensor  # [b, k], exact; infinite where there is no positive, which nothing exceeds
+    above: Tensor  # [b, k], how many come before each
+    quick: Tensor | None = None  # [b, d], in float32, where there is room to keep it
+
+
+class Ranking:
+    """Queries, and what they ask: each other, or a gallery."""
+
+    def __init__(
+        self, queries: Points, query_classes: Tensor, gallery: Points | None, gallery_classes: Tensor, budget: int
+    ) -> None:
+        self.queries, self.gallery = queries, queries if gallery is None else gallery
+        self.alone, self.budget = gallery is None, budget
+        numbers = queries.array.numel() + (0 if gallery is None else gallery.array.numel())
+        self.keeps = 4 * numbers <= budget // 2  # all points in float32
+        sizes = torch.bincount(gallery_classes, minlength=int(query_classes.max()) + 1)
+        # Classes of like size stand together, so that a block compares with no more positives than it must.
+        places = torch.argsort(torch.argsort(sizes, stable=True), stable=True)
+        self.query_classes, self.gallery_classes = places[query_classes], places[gallery_classes]
+        self.sizes = torch.bincount(self.gallery_classes, minlength=len(sizes))
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        self.order = torch.argsort(self.gallery_classes, stable=True)
+        self.positives = self.sizes[self.query_classes] - int(self.alone)  # [m], how many each query has
+
+    def statistics(self, progress: Progress | None = None) -> dict[str, Tensor]:
+        """For each query: place of the first positive, r-precision and average precisions; NaN without positives."""
+        nan = torch.full((len(self.positives),), torch.nan, dtype=torch.float64, device=self.positives.device)
+        found = {name: nan.clone() for name in ("first", "r_precision", "map@r", "map")}
+        many = (self.positives > MANY_POSITIVES).nonzero().squeeze(1)
+        (blocks, pairs), tiles = self._blocks(), self._tiles(many)
+        total = len(pairs) + len(tiles)
+        for done, (rows, columns) in enumerate(pairs, start=1):
+            self._count(rows, columns)
+            if progress is not None:
+                progress(done, total)
+        for block in blocks:
+            _enter(found, block.index, _from_places(block.above, self.positives[block.index]))
+        for done, index in enumerate(tiles, start=len(pairs) + 1):
+            _enter(found, index, self._sorted(index))
+            if progress is not None:
+                progress(done, total)
+        return found
+
+    # --- few positives: counting --------------------------------------------------------------------------
+
+    def _blocks(self) -> tuple[list[_Block], list[tuple[_Block, _Block]]]:
+        """Queries with few positives, and which blocks to compare; where queries ask each other, every two once."""
+        device = self.order.device
+        size = max(1, math.isqrt(self.budget // 32))
+        size = min(size, CPU_BLOCK) if device.type == "cpu" else size
+        order = self.order if self.alone else torch.argsort(self.query_classes, stable=True)
+        rows = [self._block(index) for index in torch.split(order, size)]
+        if self.alone:
+            pairs = [(one, other) for number, one in enumerate(rows) for other in rows[number:]]
+        else:
+            columns = [self._block(index, asked=True) for index in torch.split(self.order, size)]
+            pairs = [(one, other) for one in rows for other in columns]
+        pairs = [(one, other) for one, other in pairs if one.above.numel() or other.above.numel()]
+        return [block for block in rows if block.above.numel()], pairs
+
+    def _block(self, index: Tensor, *, asked: bool = False) -> _Block:
+        """Some queries, or some of what is asked, which has no positives of its own."""
+        classes = (self.gallery_classes if asked else self.query_classes)[index]
+        number = torch.zeros_like(index) if asked else self.positives[index]
+        number = number * (number <= MANY_POSITIVES)
+        slots = torch.arange(int(number.max()), device=index.device)
+        there = slots < number.unsqueeze(1)
+        last = len(self.order) - 1
+        columns = self.starts[classes].unsqueeze(1) + slots
+        positives = self.order[columns.clamp(max=last)]
+        if self.alone:  # from itself on, the next
+            later = self.order[(columns + 1).clamp(max=last)]
+            positives = torch.where((positives == index.unsqueeze(1)).cumsum(dim=1) > 0, later, positives)
+        similarity = torch.full_like(there, math.inf, dtype=torch.float64)
+        if len(slots):
+            similarity = self._exactly(index, positives).masked_fill_(~there, math.inf)
+        above = torch.zeros_like(similarity)
+        for slot in range(len(slots)):
+            some = slice(slot, slot + 1)
+            before = self._before(similarity[:, some], positives[:, some], similarity, positives)
+            above += before & there[:, some] & (slots != slot)
+        span = int(classes[0]), int(classes[-1])
+        side = self.gallery if asked else self.queries
+        quick = side.quick(index) if self.keeps else None
+        return _Block(index, classes, span, positives, similarity, above.masked_fill_(~there, math.inf), quick)
+
+    def _before(self, one: Tensor, index: Tensor, other: Tensor, other_index: Tensor) -> Tensor:
+        """Whether items of similarity ``one`` come before those of ``other``; of equal ones, the lower index."""
+        gap = one - other
+        slack = SAME if self.queries.unit else SAME * (one.abs() + other.abs())
+        return (gap > slack) | ((gap >= -slack) & (index < other_index))
+
+    def _exactly(self, index: Tensor, others: Tensor) -> Tensor:
+        """Similarities of queries, [b], with some of what they ask, [b, k], in float64."""
+        rows = max(1, self.budget // (64 * self.queries.array.shape[1] * max(1, others.shape[1])))
+        parts = []
+        for some, theirs in zip(torch.split(index, rows), torch.split(others, rows), strict=True):
+            asked = self.gallery.exact(theirs.flatten()).view(*theirs.shape, self.queries.array.shape[1])
+            parts.append(self.queries.similarity(self.queries.exact(some).unsqueeze(1), asked))
+        return torch.cat(parts)
+
+    def _count(self, rows: _Block, columns: _Block) -> None:
+        """How many of the columns come before the positives of the rows, and the other way round."""
+        one = self.queries.quick(rows.index) if rows.quick is None else rows.quick
+        other = self.gallery.quick(columns.index) if columns.quick is None else columns.quick
+        similarity, doubt = self.queries.pairwise(one, other), self.queries.doubt(one, other)
+        if rows.span[0] <= columns.span[1] and columns.span[0] <= rows.span[1]:
+            # Positives were counted exactly.
+            similarity.masked_fill_(rows.classes.unsqueeze(1) == columns.classes, -math.inf)
+        self._add(rows, columns, similarity, doubt)
+        if self.alone and rows is not columns:
+            self._add(columns, rows, similarity.T, doubt)
+
+    def _add(self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float) -> None:
+        """Add those of the columns to the counts of the rows."""
+        width = rows.above.shape[1]
+        if not width:
+            return
+        exceeds = torch.empty_like(similarity)
+        surely, perhaps = [], []
+        for slot in range(width):
+            limit = rows.similarity[:, slot : slot + 1].float()
+            surely.append(torch.gt(similarity, limit + doubt, out=exceeds).sum(dim=1))
+            perhaps.append(torch.gt(similarity, limit - doubt, out=exceeds).sum(dim=1))
+        certain = torch.stack(surely, dim=1)
+        rows.above += certain
+        unsure = (torch.stack(perhaps, dim=1) != certain).nonzero()
+        for some in torch.split(unsure, max(1, self.budget // (16 * similarity.shape[1]))):
+            self._decide(rows, columns, similarity, doubt, *some.unbind(1))
+
+    def _decide(
+        self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float, row: Tensor, slot: Tensor
+    ) -> None:
+        """Look exactly at what is too close to some positives, each in a slot of a row."""
+        limit, values = rows.similarity[row, slot].float().unsqueeze(1), similarity[row]
+        which, column = ((values > limit - doubt) & (values <= limit + doubt)).nonzero().unbind(1)
+        row, slot, item = row[which], slot[which], columns.index[column]
+        exact = self._exactly(rows.index[row], item.unsqueeze(1)).squeeze(1)
+        before = self._before(exact, item, rows.similarity[row, slot], rows.positives[row, slot])
+        rows.above.index_put_((row, slot), before.double(), accumulate=True)
+
+    # --- many positives: sorting --------------------------------------------------------------------------
+
+    def _tiles(self, many: Tensor) -> list[Tensor]:
+        """The queries to sort for, some at a time."""
+        rows = max(1, self.budget // (64 * len(self.order)))
+        return list(torch.split(many, rows)) if len(many) else []
+
+    def _sorted(self, index: Tensor) -> dict[str, Tensor]:
+        """The statistics of some queries, from all that they ask in order."""
+        queries, width = self.queries.exact(index) - self.queries.center, len(self.order)
+        similarity = queries.new_empty(len(index), width)
+        every = torch.arange(width, device=index.device)
+        for some in torch.split(every, max(1, self.budget // (16 * queries.shape[1]))):
+            similarity[:, some] = self.queries.pairwise(queries, self.gallery.exact(some) - self.queries.center)
+        # On a grid, so that what is equal but for rounding is equal; its mesh follows the size of the numbers.
+        similarity.div_(SAME if self.queries.unit else SAME * float(similarity.abs().max().clamp(min=1e-300))).round_()
+        if self.alone:
+            similarity.scatter_(1, index.unsqueeze(1), -math.inf)
+        order = torch.sort(similarity, dim=1, descending=True, stable=True).indices
+        hit = self.gallery_classes[order] == self.query_classes[index].unsqueeze(1)
+        if self.alone:
+            hit &= order != index.unsqueeze(1)
+        precision = hit.cumsum(dim=1) / (every + 1.0)
+        precision = precision.double().mul_(hit)
+        number = self.positives[index]
+        within = every < number.unsqueeze(1)
+        return {
+            "first": hit.int().argmax(dim=1).double(),
+            "r_precision": (hit & within).sum(dim=1) / number.double(),
+            "map@r": (precision * within).sum(dim=1) / number,
+            "map": precision.sum(dim=1) / number,
+        }
+
+
+def _from_places(places: Tensor, number: Tensor) -> dict[str, Tensor]:
+    """The statistics from the places of the positives, [b, k], infinite where there are no more."""
+    places = places.sort(dim=1).values
+    there = places.isfinite()
+    number = number.double().masked_fill_(~there[:, 0], torch.nan)  # none, or too many to be counted
+    precision = torch.arange(1, places.shape[1] + 1, device=places.device) / (places + 1.0)
+    precision = precision.masked_fill(~there, 0.0)
+    within = places < number.unsqueeze(1)
+    return {
+        "first": places[:, 0].masked_fill(~there[:, 0], torch.nan),
+        "r_precision": within.sum(dim=1) / number,
+        "map@r": (precision * within).sum(dim=1) / number,
+        "map": precision.sum(dim=1) / number,
+    }
+
+
+def _enter(found: dict[str, Tensor], index: Tensor, values: dict[str, Tensor]) -> None:
+    for name, value in values.items():
+        found[name][index] = value

@@ -1,0 +1,82 @@
+"""The same numbers from pytorch-metric-learning 2.9.0 and from scikit-learn, on data without ties.
+
+The peer searches with its own ``CustomKNN``, which needs no faiss, in float32. With k=None it looks at all answers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+import nearfar as nf
+
+pytest.importorskip("pytorch_metric_learning")
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN
+
+PEER_NAMES = {
+    "precision@1": "precision_at_1",
+    "r_precision": "r_precision",
+    "map@r": "mean_average_precision_at_r",
+    "map": "mean_average_precision",
+    "mrr": "mean_reciprocal_rank",
+}
+DISTANCES = {"cosine": CosineSimilarity(), "euclidean": LpDistance(normalize_embeddings=False)}
+
+both_measures = pytest.mark.parametrize("measure", list(DISTANCES))
+
+
+def clusters(count: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Classes that overlap, some with a single member or none."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    centers = torch.randn(classes, 8, generator=torch.Generator().manual_seed(99))
+    return centers[labels] + torch.randn(count, 8, generator=generator), labels
+
+
+def by_the_peer(measure: str, *arguments: Tensor) -> dict[str, float]:
+    calculator = AccuracyCalculator(
+        include=tuple(PEER_NAMES.values()),
+        k=None,
+        knn_func=CustomKNN(DISTANCES[measure]),
+        kmeans_func=lambda *_: None,
+        device=torch.device("cpu"),
+    )
+    found = calculator.get_accuracy(*arguments)
+    return {ours: found[theirs] for ours, theirs in PEER_NAMES.items()}
+
+
+# Some 3 in a class and some with nobody else, some 12, and two classes of some 100, which are sorted for.
+@both_measures
+@pytest.mark.parametrize("classes", [70, 17, 2])
+def test_all_against_all(measure: str, classes: int) -> None:
+    embeddings, labels = clusters(200, classes, seed=classes)
+    found = nf.metrics.retrieval(embeddings, labels, measure=measure)
+    assert {name: found[name] for name in PEER_NAMES} == pytest.approx(by_the_peer(measure, embeddings, labels))
+    assert (found["queries_without_match"] > 0) == (classes == 70)
+
+
+@both_measures
+@pytest.mark.parametrize("classes", [70, 17, 2])
+def test_queries_against_a_gallery(measure: str, classes: int) -> None:
+    asked = (*clusters(50, classes, seed=1), *clusters(180, classes, seed=2))
+    found = nf.metrics.retrieval(*asked, measure=measure)
+    assert {name: found[name] for name in PEER_NAMES} == pytest.approx(by_the_peer(measure, *asked))
+
+
+@both_measures
+@pytest.mark.parametrize("classes", [17, 2])
+def test_map_is_the_average_precision_of_scikit_learn(measure: str, classes: int) -> None:
+    embeddings, labels = (given.numpy() for given in clusters(200, classes, seed=5))
+    points = embeddings.astype(np.float64)
+    if measure == "cosine":
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+    found = nf.metrics.retrieval(embeddings, labels, measure=measure, per_query=True)["per_query"]["map"]
+    for i in range(200):
+        others = np.arange(200) != i
+        nearness = -np.linalg.norm(points[others] - points[i], axis=1)
+        assert found[i].item() == pytest.approx(average_precision_score(labels[others] == labels[i], nearness))

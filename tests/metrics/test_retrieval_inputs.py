@@ -1,0 +1,244 @@
+"""Where retrieval's vectors and labels may come from, what they may be, and what is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import nearfar as nf
+
+retrieval = nf.metrics.retrieval
+
+
+def some(count: int = 40, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 6, generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+QUERIES, QUERY_LABELS = some()
+GALLERY, GALLERY_LABELS = some(50, seed=1)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return retrieval(QUERIES, QUERY_LABELS)
+
+
+@pytest.fixture(scope="module")
+def shop() -> dict[str, Any]:
+    return retrieval(QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)
+
+
+# --- containers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Any:
+    """An array that may not be written to, for one, is nothing to warn of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def saved(array: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
+    """The same array on disk, read-only."""
+    np.save(path, array)
+    return np.load(path, mmap_mode="r")
+
+
+def test_numpy_arrays(alone: dict[str, Any], shop: dict[str, Any]) -> None:
+    queries, labels, gallery, gallery_labels = (
+        given.numpy() for given in (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)
+    )
+    assert retrieval(queries, labels) == alone
+    assert retrieval(queries, labels, gallery, gallery_labels) == shop
+
+
+def test_read_only_memory_maps(tmp_path: Path, alone: dict[str, Any], shop: dict[str, Any]) -> None:
+    queries, labels = saved(QUERIES.numpy(), tmp_path / "q.npy"), saved(QUERY_LABELS.numpy(), tmp_path / "ql.npy")
+    gallery, gallery_labels = (
+        saved(GALLERY.numpy(), tmp_path / "g.npy"),
+        saved(GALLERY_LABELS.numpy(), tmp_path / "gl.npy"),
+    )
+    assert isinstance(queries, np.memmap)
+    assert retrieval(queries, labels) == alone
+    assert retrieval(queries, labels, gallery, gallery_labels) == shop
+
+
+def test_containers_may_be_mixed(shop: dict[str, Any]) -> None:
+    assert retrieval(QUERIES, QUERY_LABELS.numpy(), GALLERY.numpy(), GALLERY_LABELS) == shop
+
+
+@pytest.mark.parametrize("mode", ["r", "c"])
+def test_a_memory_map_of_half_precision(tmp_path: Path, mode: str) -> None:
+    np.save(tmp_path / "half.npy", QUERIES.half().numpy())
+    half = np.load(tmp_path / "half.npy", mmap_mode=mode)
+    assert retrieval(half, QUERY_LABELS) == retrieval(QUERIES.half(), QUERY_LABELS)
+
+
+def test_a_network_s_output_needs_no_detach(alone: dict[str, Any]) -> None:
+    assert retrieval(QUERIES.clone().requires_grad_(), QUERY_LABELS) == alone
+
+
+def test_any_strides(alone: dict[str, Any]) -> None:
+    wide = torch.randn(80, 12)
+    wide[1::2, 2:8] = QUERIES
+    assert retrieval(wide[1::2, 2:8], QUERY_LABELS) == alone
+    assert retrieval(QUERIES.T.contiguous().T, QUERY_LABELS) == alone
+    backwards = QUERIES.flip(0).numpy()[::-1]  # strides that tensors do not have
+    assert retrieval(backwards, QUERY_LABELS.flip(0).numpy()[::-1]) == alone
+
+
+def test_nothing_given_is_changed() -> None:
+    given = [tensor.clone() for tensor in (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS)]
+    for measure in ("cosine", "euclidean"):
+        retrieval(*given, measure=measure)
+        retrieval(*given[:2], measure=measure)
+    for now, before in zip(given, (QUERIES, QUERY_LABELS, GALLERY, GALLERY_LABELS), strict=True):
+        assert torch.equal(now, before)
+
+
+# --- kinds of numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_precision_is_that_of_the_numbers_and_not_of_their_type(dtype: torch.dtype, measure: str) -> None:
+    rounded, gallery = (40 * QUERIES).to(dtype), (40 * GALLERY).to(dtype)  # squares in float16 would overflow
+    for asked in ((rounded, QUERY_LABELS), (rounded, QUERY_LABELS, gallery, GALLERY_LABELS)):
+        in_double = [given.double() if given.is_floating_point() else given for given in asked]
+        assert retrieval(*asked, measure=measure) == retrieval(*in_double, measure=measure)
+
+
+def test_queries_and_gallery_may_be_of_different_types() -> None:
+    queries, gallery = QUERIES.half(), GALLERY.bfloat16()
+    assert retrieval(queries, QUERY_LABELS, gallery, GALLERY_LABELS) == retrieval(
+        queries.double(), QUERY_LABELS, gallery.double(), GALLERY_LABELS
+    )
+
+
+@pytest.mark.parametrize("length", [1e-300, 1e-160, 1e-20, 1e20, 1e160, 1e300])
+def test_cosines_of_very_short_and_very_long_vectors(length: float, alone: dict[str, Any]) -> None:
+    queries = QUERIES.double()
+    queries[::3] *= length
+    assert retrieval(queries, QUERY_LABELS) == alone
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_any_whole_type(dtype: torch.dtype, alone: dict[str, Any], shop: dict[str, Any]) -> None:
+    assert retrieval(QUERIES, QUERY_LABELS.to(dtype)) == alone
+    assert retrieval(QUERIES, QUERY_LABELS.to(dtype), GALLERY, GALLERY_LABELS.numpy()) == shop
+
+
+@pytest.mark.parametrize("dtype", [str, bytes, object])
+def test_labels_may_be_words(dtype: type, alone: dict[str, Any], shop: dict[str, Any]) -> None:
+    names = np.array(["wren", "jay", "tit", "owl", "rook", "crane", "stork"]).astype(dtype)
+    words, gallery_words = names[QUERY_LABELS.numpy()], names[GALLERY_LABELS.numpy()]
+    assert retrieval(QUERIES, words) == alone
+    assert retrieval(QUERIES, words, GALLERY, gallery_words) == shop
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+class Watch(TorchDispatchMode):
+    """The size of the largest tensor made, in bytes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return made
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+@pytest.mark.parametrize("per_class", [2, 5, 300, 1500])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "gallery"])
+def test_no_tensor_holds_all_pairs(per_class: int, measure: str, alone: bool) -> None:
+    count, budget = 3000, 2**20
+    embeddings = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(count) % (count // per_class)
+    gallery = () if alone else (embeddings.clone(), labels)
+    tracemalloc.start()
+    with Watch() as watch:
+        retrieval(embeddings, labels, *gallery, measure=measure, memory_budget=budget)
+    arrays = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert watch.largest <= budget
+    assert arrays <= budget
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+GOOD, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
+STRANGE = GOOD.clone()
+STRANGE[1, 2], STRANGE[3, 0] = float("nan"), -float("inf")
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"embeddings": GOOD.tolist()}, TypeError, "embeddings is a list"),
+        ({"embeddings": GOOD[0]}, ValueError, r"embeddings has shape \(4,\)"),
+        ({"embeddings": GOOD[:0], "labels": LABELS[:0]}, ValueError, r"embeddings has shape \(0, 4\)"),
+        ({"embeddings": GOOD[:, :0]}, ValueError, r"embeddings has shape \(4, 0\)"),
+        ({"embeddings": GOOD.long()}, TypeError, "embeddings is of torch.int64"),
+        ({"embeddings": GOOD.numpy().astype(np.complex64)}, TypeError, "embeddings is of complex64"),
+        ({"embeddings": STRANGE}, ValueError, "embeddings contains NaN or infinity in 2 of 4 rows"),
+        ({"embeddings": STRANGE.numpy()}, ValueError, "embeddings contains NaN or infinity in 2 of 4 rows"),
+        ({"labels": [0, 0, 1, 1]}, TypeError, "labels is a list"),
+        ({"labels": LABELS[:3]}, ValueError, r"labels has shape \(3,\); needed is \[4\]"),
+        ({"labels": LABELS.reshape(4, 1)}, ValueError, r"labels has shape \(4, 1\)"),
+        ({"labels": LABELS.float()}, TypeError, "labels is of torch.float32"),
+        ({"labels": LABELS.bool()}, TypeError, "labels is of torch.bool"),
+        ({"labels": LABELS.numpy().astype(np.float64)}, TypeError, "labels is of float64"),
+        ({"labels": torch.arange(4)}, ValueError, "nothing to retrieve"),
+        ({"ks": ()}, ValueError, "ks is empty"),
+        ({"ks": (1, 0)}, ValueError, "ks contains 0"),
+        ({"ks": (-3,)}, ValueError, "ks contains -3"),
+        ({"ks": (1.5,)}, ValueError, "ks contains 1.5"),
+        ({"ks": (True,)}, ValueError, "ks contains True"),
+        ({"measure": "manhattan"}, ValueError, "measure is 'manhattan'.*cosine.*euclidean"),
+        ({"memory_budget": 0}, ValueError, "memory_budget is 0"),
+        ({"memory_budget": -1}, ValueError, "memory_budget is -1"),
+        ({"gallery": GOOD}, (TypeError, ValueError), "gallery_labels"),
+        ({"gallery_labels": LABELS}, (TypeError, ValueError), "gallery"),
+    ],
+)
+def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        retrieval(**({"embeddings": GOOD, "labels": LABELS} | changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"gallery": GOOD.tolist()}, TypeError, "gallery is a list"),
+        ({"gallery": GOOD[0]}, ValueError, r"gallery has shape \(4,\)"),
+        ({"gallery": GOOD[:0], "gallery_labels": LABELS[:0]}, ValueError, r"gallery has shape \(0, 4\)"),
+        ({"gallery": GOOD.int()}, TypeError, "gallery is of torch.int32"),
+        ({"gallery": STRANGE}, ValueError, "gallery contains NaN or infinity in 2 of 4 rows"),
+        ({"gallery": GOOD[:, :3]}, ValueError, "gallery has .*3.*embeddings.*4"),
+        ({"gallery_labels": (0, 0, 1, 1)}, TypeError, "gallery_labels is a tuple"),
+        ({"gallery_labels": LABELS[:3]}, ValueError, r"gallery_labels has shape \(3,\); needed is \[4\]"),
+        ({"gallery_labels": LABELS.double()}, TypeError, "gallery_labels is of torch.float64"),
+        ({"gallery_labels": np.array(list("aabb"))}, TypeError, "labels holds whole numbers and gallery_labels text"),
+        ({"gallery_labels": LABELS + 2}, ValueError, "nothing to retrieve"),
+    ],
+)
+def test_errors_name_the_argument_of_the_gallery(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    good = {"embeddings": GOOD, "labels": LABELS, "gallery": GOOD, "gallery_labels": LABELS}
+    retrieval(**good)
+    with pytest.raises(error, match=message):
+        retrieval(**(good | changed))
