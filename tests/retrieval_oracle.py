@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 METRICS = ("precision@1", "r_precision", "map@r", "map", "mrr")
@@ -38,6 +39,56 @@ class Question:
         return {"ks": self.ks, "measure": self.measure}
 
 
+# --- what to ask ---------------------------------------------------------------------------------------------
+
+
+def lattice(count: int, generator: torch.Generator) -> Tensor:
+    """Along an axis or a diagonal of four dimensions, of several lengths: cosines are 0, ±1/2 or ±1, exactly.
+
+    Squared distances are whole numbers. Ties are everywhere.
+    """
+    axes = torch.eye(4)[torch.randint(4, (count,), generator=generator)] * 2
+    signs = torch.randint(2, (count, 4), generator=generator) * 2.0 - 1.0
+    along = torch.rand(count, 1, generator=generator) < 0.5
+    lengths = torch.tensor([0.5, 1.0, 4.0])[torch.randint(3, (count, 1), generator=generator)]
+    return torch.where(along, axes, torch.ones(4)) * signs * lengths
+
+
+def copies(count: int, generator: torch.Generator) -> Tensor:
+    """Random vectors, some of them more than once."""
+    different = torch.randn(max(1, 2 * count // 3), 5, generator=generator)
+    return different[torch.randint(len(different), (count,), generator=generator)]
+
+
+def close(count: int, generator: torch.Generator) -> Tensor:
+    """Around three points: those around the same one differ in similarity by less than float32 can tell."""
+    points = torch.randn(3, 5, generator=generator, dtype=torch.float64)[torch.arange(count) % 3]
+    return points + 3e-3 * torch.randn(count, 5, generator=generator, dtype=torch.float64)
+
+
+def zeros(count: int, generator: torch.Generator) -> Tensor:
+    """Some vectors are zero: their cosine with any other is 0."""
+    return torch.randn(count, 3, generator=generator) * (torch.rand(count, 1, generator=generator) < 0.6)
+
+
+def far_out(count: int, generator: torch.Generator) -> Tensor:
+    """Of lengths whose squares are beyond float32, at one end or the other."""
+    exponent = 25 if torch.rand((), generator=generator) < 0.5 else -25
+    return torch.randn(count, 3, generator=generator) * 10.0**exponent
+
+
+KINDS = (lattice, copies, close, zeros, far_out)
+
+
+def unbalanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
+    """Labels: each class is twice as frequent as the next, and the last ones may have one member or none."""
+    weights = 0.5 ** torch.arange(classes, dtype=torch.float64)
+    return torch.multinomial(weights, count, replacement=True, generator=generator) - 1
+
+
+# --- the answers ---------------------------------------------------------------------------------------------
+
+
 def as_whole_numbers(*sets: Tensor) -> list[list[list[int]]]:
     """All vectors times the same power of two, the one that leaves no fractions."""
     ratios = [[[value.as_integer_ratio() for value in row] for row in points.double().tolist()] for points in sets]
@@ -50,12 +101,12 @@ def dot(a: list[int], b: list[int]) -> int:
 
 
 def nearness(query: list[int], answer: list[int], measure: str) -> Fraction:
-    """Grows with the similarity: ±cos² · |query|², or minus the squared distance."""
+    """Grows with the similarity: the square of the cosine with the cosine's sign, or minus the squared distance."""
     if measure == "euclidean":
         difference = [x - y for x, y in zip(query, answer, strict=True)]
         return Fraction(-dot(difference, difference))
     product = dot(query, answer)
-    return Fraction(product * abs(product), dot(answer, answer)) if product else Fraction(0)
+    return Fraction(product * abs(product), dot(query, query) * dot(answer, answer)) if product else Fraction(0)
 
 
 def score(ranks: list[int], ks: Sequence[int]) -> dict[str, float]:
@@ -75,13 +126,13 @@ def score(ranks: list[int], ks: Sequence[int]) -> dict[str, float]:
 
 def all_nearness(question: Question) -> list[dict[int, Fraction]]:
     """For each query, how near each of those it asks is."""
-    gallery = question.embeddings if question.gallery is None else question.gallery
-    queries, answers = as_whole_numbers(question.embeddings, gallery)
-    return [
-        {j: nearness(query, answers[j], question.measure) for j in range(len(answers))
-         if not (question.gallery is None and j == i)}
-        for i, query in enumerate(queries)
-    ]  # fmt: skip
+    alone = question.gallery is None
+    queries, answers = as_whole_numbers(question.embeddings, question.embeddings if alone else question.gallery)
+    everything = []
+    for i, query in enumerate(queries):
+        asked = [j for j in range(len(answers)) if not (alone and j == i)]
+        everything.append({j: nearness(query, answers[j], question.measure) for j in asked})
+    return everything
 
 
 def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
@@ -97,20 +148,15 @@ def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
 
 
 def is_clear(question: Question, gap: float = 1e-11) -> bool:
-    """No two answers to a query are so close in similarity that float64 may take them for equal, and yet not equal."""
-    everything = all_nearness(question)
-    queries = as_whole_numbers(
-        question.embeddings, question.embeddings if question.gallery is None else question.gallery
-    )[0]
-    widest = max((-value for near in everything for value in near.values()), default=Fraction(0))
-    for query, near in zip(queries, everything, strict=True):
-        square = dot(query, query) if question.measure == "cosine" else widest
-        if not square:
-            continue
-        shares = [value / square for value in sorted(set(near.values()))]
-        if question.measure == "cosine":  # ±cos²
-            shares = [math.copysign(math.sqrt(abs(share)), share) for share in shares]
-        if any(b - a < gap for a, b in itertools.pairwise(shares)):
+    """Whether any two answers to a query are equally similar or so far from it that float64 can tell."""
+    everything = [sorted(set(near.values())) for near in all_nearness(question)]
+    widest = max(abs(value) for near in everything for value in near) or 1
+    for near in everything:
+        if question.measure == "cosine":
+            similarities = [math.copysign(math.sqrt(abs(value)), value) for value in near]
+        else:
+            similarities = [float(value / widest) for value in near]
+        if any(after - before < gap for before, after in itertools.pairwise(similarities)):
             return False
     return True
 

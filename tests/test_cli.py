@@ -25,7 +25,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"nearfar {nf.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["losses", "-h"]])
+@pytest.mark.parametrize("words", [[], ["--help"], ["demo", "--help"], ["losses", "-h"], ["evaluate", "-h"]])
 def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words) == 0
     assert "Example: nearfar " in capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_debug_shows_the_traceback(words: list[str]) -> None:
 
 
 def test_the_import_is_light() -> None:
-    heavy = {"matplotlib", "sklearn", "scipy", "rich", "typer", "PIL"}
+    heavy = {"matplotlib", "sklearn", "scipy", "rich", "typer", "PIL", "safetensors", "faiss", "pyarrow"}
     code = f"import sys, nearfar; print(*sorted({heavy!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == ""

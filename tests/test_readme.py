@@ -6,8 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import nearfar as nf
 from nearfar.cli import main
@@ -36,11 +38,17 @@ def test_the_python_code_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("words", [words for words in COMMANDS if words != ["demo"]], ids=shlex.join)
 def test_a_command_works(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    vectors, labels = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 6
+    save_file({"embeddings": vectors, "labels": labels}, "both.safetensors")
+    for name in ("embeddings", "query", "shop"):
+        np.save(f"{name}.npy", vectors.numpy())
+    for name in ("labels", "query_labels", "shop_labels"):
+        np.save(f"{name}.npy", labels.numpy())
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == 0
-    if "--plot" in words:
-        assert (tmp_path / words[words.index("--plot") + 1]).stat().st_size > 0
+    for option in {"--plot", "--json"} & set(words):
+        assert (tmp_path / words[words.index(option) + 1]).stat().st_size > 0
 
 
 @pytest.mark.parametrize("key", nf.losses.names())

@@ -67,8 +67,10 @@ def as_vectors(name: str, array: Array) -> Tensor:
     return _from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
 
 
-def as_labels(name: str, array: Array, count: int) -> Tensor:
+def as_labels(name: str, array: Array, count: int | None = None) -> Tensor:
     """Labels [count] as int64. NumPy arrays may hold text: each word becomes its place in the sorted list of words.
+
+    Any number of labels, but not none, where ``count`` is not given.
 
     >>> as_labels("labels", np.array(["jay", "wren", "jay"]), 3)
     tensor([0, 1, 0])
@@ -82,18 +84,17 @@ def as_label_pair(
 ) -> tuple[Tensor, Tensor]:
     """Two arrays of labels that are compared with each other: the same word is the same number in both."""
     array, other = _checked_labels(name, array, count), _checked_labels(other_name, other, other_count)
-    words, other_words = isinstance(array, np.ndarray), isinstance(other, np.ndarray)
     if isinstance(array, np.ndarray) and isinstance(other, np.ndarray):
         codes = _codes(np.concatenate([array, other]))
         return codes[:count], codes[count:]
     if isinstance(array, Tensor) and isinstance(other, Tensor):
         return array, other
-    kinds = {True: "text", False: "whole numbers"}
-    raise TypeError(f"{name} holds {kinds[words]} and {other_name} {kinds[other_words]}; both must hold the same")
+    kind, other_kind = ("whole numbers" if isinstance(labels, Tensor) else "text" for labels in (array, other))
+    raise TypeError(f"{name} holds {kind} and {other_name} {other_kind}; both must hold the same")
 
 
-def blocks(vectors: Tensor, size: int = BLOCK_BYTES) -> Iterator[slice]:
-    """Slices of rows, each of about this many bytes."""
+def blocks(vectors: Tensor, size: int) -> Iterator[slice]:
+    """Slices of rows, each of at most this many bytes, or of one row."""
     rows = max(1, size // (vectors.shape[1] * vectors.element_size()))
     for start in range(0, len(vectors), rows):
         yield slice(start, min(start + rows, len(vectors)))
@@ -102,7 +103,7 @@ def blocks(vectors: Tensor, size: int = BLOCK_BYTES) -> Iterator[slice]:
 def check_finite(name: str, vectors: Tensor) -> None:
     """Refuse NaN and infinity; a block of rows at a time."""
     strange, first = 0, -1
-    for rows in blocks(vectors):
+    for rows in blocks(vectors, BLOCK_BYTES):
         block = vectors[rows].detach()
         # A finite sum is proof enough; only a strange one is worth a look at every number.
         if math.isfinite(block.sum(dtype=torch.promote_types(block.dtype, torch.float32)).item()):
@@ -133,12 +134,13 @@ def _from_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
             return torch.from_numpy(array.copy())
 
 
-def _checked_labels(name: str, array: Array, count: int) -> Array:
+def _checked_labels(name: str, array: Array, count: int | None) -> Array:
     """Numbers as an int64 tensor, text as the array it is."""
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
-    if tuple(array.shape) != (count,):
-        raise ValueError(f"{name} has shape {tuple(array.shape)}; needed is [{count}], one for each vector")
+    if array.ndim != 1 or (len(array) != count if count is not None else len(array) == 0):
+        needed = "[n] with n ≥ 1" if count is None else f"[{count}], one for each vector"
+        raise ValueError(f"{name} has shape {tuple(array.shape)}; needed is {needed}")
     if isinstance(array, Tensor):
         if not is_integer(array):
             raise TypeError(f"{name} is of {array.dtype}; whole numbers are needed")

@@ -153,34 +153,38 @@ def test_measures_differ_where_lengths_do() -> None:
 
 @both_measures
 def test_of_equal_answers_the_lower_index_comes_first(measure: str) -> None:
-    # Four times the same vector, of classes A B A B: each query finds the others by their index.
-    # query 0 finds 1, 2, 3: A at place 1. Query 1 finds 0, 2, 3: B at 2. Query 2 finds 0, 1, 3: A at 0. Query 3
-    # finds 0, 1, 2: B at 1. The mean of 1/2, 1/3, 1, 1/2 is 7/12.
+    # Four times the same vector, of classes A B A A: each query finds the others by their index.
+    #
+    # query  finds        positives at   r_precision   map@r   map                   mrr
+    #  0 A   1 B 2 A 3 A  1, 2           1/2           1/4     (1/2 + 2/3)/2 = 7/12  1/2
+    #  1 B   no other of its class: left out
+    #  2 A   0 A 1 B 3 A  0, 2           1/2           1/2     (1/1 + 2/3)/2 = 5/6   1
+    #  3 A   0 A 1 B 2 A  0, 2           1/2           1/2     (1/1 + 2/3)/2 = 5/6   1
     same = torch.tensor([[0.6, 0.8]]).repeat(4, 1)
-    assert retrieval(same, torch.tensor([0, 1, 0, 1]), ks=(1, 2, 3), measure=measure) == pytest.approx(
+    assert retrieval(same, torch.tensor([0, 1, 0, 0]), ks=(1, 2), measure=measure) == pytest.approx(
         {
-            "recall@1": 1 / 4,
-            "recall@2": 3 / 4,
-            "recall@3": 1.0,
-            "precision@1": 1 / 4,
-            "r_precision": 1 / 4,
-            "map@r": 1 / 4,
-            "map": 7 / 12,
-            "mrr": 7 / 12,
-            "queries": 4,
-            "queries_without_match": 0,
+            "recall@1": 2 / 3,
+            "recall@2": 1.0,
+            "precision@1": 2 / 3,
+            "r_precision": 1 / 2,
+            "map@r": 5 / 12,
+            "map": 3 / 4,
+            "mrr": 5 / 6,
+            "queries": 3,
+            "queries_without_match": 1,
         }
     )
 
 
 @both_measures
 def test_ties_in_a_gallery_go_to_the_lower_index_too(measure: str) -> None:
-    # All of the gallery but the last is at the query: A finds B A A B and then A. Its places are 1, 2 and 4.
+    # All of the gallery but the last is at the query: A finds B A B B and then A, at places 1 and 4.
+    # map@r is (1/2)/2, map is (1/2 + 2/5)/2.
     gallery = torch.tensor([[3.0, 4.0]] * 4 + [[4.0, 3.0]])
     found = retrieval(
-        torch.tensor([[3.0, 4.0]]), torch.tensor([7]), gallery, torch.tensor([8, 7, 7, 8, 7]), measure=measure
+        torch.tensor([[3.0, 4.0]]), torch.tensor([7]), gallery, torch.tensor([8, 7, 8, 8, 7]), measure=measure
     )
-    assert [found[name] for name in METRICS] == pytest.approx([0, 2 / 3, 7 / 18, 53 / 90, 1 / 2])
+    assert [found[name] for name in METRICS] == pytest.approx([0, 1 / 2, 1 / 4, 9 / 20, 1 / 2])
 
 
 @both_measures
@@ -318,6 +322,32 @@ def test_the_order_of_the_queries_never_matters() -> None:
         assert torch.equal(shuffled[name], values[order]), name
 
 
+@pytest.mark.parametrize("classes", [2, 40], ids=["sorted", "counted"])
+def test_one_vector_far_away_does_not_blur_the_others(classes: int) -> None:
+    embeddings, labels = some(200, classes=classes)
+    far, nobody = torch.full((1, 6), 1e7), torch.tensor([99])
+    straight = per_query(embeddings, labels, measure="euclidean")
+    blurred = per_query(torch.cat([embeddings, far]), torch.cat([labels, nobody]), measure="euclidean")
+    for name, values in straight.items():
+        assert torch.equal(blurred[name][:200].nan_to_num(-1), values.nan_to_num(-1)), name
+
+
+@both_measures
+@pytest.mark.parametrize("classes", [2, 40], ids=["sorted", "counted"])
+def test_mixed_precision_around_it_does_not_matter(measure: str, classes: int) -> None:
+    """Nor does it matter how roughly the rest of the program may multiply matrices."""
+    embeddings, labels = some(200, classes=classes)
+    expected = retrieval(embeddings, labels, measure=measure)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert retrieval(embeddings, labels, measure=measure) == expected
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert retrieval(embeddings, labels, measure=measure) == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 # --- what is given back --------------------------------------------------------------------------------------
 
 
@@ -364,3 +394,14 @@ def test_totals_are_the_means_of_the_queries_that_count() -> None:
     for name, values in found["per_query"].items():
         assert torch.equal(values.isnan(), lonely), name
         assert found[name] == pytest.approx(values[~lonely].mean().item(), rel=1e-12), name
+
+
+@pytest.mark.parametrize("classes", [2, 7, 40])
+def test_progress_is_told(classes: int) -> None:
+    embeddings, labels = some(200, classes=classes)
+    told: list[tuple[int, int]] = []
+    found = retrieval(embeddings, labels, memory_budget=100_000, progress=lambda *steps: told.append(steps))
+    assert found == retrieval(embeddings, labels, memory_budget=100_000)
+    steps = len(told)
+    assert steps > 3
+    assert told == [(done, steps) for done in range(1, steps + 1)]

@@ -163,7 +163,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-@pytest.mark.parametrize("per_class", [2, 5, 300, 1500])
+@pytest.mark.parametrize("per_class", [5, 300])
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "gallery"])
 def test_no_tensor_holds_all_pairs(per_class: int, measure: str, alone: bool) -> None:
     count, budget = 3000, 2**20

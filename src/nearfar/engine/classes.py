@@ -95,6 +95,14 @@ class _Problem:
         self.centers = proxies.shape[1] if loss.pools else 1
         self.spread = 1.0 if loss.pools else loss.scale  # similarities are scaled at once where nothing is pooled
         self.tiles = self._slices(len(embeddings), len(proxies))
+        self._rooms: dict[str, Tensor] = {}
+
+    def _room(self, name: str, columns: int) -> Tensor:
+        """A matrix to work in, [m, columns]; every tile gets the same memory, the first is the widest."""
+        height = len(self.embeddings)
+        if name not in self._rooms:
+            self._rooms[name] = self.embeddings.new_empty(height * columns)
+        return self._rooms[name][: height * columns].view(height, columns)
 
     def _slices(self, height: int, count: int) -> list[slice]:
         """The classes, cut so that a tile keeps to the budget."""
@@ -109,7 +117,8 @@ class _Problem:
     def tile(self, classes: slice) -> _Tile:
         """The classes of one slice."""
         proxies = self.proxies[classes].flatten(0, -2)
-        values, lengths, slopes = self.embeddings @ proxies.T, None, None
+        values = torch.mm(self.embeddings, proxies.T, out=self._room("values", len(proxies)))
+        lengths, slopes = None, None
         if self.inverse_norms is not None:
             lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
             values.mul_(lengths if self.spread == 1.0 else lengths * self.spread).mul_(self.inverse_norms.unsqueeze(1))
@@ -125,8 +134,9 @@ class _Problem:
             inside = (column >= 0) & (column < logits.shape[1])
             column = column.clamp_(0, logits.shape[1] - 1)
         own = logits.gather(1, column)
-        logits.scatter_(1, column, FLOOR) if inside is None else logits.scatter_(1, column, masked(own, ~inside, FLOOR))
-        probabilities = torch.softmax(logits, dim=1)
+        hidden = torch.full_like(own, FLOOR) if inside is None else masked(own, ~inside, FLOOR)
+        logits.scatter_(1, column, hidden)
+        probabilities = torch.softmax(logits, dim=1, out=self._room("probabilities", logits.shape[1]))
         # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
         logsumexp = logits.amax(dim=1).sub_(probabilities.amax(dim=1).log_())
         if logits is values:
@@ -195,7 +205,7 @@ def _compute(
     if not any(needed):
         return value, [None, None]
 
-    by_embeddings, by_proxies = None, torch.empty_like(proxies)
+    by_embeddings, by_proxies = None, torch.empty_like(proxies, memory_format=torch.contiguous_format)
     along: Tensor | None = None  # how much of the gradient is along the embedding, and does not turn it
     for classes in problem.tiles:
         tile = tile if len(sums) == 1 else problem.tile(classes)

@@ -2,10 +2,17 @@
 
 >>> import torch, nearfar as nf
 >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
->>> nf.metrics.retrieval(embeddings, torch.tensor([0, 0, 1, 1]), ks=(1,))
-{'recall@1': 1.0}
+>>> labels = torch.tensor([0, 0, 1, 1])
+>>> nf.metrics.retrieval(embeddings, labels, ks=(1,))["recall@1"]
+1.0
+>>> nf.metrics.clustering(embeddings, labels)["nmi"]
+1.0
 """
 
+from nearfar.metrics.bootstrap import Interval, bootstrap
+from nearfar.metrics.clustering import clustering
+from nearfar.metrics.kmeans import KMeans, kmeans
 from nearfar.metrics.retrieval import retrieval
+from nearfar.metrics.scores import ami, f1, nmi
 
-__all__ = ["retrieval"]
+__all__ = ["Interval", "KMeans", "ami", "bootstrap", "clustering", "f1", "kmeans", "nmi", "retrieval"]

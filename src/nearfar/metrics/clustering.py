@@ -57,7 +57,7 @@ def clustering(
     codes = as_labels("labels", labels, len(vectors)).cpu()
     one_of("normalization", normalization, scores.NORMALIZATIONS)
     one_of("backend", backend, BACKENDS)
-    classes = len(codes.unique())
+    classes = len(torch.unique(codes))
     if classes == 1:
         raise ValueError("labels have one class; clusters say something about two or more")
     k = classes if k is None else whole("k", k, high=len(vectors))
@@ -86,8 +86,8 @@ def clustering(
 def _by_faiss(vectors: Tensor, k: int, restarts: int, iterations: int, seed: int, normalize: bool) -> Tensor:
     try:
         import faiss
-    except ImportError:
-        raise ImportError("backend 'faiss' needs the extra faiss: pip install 'nearfar[faiss]'") from None
+    except ImportError as error:
+        raise ImportError("backend 'faiss' needs FAISS; install it with: pip install 'nearfar[faiss]'") from error
     points = vectors.float().cpu()
     array = np.ascontiguousarray((to_unit(points) if normalize else points).numpy())
     model: Any = faiss.Kmeans(

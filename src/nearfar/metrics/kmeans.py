@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize as to_unit
 
-from nearfar.inputs import Array, as_vectors, blocks, check_finite
+from nearfar.inputs import BLOCK_BYTES, Array, as_vectors, blocks, check_finite
 from nearfar.settings import non_negative, whole
 
 Progress = Callable[[int, int], None]
@@ -47,8 +46,8 @@ def kmeans(
 ) -> KMeans:
     """The k centres with the least sum of squared distances that Lloyd's algorithm finds in a few starts.
 
-    First centres are drawn as in k-means++, several at a time where k is large. A cluster that loses all its
-    vectors gets the one that is farthest from its centre. The best start is returned.
+    First centres are drawn by greedy k-means++, or several at a time where k is large. A cluster that loses all
+    its vectors gets the one that is farthest from its centre. The best start is returned.
 
     Parameters
     ----------
@@ -78,40 +77,40 @@ def kmeans(
     points = Points(vectors, unit=normalize, memory_budget=memory_budget)
     best: KMeans | None = None
     for start in range(restarts):
-        lloyd = Lloyd(points, k, generator)
-        for done in range(1, iterations + 1):
-            go_on = lloyd.iterate(tolerance)
-            if progress is not None:
-                progress(start * iterations + (done if go_on else iterations), restarts * iterations)
-            if not go_on:
-                break
+        with torch.autocast(vectors.device.type, enabled=False):
+            lloyd = Lloyd(points, k, generator)
+            for done in range(1, iterations + 1):
+                go_on = lloyd.iterate(tolerance)
+                if progress is not None:
+                    progress(start * iterations + (done if go_on else iterations), restarts * iterations)
+                if not go_on:
+                    break
         inertia = points.inertia(lloyd.centers, lloyd.assignment)
         if best is None or inertia < best.inertia:
             best = KMeans(lloyd.assignment, lloyd.centers, inertia, done)
     assert best is not None
-    return best._replace(centers=(best.centers + points.mean).to(points.dtype))
+    return best._replace(centers=(best.centers + points.mean).to(torch.promote_types(vectors.dtype, torch.float32)))
 
 
 class Points:
-    """Vectors, some at a time: in float32 or float64, of length one where asked for, relative to their mean.
+    """Vectors, some at a time: in float32, of length one where asked for, relative to their mean.
 
-    Distances do not see a common offset, but |x|² − 2xc + |c|² loses its digits to one.
+    Distances do not see a common offset, but |x|² − 2xc + |c|² would lose its digits to one.
     """
 
     def __init__(self, vectors: Tensor, *, unit: bool, memory_budget: int) -> None:
         self.vectors, self.unit = vectors, unit
         self.count, self.dim = vectors.shape
         self.device = vectors.device
-        self.dtype = torch.float64 if vectors.dtype == torch.float64 else torch.float32
         self.kept: Tensor | None = None
-        self.mean = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
-        self.mean = sum((self.take(rows).double().sum(dim=0) for rows in blocks(vectors)), self.mean) / self.count
-        room = memory_budget // self.dtype.itemsize  # in numbers
+        parts = list(blocks(vectors, min(BLOCK_BYTES, memory_budget // 8)))
+        self.mean = torch.stack([self._exact(rows).sum(dim=0) for rows in parts]).sum(dim=0) / self.count  # float64
+        room = memory_budget // 4  # in numbers
         if self.count * self.dim <= room // 2:
-            self.kept = torch.cat([self.take(rows) for rows in blocks(vectors)])
+            self.kept = torch.cat([self.take(rows) for rows in parts])
             room -= self.count * self.dim
-        # A tile, its points and its centres are side² + 2 · side · dim numbers.
-        side = math.isqrt(room + self.dim**2) - self.dim
+        # A tile is side² numbers; its centres, and its points on their way from float64, are 6 · side · dim more.
+        side = math.isqrt(room + (3 * self.dim) ** 2) - 3 * self.dim
         self.side = max(1, min(side, CPU_SIDE if self.device.type == "cpu" else GPU_SIDE))
         self.squares = torch.cat([self.take(rows).square().sum(dim=1) for rows in self.tiles()])
 
@@ -119,8 +118,14 @@ class Points:
         """Some of the points."""
         if self.kept is not None:
             return self.kept[rows]
-        points = self.vectors[rows].to(self.dtype)
-        return (to_unit(points) if self.unit else points) - self.mean.to(self.dtype)
+        return (self._exact(rows) - self.mean).float()
+
+    def _exact(self, rows: slice | Tensor) -> Tensor:
+        points = self.vectors[rows].double()
+        if not self.unit:
+            return points
+        norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
+        return points / norms.masked_fill_(norms == 0, 1.0)
 
     def tiles(self, rows: Tensor | None = None) -> Iterator[slice | Tensor]:
         """All points or those in some rows, as many at a time as a tile has."""
@@ -171,6 +176,7 @@ class Lloyd:
         taken = torch.zeros(count, dtype=torch.bool, device=device)
         rows = torch.randint(count, (1,), generator=generator).to(device)
         step = math.ceil((self.k - 1) / ROUNDS)
+        trials = 2 + int(math.log(self.k))  # as many as scikit-learn tries
         centers, drawn = [], 0
         while True:
             centers.append(self.points.take(rows))
@@ -182,7 +188,21 @@ class Lloyd:
             # The least of exponential draws, each over its weight, are a weighted sample without replacement.
             draws = torch.empty(count, dtype=torch.float64).exponential_(generator=generator).to(device)
             keys = (draws / self.distances.double().clamp(min=1e-30)).masked_fill_(taken, math.inf)
-            rows = keys.topk(min(step, self.k - drawn), largest=False).indices
+            if step > 1:
+                rows = keys.topk(min(step, self.k - drawn), largest=False).indices
+            else:
+                rows = self._best(keys.topk(min(trials, count - drawn), largest=False).indices)
+
+    def _best(self, rows: Tensor) -> Tensor:
+        """Of some points the one that would lower the inertia most as one more centre, [1]."""
+        centers = self.points.take(rows)
+        squares = centers.square().sum(dim=1)
+        inertia = self.points.mean.new_zeros(len(rows))
+        for some in self.points.tiles():
+            distances = torch.addmm(squares, self.points.take(some), centers.T, alpha=-2.0)
+            distances += self.points.squares[some].unsqueeze(1)
+            inertia += torch.minimum(distances, self.distances[some].unsqueeze(1)).sum(dim=0, dtype=torch.float64)
+        return rows[inertia.argmin()].unsqueeze(0)
 
     def _update(self) -> Tensor:
         """Centres become the means of their points. Which of them may have moved, [k]."""
@@ -198,7 +218,7 @@ class Lloyd:
             _add_rows(sums, place[members[rows]], self.points.take(rows).double())
         counts = torch.bincount(members, minlength=self.k)[moved]
         filled = counts > 0  # a cluster left empty keeps its centre
-        self.centers[moved.nonzero().squeeze(1)[filled]] = (sums[filled] / counts[filled, None]).to(self.centers.dtype)
+        self.centers[moved.nonzero().squeeze(1)[filled]] = (sums[filled] / counts[filled, None]).float()
         return moved
 
     def _without_empty(self) -> Tensor:

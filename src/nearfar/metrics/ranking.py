@@ -12,7 +12,7 @@ Queries with very many positives are ranked by sorting instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ Progress = Callable[[int, int], None]
 MANY_POSITIVES = 64  # beyond this, sorting beats counting
 CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache
 SAME = 2.0**-40  # similarities as close as this in float64 are equal
+SMALL = 2.0**-46  # what the squared lengths behind a squared distance may lose in a matrix product, relatively
 
 
 @dataclass
@@ -31,15 +32,17 @@ class Points:
 
     array: Tensor  # [n, d], of any float type, on any device; perhaps a file
     unit: bool
+    scale: float  # a power of two that brings distances where their squares can be computed
     center: Tensor  # [d], float64; squared distances do not see it, but float32 does
 
     def exact(self, index: Tensor) -> Tensor:
         """Some of them in float64."""
         points = self.array[index].double()
         if not self.unit:
-            return points
+            return points.mul_(self.scale)
+        points = points / points.abs().amax(dim=1, keepdim=True).clamp_(min=5e-324)  # no length leaves the numbers
         norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
-        return points / norms.masked_fill(norms == 0, 1.0)
+        return points.div_(norms.masked_fill_(norms == 0, 1.0))
 
     def quick(self, index: Tensor) -> Tensor:
         """Some of them in float32."""
@@ -62,17 +65,21 @@ class Points:
         if self.unit:
             return share
         longest = [float(points.square().sum(dim=1).max()) ** 0.5 for points in (rows, columns)]
-        return float(share * sum(longest) ** 2)
+        return max(float(share * sum(longest) ** 2), 1e-38)
 
 
-def points(array: Tensor, measure: str, rows: int = 65_536) -> Points:
-    """Embeddings of a measure."""
-    center = torch.zeros(array.shape[1], dtype=torch.float64, device=array.device)
-    if measure == "euclidean":
-        for start in range(0, len(array), rows):
-            center += array[start : start + rows].double().sum(dim=0)
-        center /= len(array)
-    return Points(array, measure == "cosine", center)
+def prepare(arrays: Sequence[Tensor], measure: str, rows: int = 65_536) -> list[Points]:
+    """Embeddings that are compared with each other by a measure."""
+    if measure == "cosine":
+        origin = torch.zeros(arrays[0].shape[1], dtype=torch.float64, device=arrays[0].device)
+        return [Points(array, True, 1.0, origin) for array in arrays]
+    blocks = [array[start : start + rows] for array in arrays for start in range(0, len(array), rows)]
+    largest = max(float(block.abs().max()) for block in blocks)
+    scale = 2.0 ** -math.frexp(largest)[1] if largest else 1.0
+    # In the middle of most of them, wherever a few may be.
+    some = torch.cat([array[:: len(array) // 1024 + 1].double() for array in arrays])
+    center = (some * scale).median(dim=0).values
+    return [Points(array, False, scale, center) for array in arrays]
 
 
 @dataclass
@@ -198,27 +205,35 @@ class Ranking:
 
     def _add(self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float) -> None:
         """Add those of the columns to the counts of the rows."""
-        width = rows.above.shape[1]
-        if not width:
+        if not rows.above.shape[1]:
             return
-        exceeds = torch.empty_like(similarity)
-        surely, perhaps = [], []
-        for slot in range(width):
-            limit = rows.similarity[:, slot : slot + 1].float()
-            surely.append(torch.gt(similarity, limit + doubt, out=exceeds).sum(dim=1))
-            perhaps.append(torch.gt(similarity, limit - doubt, out=exceeds).sum(dim=1))
-        certain = torch.stack(surely, dim=1)
-        rows.above += certain
-        unsure = (torch.stack(perhaps, dim=1) != certain).nonzero()
-        for some in torch.split(unsure, max(1, self.budget // (16 * similarity.shape[1]))):
-            self._decide(rows, columns, similarity, doubt, *some.unbind(1))
+        limits = rows.similarity.float()
+        # Of most rows no column comes near most positives, and those need no counting.
+        nearest = similarity.amax(dim=1, keepdim=True)
+        unsure = []
+        for slot, reached in enumerate((nearest >= limits - doubt).unbind(1)):
+            some = reached.nonzero().squeeze(1)
+            if not len(some):
+                continue
+            part = similarity if 2 * len(some) > len(reached) else similarity[some]
+            some = some if part is not similarity else torch.arange(len(reached), device=some.device)
+            limit = limits[some, slot].unsqueeze(1)
+            exceeds = torch.gt(part, limit + doubt, out=torch.empty_like(part))
+            surely = exceeds.sum(dim=1)
+            perhaps = torch.ge(part, limit - doubt, out=exceeds).sum(dim=1)
+            rows.above[some, slot] += surely
+            unsure.append(torch.stack([some, torch.full_like(some, slot)], dim=1)[perhaps != surely])
+        for close in (
+            torch.split(torch.cat(unsure), max(1, self.budget // (16 * similarity.shape[1]))) if unsure else ()
+        ):
+            self._decide(rows, columns, similarity, doubt, *close.unbind(1))
 
     def _decide(
         self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float, row: Tensor, slot: Tensor
     ) -> None:
         """Look exactly at what is too close to some positives, each in a slot of a row."""
         limit, values = rows.similarity[row, slot].float().unsqueeze(1), similarity[row]
-        which, column = ((values > limit - doubt) & (values <= limit + doubt)).nonzero().unbind(1)
+        which, column = ((values >= limit - doubt) & (values <= limit + doubt)).nonzero().unbind(1)
         row, slot, item = row[which], slot[which], columns.index[column]
         exact = self._exactly(rows.index[row], item.unsqueeze(1)).squeeze(1)
         before = self._before(exact, item, rows.similarity[row, slot], rows.positives[row, slot])
@@ -233,29 +248,42 @@ class Ranking:
 
     def _sorted(self, index: Tensor) -> dict[str, Tensor]:
         """The statistics of some queries, from all that they ask in order."""
-        queries, width = self.queries.exact(index) - self.queries.center, len(self.order)
-        similarity = queries.new_empty(len(index), width)
-        every = torch.arange(width, device=index.device)
+        queries, every = (
+            self.queries.exact(index) - self.queries.center,
+            torch.arange(len(self.order), device=index.device),
+        )
+        similarity = queries.new_empty(len(index), len(every))
+        rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
         for some in torch.split(every, max(1, self.budget // (16 * queries.shape[1]))):
-            similarity[:, some] = self.queries.pairwise(queries, self.gallery.exact(some) - self.queries.center)
-        # On a grid, so that what is equal but for rounding is equal; its mesh follows the size of the numbers.
-        similarity.div_(SAME if self.queries.unit else SAME * float(similarity.abs().max().clamp(min=1e-300))).round_()
+            asked = self.gallery.exact(some) - self.queries.center
+            similarity[:, some] = self.queries.pairwise(queries, asked)
+            rounding[some] = SMALL * asked.square().sum(dim=1)
         if self.alone:
             similarity.scatter_(1, index.unsqueeze(1), -math.inf)
-        order = torch.sort(similarity, dim=1, descending=True, stable=True).indices
+        order = self._in_order(similarity, rounding + SMALL * queries.square().sum(dim=1, keepdim=True))
         hit = self.gallery_classes[order] == self.query_classes[index].unsqueeze(1)
         if self.alone:
             hit &= order != index.unsqueeze(1)
-        precision = hit.cumsum(dim=1) / (every + 1.0)
-        precision = precision.double().mul_(hit)
-        number = self.positives[index]
+        precision = hit.cumsum(dim=1).double().div_(every + 1.0).mul_(hit)
+        number = self.positives[index].double()
         within = every < number.unsqueeze(1)
         return {
             "first": hit.int().argmax(dim=1).double(),
-            "r_precision": (hit & within).sum(dim=1) / number.double(),
+            "r_precision": (hit & within).sum(dim=1) / number,
             "map@r": (precision * within).sum(dim=1) / number,
             "map": precision.sum(dim=1) / number,
         }
+
+    def _in_order(self, similarity: Tensor, rounding: Tensor) -> Tensor:
+        """The columns of each row, nearest first; of those that are equal but for rounding, the lowest first."""
+        values, order = torch.sort(similarity, dim=1, descending=True, stable=True)
+        slack = SAME * torch.ones_like(values) if self.queries.unit else rounding.gather(1, order) + SAME * values.abs()
+        slack = slack[:, 1:] + (0.0 if self.queries.unit else slack[:, :-1])
+        step = (values[:, :-1] - values[:, 1:] > slack) | values[:, 1:].isinf()
+        if bool(step.all()):
+            return order
+        rank = torch.cat([torch.zeros_like(order[:, :1]), step.cumsum(dim=1)], dim=1)
+        return order.gather(1, (rank * order.shape[1] + order).argsort(dim=1))
 
 
 def _from_places(places: Tensor, number: Tensor) -> dict[str, Tensor]:

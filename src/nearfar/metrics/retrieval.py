@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearfar.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
-from nearfar.metrics.ranking import Points, Progress, Ranking, points
+from nearfar.metrics.ranking import Progress, Ranking, prepare
 
 MEASURES = ("cosine", "euclidean")
 DEFAULT_BUDGET = 256 * 1024 * 1024
@@ -79,10 +80,11 @@ def retrieval(
             "labels", labels, len(queries), "gallery_labels", gallery_labels, len(asked)
         )
     codes = torch.unique(torch.cat([query_labels, asked_labels]), return_inverse=True)[1].to(queries.device)
-    ranking = Ranking(
-        *_prepared(queries, codes[: len(queries)], asked, codes[len(queries) :], measure), budget=memory_budget
-    )
-    values = _values(ranking.statistics(progress), ks)
+    sides = prepare([queries] if asked is None else [queries, asked], measure)
+    gallery_points = sides[1] if asked is not None else None
+    ranking = Ranking(sides[0], codes[: len(queries)], gallery_points, codes[len(queries) :], memory_budget)
+    with _full_precision(queries.device):
+        values = _values(ranking.statistics(progress), ks)
     answered = ~values["mrr"].isnan()
     if not bool(answered.any()):
         where = "the gallery has none of the queries' classes" if asked is not None else "no class has two members"
@@ -95,12 +97,16 @@ def retrieval(
     return result
 
 
-def _prepared(
-    queries: Tensor, query_classes: Tensor, asked: Tensor | None, asked_classes: Tensor, measure: str
-) -> tuple[Points, Tensor, Points | None, Tensor]:
-    """Both sides ready to be compared; they share the centre."""
-    one = points(queries, measure)
-    return one, query_classes, None if asked is None else Points(asked, one.unit, one.center), asked_classes
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Matrix products in the precision of their numbers, whatever autocast and TF32 say."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _values(statistics: dict[str, Tensor], ks: Sequence[int]) -> dict[str, Tensor]:

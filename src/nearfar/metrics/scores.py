@@ -29,8 +29,8 @@ class Sizes(NamedTuple):
     shared: Tensor  # [p]
 
     @property
-    def count(self) -> int:
-        """The samples."""
+    def samples(self) -> int:
+        """How many there are in all."""
         return int(self.classes.sum())
 
     @property
@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
     @property
     def trivial(self) -> bool:
         """Whether the classes or the clusters put all samples together or each on its own."""
-        return not {len(self.classes), len(self.clusters)}.isdisjoint((1, self.count))
+        return not {len(self.classes), len(self.clusters)}.isdisjoint((1, self.samples))
 
 
 def nmi(labels: Array, assignment: Array, *, normalization: str = "arithmetic") -> float:
@@ -64,7 +64,7 @@ def nmi(labels: Array, assignment: Array, *, normalization: str = "arithmetic") 
         return 1.0
     if 1 in (len(sizes.classes), len(sizes.clusters)):
         return 0.0
-    n, log_n = sizes.count, math.log(sizes.count)
+    n, log_n = sizes.samples, math.log(sizes.samples)
     of_classes, of_clusters, of_shared = (_sum_x_log_x(some) for some in sizes)
     information = max(0.0, log_n + (of_shared - of_classes - of_clusters) / n)
     entropies = log_n - of_classes / n, log_n - of_clusters / n
@@ -79,7 +79,7 @@ def ami(labels: Array, assignment: Array) -> float:
     (Vinh, Epps and Bailey, 2010) and the arithmetic mean. 1 where classes and clusters are the same sets. Otherwise 0
     where either puts all samples together or each on its own: no clustering of those sizes says more than another.
 
-    >>> ami(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1]))
+    >>> round(ami(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])), 9)
     -0.5
     """
     sizes = _sizes(labels, assignment)
@@ -107,19 +107,17 @@ def f1(labels: Array, assignment: Array) -> float:
 
 def _sizes(labels: Array, assignment: Array) -> Sizes:
     """Counted without a table of all classes by all clusters."""
-    if getattr(labels, "ndim", 1) != 1 or not len(labels):
-        raise ValueError(f"labels has shape {tuple(labels.shape)}; needed is [n] with n ≥ 1")
-    first = as_labels("labels", labels, len(labels)).cpu()
-    second = as_labels("assignment", assignment, len(labels)).cpu()
-    _, classes, class_sizes = first.unique(return_inverse=True, return_counts=True)
-    _, clusters, cluster_sizes = second.unique(return_inverse=True, return_counts=True)
-    _, shared = (classes * len(cluster_sizes) + clusters).unique(return_counts=True)
+    codes = as_labels("labels", labels).cpu()
+    _, classes, class_sizes = torch.unique(codes, return_inverse=True, return_counts=True)
+    codes = as_labels("assignment", assignment, len(codes)).cpu()
+    _, clusters, cluster_sizes = torch.unique(codes, return_inverse=True, return_counts=True)
+    _, shared = torch.unique(classes * len(cluster_sizes) + clusters, return_counts=True)
     return Sizes(class_sizes, cluster_sizes, shared)
 
 
 def _sum_x_log_x(sizes: Tensor) -> float:
     """Σ s log s, the same for the same sizes in any order."""
-    different, times = sizes.double().unique(return_counts=True)
+    different, times = torch.unique(sizes.double(), return_counts=True)
     return float((times * different.xlogy(different)).sum())
 
 
@@ -129,12 +127,12 @@ def _expected_sum_x_log_x(sizes: Sizes) -> float:
     A class of size a and a cluster of size b share a hypergeometric number of samples, so equal sizes are
     counted together: there are no more than √(2n) different ones.
     """
-    classes, class_times = sizes.classes.unique(return_counts=True)
-    clusters, cluster_times = sizes.clusters.unique(return_counts=True)
+    classes, class_times = torch.unique(sizes.classes, return_counts=True)
+    clusters, cluster_times = torch.unique(sizes.clusters, return_counts=True)
     total = 0.0
     for a, times in zip(classes.tolist(), class_times.tolist(), strict=True):
-        for some, lowest, width in _windows(a, clusters, sizes.count):
-            expected = _hypergeometric_x_log_x(a, clusters[some], sizes.count, lowest, width)
+        for some, lowest, width in _windows(a, clusters, sizes.samples):
+            expected = _hypergeometric_x_log_x(a, clusters[some], sizes.samples, lowest, width)
             total += times * float(cluster_times[some].double() @ expected)
     return total
 
