@@ -80,9 +80,9 @@ def run(
 def _results(prepared: dict[str, dict[str, Any]], steps: int, seed: int, watch: Watch) -> Iterator[Result]:
     seen, unseen = load()
     pixels = unseen.images.flatten(1)
-    yield Result("raw pixels", pixels.shape[1], metrics.retrieval(pixels, unseen.labels, ks=KS), None)
+    yield Result("raw pixels", pixels.shape[1], _recall(pixels, unseen.labels), None)
     projected = _pca(seen.images.flatten(1), pixels)
-    yield Result("PCA", DIMENSIONS, metrics.retrieval(projected, unseen.labels, ks=KS), None)
+    yield Result("PCA", DIMENSIONS, _recall(projected, unseen.labels), None)
     for key, settings in prepared.items():
         start = time.perf_counter()
         with _reproducible(seed):
@@ -90,7 +90,7 @@ def _results(prepared: dict[str, dict[str, Any]], steps: int, seed: int, watch: 
             seconds = time.perf_counter() - start
             with torch.no_grad():
                 embeddings = network(unseen.images)
-        yield Result(key, DIMENSIONS, metrics.retrieval(embeddings, unseen.labels, ks=KS), seconds)
+        yield Result(key, DIMENSIONS, _recall(embeddings, unseen.labels), seconds)
 
 
 def train(loss: losses.Loss, digits: Digits, *, steps: int, watch: Watch = lambda key, step: None) -> nn.Module:
@@ -110,6 +110,11 @@ def train(loss: losses.Loss, digits: Digits, *, steps: int, watch: Watch = lambd
         schedule.step()
         watch(loss.key, step)
     return network
+
+
+def _recall(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
+    found = metrics.retrieval(embeddings, labels, ks=KS)
+    return {f"recall@{k}": found[f"recall@{k}"] for k in KS}
 
 
 def views(digits: Digits) -> list[Tensor]:
