@@ -105,12 +105,12 @@ class Points:
         self.kept: Tensor | None = None
         parts = list(blocks(vectors, min(BLOCK_BYTES, memory_budget // 8)))
         self.mean = torch.stack([self._exact(rows).sum(dim=0) for rows in parts]).sum(dim=0) / self.count  # float64
-        room = memory_budget // 4  # in numbers
-        if self.count * self.dim <= room // 2:
+        self.room = memory_budget // 4  # in numbers
+        if self.count * self.dim <= self.room // 2:
             self.kept = torch.cat([self.take(rows) for rows in parts])
-            room -= self.count * self.dim
+            self.room -= self.count * self.dim
         # A tile is side² numbers; its centres, and its points on their way from float64, are 6 · side · dim more.
-        side = math.isqrt(room + (3 * self.dim) ** 2) - 3 * self.dim
+        side = math.isqrt(self.room + (3 * self.dim) ** 2) - 3 * self.dim
         self.side = max(1, min(side, CPU_SIDE if self.device.type == "cpu" else GPU_SIDE))
         self.squares = torch.cat([self.take(rows).square().sum(dim=1) for rows in self.tiles()])
 
@@ -127,10 +127,12 @@ class Points:
         norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
         return points / norms.masked_fill_(norms == 0, 1.0)
 
-    def tiles(self, rows: Tensor | None = None) -> Iterator[slice | Tensor]:
-        """All points or those in some rows, as many at a time as a tile has."""
-        for start in range(0, self.count if rows is None else len(rows), self.side):
-            some = slice(start, start + self.side)
+    def tiles(self, rows: Tensor | None = None, columns: int = 1) -> Iterator[slice | Tensor]:
+        """All points or those in some rows, as many at a time as go well with this many centres."""
+        width = min(columns, self.side)
+        height = max(1, min(8 * self.side, self.side**2 // width, self.room // (width + 6 * self.dim)))
+        for start in range(0, self.count if rows is None else len(rows), height):
+            some = slice(start, start + height)
             # All rows are in order, and a slice spares a copy.
             yield some if rows is None or len(rows) == self.count else rows[some]
 
@@ -198,7 +200,7 @@ class Lloyd:
         centers = self.points.take(rows)
         squares = centers.square().sum(dim=1)
         inertia = self.points.mean.new_zeros(len(rows))
-        for some in self.points.tiles():
+        for some in self.points.tiles(columns=len(rows)):
             distances = torch.addmm(squares, self.points.take(some), centers.T, alpha=-2.0)
             distances += self.points.squares[some].unsqueeze(1)
             inertia += torch.minimum(distances, self.distances[some].unsqueeze(1)).sum(dim=0, dtype=torch.float64)
@@ -244,7 +246,7 @@ class Lloyd:
         """Give points to those of these centres that are nearer than their own."""
         if not len(centers):
             return
-        for some in self.points.tiles(rows):
+        for some in self.points.tiles(rows, columns=len(centers)):
             distances, place = self.points.nearest(some, centers)
             nearer = distances < self.distances[some]
             self.assignment[some] = torch.where(nearer, numbers[place], self.assignment[some])
