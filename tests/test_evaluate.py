@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import nearfar as nf
-from nearfar import evaluate as evaluation
 from nearfar.cli import main
 from nearfar.evaluate import Labelled, evaluate, load
 
@@ -158,15 +157,6 @@ def test_json_replaces_a_file_and_leaves_nothing_else(folder: Path) -> None:
     before = {path.name for path in folder.iterdir()}
     written("embeddings.npy", "labels.npy")
     assert {path.name for path in folder.iterdir()} == before
-
-
-def test_json_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    file.write_text("old")
-    with pytest.raises(TypeError):
-        evaluation.write({"no": object()}, file)
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_progress_is_told_what_work_it_is() -> None:

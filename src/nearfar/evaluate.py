@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +14,8 @@ from nearfar import __version__, metrics
 from nearfar.files import read
 from nearfar.inputs import Array, as_labels, as_vectors
 from nearfar.metrics.scores import NORMALIZATIONS
+from nearfar.progress import Watch
 from nearfar.settings import one_of, whole
-
-Watch = Callable[[str], Callable[[int, int], None] | None]
 
 NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 
@@ -109,16 +105,6 @@ def check_file(file: Path) -> None:
         raise ValueError(f"json is {str(file)!r}; needed is a file in a folder that exists")
 
 
-def write(report: dict[str, Any], file: Path) -> None:
-    """As JSON: the whole file or none."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(draft, file)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _device(name: str) -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise ValueError(f"device is {name!r}; allowed are cpu, cuda and, where there are several, cuda:1 and so on")
@@ -147,23 +133,6 @@ def _plain(label: Any) -> int | str:
     """A label as Python has it."""
     value = label.item() if hasattr(label, "item") else label
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-@contextmanager
-def bars() -> Iterator[Watch]:
-    """Progress bars for :func:`evaluate`, where there is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-
-        def watch(work: str) -> Callable[[int, int], None]:
-            task = progress.add_task(work, total=None)
-            return lambda done, total: progress.update(task, completed=done, total=total)
-
-        yield watch
 
 
 def show(report: dict[str, Any]) -> None:

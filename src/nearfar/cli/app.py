@@ -1,0 +1,55 @@
+"""The program: its options, and how errors are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import nearfar
+
+app = typer.Typer(
+    name="nearfar",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit; `arguments` are those of the process unless given."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words  # wherever it stands
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = app(words, prog_name="nearfar", standalone_mode=False)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        # Errors of the parser bring their own exit code and wording.
+        words_of = getattr(error, "format_message", None)
+        message = words_of() if words_of else str(error) or type(error).__name__
+        print(f"nearfar: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Train, compare and serve embedding models: near what is alike, far what is not.
+
+    Example: nearfar demo
+    """
+    if version:
+        print(f"nearfar {nearfar.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())

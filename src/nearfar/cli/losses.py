@@ -1,0 +1,68 @@
+"""nearfar losses"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import nearfar
+from nearfar.cli.app import app
+from nearfar.cli.words import setting
+
+
+@app.command(name="losses", short_help="List, explain or draw the losses.")
+def list_losses(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Explain all of them.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw weight against similarity to a .png, .svg or .pdf.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the losses to draw.")
+    ] = None,
+) -> None:
+    """List the losses, explain some of them, or draw how they weigh pairs.
+
+    Example: nearfar losses raw --plot raw.svg --set mining=valid_triplet
+    """
+    if everything and (keys or plot):
+        raise ValueError("--all explains every loss; it goes with no KEY and no --plot")
+    if settings and not (keys and plot):
+        raise ValueError("--set goes with a loss to draw, as in: nearfar losses raw --plot raw.svg --set alpha=4")
+    if plot is not None:
+        from nearfar import plots
+
+        plots.check_file(plot)
+        for key in keys or ():
+            plots.check_loss(nearfar.losses.get(key))
+        given = dict(setting(text) for text in settings or ())
+        chosen = {key: nearfar.losses.create(key, **given) for key in keys} if keys else plots.classic()
+        print(f"wrote {plots.draw_weights(chosen, plot)}")
+    elif keys or everything:
+        print("\n".join([nearfar.losses.describe(key) for key in keys or nearfar.losses.names()]), end="")
+    else:
+        _print_losses()
+
+
+def _print_losses() -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("loss", no_wrap=True)
+    table.add_column("what it does")
+    table.add_column("source")
+    for key in nearfar.losses.names():
+        source = nearfar.losses.get(key).source
+        table.add_row(Text(key, "bold"), Text(nearfar.losses.summary(key)), Text(source))
+    console = Console()
+    console.print(table)
+    console.print(
+        "Formula, settings and reference of one: nearfar losses KEY; of all: nearfar losses --all",
+        markup=False,
+        highlight=False,
+    )

@@ -1,0 +1,34 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def whole_file(file: Path) -> Iterator[Path]:
+    """A draft to write beside ``file``; it takes its place when the block ends well and goes away otherwise."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        yield draft
+        with open(draft, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(draft, file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write text in UTF-8."""
+    with whole_file(file) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write a value as indented JSON; NaN is refused, as JSON has none."""
+    write_text(file, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
