@@ -91,7 +91,8 @@ class Store:
         if not len(self):
             return np.empty(0, dtype=np.int64)
         found: NDArray[np.int64] = np.searchsorted(self.rows, indices).clip(max=len(self) - 1).astype(np.int64)
-        return found[self.rows[found] == indices]
+        kept: NDArray[np.int64] = found[self.rows[found] == indices]
+        return kept
 
     @classmethod
     def of_arrays(
