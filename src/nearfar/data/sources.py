@@ -122,9 +122,8 @@ class _Archives:
         self._reset()
 
     def __del__(self) -> None:
-        for (process, _), handle in getattr(self, "_handles", {}).items():
-            if process == os.getpid():
-                handle.close()
+        for handle in getattr(self, "_handles", {}).values():
+            handle.close()
 
     def _damaged(self, index: int, error: BaseException) -> OSError:
         return OSError(f"{self.names[index]} in {self.archives[self.where[index]].name}: {error or 'cut short'}")
@@ -155,8 +154,8 @@ class Zips(_Archives):
     def take(self, indices: Sequence[int] | Ints) -> Self:
         """Some of the pictures, in this order."""
         picks = np.asarray(indices, dtype=np.int64)
-        names, members = ([column[index] for index in picks] for column in (self.names, self.members))
-        return type(self)(self.archives, names, self.where[picks], members)  # type: ignore[arg-type]
+        names, members = [self.names[index] for index in picks], [self.members[index] for index in picks]
+        return type(self)(self.archives, names, self.where[picks], members)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(b"zips")
@@ -227,9 +226,7 @@ class Arrays:
 
     @staticmethod
     def _fits(array: Anything) -> bool:
-        return (
-            array.dtype == np.uint8 and 0 not in array.shape and (array.ndim == 3 or array.ndim == 4)
-        ) and array.shape[3:] in ((), (3,))
+        return bool(array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[3:] in ((), (3,)) and array.size)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -259,7 +256,7 @@ class Vectors(Arrays):
 
     @staticmethod
     def _fits(array: Anything) -> bool:
-        return bool(array.dtype == np.float32 and array.ndim == 2 and 0 not in array.shape)
+        return bool(array.dtype == np.float32 and array.ndim == 2 and array.size)
 
 
 def is_inside(path: str) -> bool:
