@@ -1,0 +1,81 @@
+"""From a map [b, c, h, w] to one vector for each picture, [b, c]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.settings import one_of, positive
+
+NAMES = ("avg", "max", "avg+max", "gem")
+
+
+class Pooling(nn.Module):
+    """Average, maximum, their sum, or something between them, over all places of a map.
+
+    Vectors [b, c] are maps of one place and stay as they are.
+
+    Parameters
+        kind   "avg", "max", "avg+max" (the sum), or "gem".
+
+    >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
+    tensor([[5.]])
+    """
+
+    def __init__(self, kind: str = "avg") -> None:
+        super().__init__()
+        self.kind = one_of("pooling", kind, NAMES[:3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x
+        if self.kind == "avg":
+            return x.mean(dim=(2, 3))
+        if self.kind == "max":
+            return x.amax(dim=(2, 3))
+        return x.mean(dim=(2, 3)) + x.amax(dim=(2, 3))
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+class GeM(nn.Module):
+    """The generalised mean (mean of xᵖ)^(1/p), with one learned exponent: 1 is the average, ∞ the maximum.
+
+    Parameters
+        p         the exponent to start from.
+        smallest  what smaller values, among them all negative ones, count as.
+
+    Reference
+        Radenović, Tolias, Chum: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019.
+
+    >>> GeM(p=1.0)(torch.tensor([[[[1.0, 3.0]]]])).tolist()
+    [[2.0]]
+    """
+
+    def __init__(self, *, p: float = 3.0, smallest: float = 1e-6) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([positive("p", p)]))
+        self.smallest = positive("smallest", smallest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x
+        # In float32 at least: a sum of cubes leaves the range of float16 soon.
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=self.smallest)
+        p = self.p.to(x.dtype)
+        # The largest value is taken out first, so that no power can overflow or vanish.
+        top = x.amax(dim=(2, 3), keepdim=True)
+        return (x / top).pow(p).mean(dim=(2, 3)).pow(1 / p) * top.flatten(1)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p.item():.3g}"
+
+
+def create(kind: str) -> nn.Module:
+    """A pooling by name.
+
+    >>> create("gem")
+    GeM(p=3)
+    """
+    return GeM() if one_of("pooling", kind, NAMES) == "gem" else Pooling(kind)
