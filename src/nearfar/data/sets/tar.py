@@ -59,10 +59,10 @@ def members(stream: IO[bytes]) -> Iterator[Member]:
         if kind == b"g":  # holds for all members; nothing in it that is needed here
             position += BLOCK + _padded(size)
             continue
-        more = kind == b"S" and header[482]
+        more = kind == b"S" and header[482] != 0
         while more:  # the map of a file with holes goes on
             position += BLOCK
-            more = stream.read(BLOCK)[504:505].strip(b"\0")
+            more = stream.read(BLOCK)[504:505] not in (b"", b"\0")
         member = _member(header, kind, position + BLOCK, size, long)
         stored = member.size if kind in _PLAIN or kind not in _KINDS else 0
         if end is not None and member.offset + stored > end:
