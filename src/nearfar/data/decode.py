@@ -181,11 +181,11 @@ def _open(reader: str, data: bytes) -> Any:
 
 
 def _draft(picture: Any, side: int) -> None:
-    """Let libjpeg leave out detail: by 2, 4 or 8, but to no less than twice what is asked for."""
+    """Let libjpeg leave out detail: by 2, 4 or 8, but to about twice what is asked for at least."""
     width, height = picture.size
     scale = 2 * side / min(width, height)
     if scale <= 0.5:
-        picture.draft(picture.mode, (int(width * scale) + 1, int(height * scale) + 1))
+        picture.draft(picture.mode, (int(width * scale), int(height * scale)))
 
 
 def _orientation(picture: Any) -> int:

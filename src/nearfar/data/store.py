@@ -119,19 +119,21 @@ class Store:
         folder = Path(folder)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-            if about["format"] != FORMAT:
-                raise ValueError(f"{folder} is a store of format {about['format']}; this version reads {FORMAT}")
+            version, channels, count = about["format"], int(about["channels"]), int(about["pictures"])
+            bad = tuple(Bad(**entry) for entry in about["bad"]) if version == FORMAT else ()
             index = np.load(folder / INDEX, allow_pickle=False)
-            channels, length = int(about["channels"]), (folder / PIXELS).stat().st_size
-            rows, sizes = index[:, 0].copy(), index[:, 1:].astype(np.int32)
-            offsets = offsets_of(sizes, channels)
-            if len(index) != about["pictures"] or length != about["bytes"] or length != _length(sizes, channels):
-                raise ValueError(f"{folder} is damaged: its files do not fit each other")
-            bad = tuple(Bad(**entry) for entry in about["bad"])
-        except (OSError, KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+            length = (folder / PIXELS).stat().st_size
+        except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder} is no store of pictures ({type(error).__name__}: {error})") from error
+        if version != FORMAT:
+            raise ValueError(f"{folder} is a store of format {version}; this version reads {FORMAT}")
+        if index.shape != (count, 3) or index.dtype != np.int64:
+            raise ValueError(f"{folder} is damaged: {INDEX} does not fit {ABOUT}")
+        rows, sizes = index[:, 0].copy(), index[:, 1:].astype(np.int32)
+        if length != _length(sizes, channels):
+            raise ValueError(f"{folder} is damaged: {PIXELS} has {length} bytes; needed are {_length(sizes, channels)}")
         pixels: Pixels = np.memmap(folder / PIXELS, dtype=np.uint8, mode="r") if length else np.empty(0, dtype=np.uint8)
-        return cls(pixels, offsets, sizes, channels, rows, bad, folder, about)
+        return cls(pixels, offsets_of(sizes, channels), sizes, channels, rows, bad, folder, about)
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
         """Another process maps the same file instead of getting a copy of it."""
@@ -148,7 +150,7 @@ def seal(folder: Path, rows: NDArray[np.int64], sizes: NDArray[np.int32], channe
         os.fsync(file.fileno())
     with open(folder / PIXELS, "rb+") as file:
         os.fsync(file.fileno())
-    facts = {"format": FORMAT, "pictures": len(rows), "bytes": _length(sizes, channels), "channels": channels}
+    facts = {"format": FORMAT, "pictures": len(rows), "channels": channels}
     write_json(folder / ABOUT, {**facts, **about})
 
 
