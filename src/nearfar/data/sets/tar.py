@@ -45,7 +45,7 @@ def members(stream: IO[bytes]) -> Iterator[Member]:
             raise DamagedTar(f"no tar header at byte {position}")
         kind, size = header[156:157], _number(header[124:136])
         if kind in (b"x", b"L", b"K"):
-            if size > _MAX_HEADER:
+            if not 0 <= size <= _MAX_HEADER:
                 raise DamagedTar(f"{size} bytes of header at byte {position}")
             data = stream.read(size)
             if len(data) < size:
@@ -56,7 +56,7 @@ def members(stream: IO[bytes]) -> Iterator[Member]:
                 long["path" if kind == b"L" else "linkpath"] = _text(data)
             position += BLOCK + _padded(size)
             continue
-        if kind == b"g":  # holds for all members; nothing in it that is needed here
+        if kind == b"g" and size >= 0:  # holds for all members; nothing in it that is needed here
             position += BLOCK + _padded(size)
             continue
         more = kind == b"S" and header[482] != 0
@@ -81,14 +81,13 @@ def _member(header: bytes, kind: bytes, offset: int, size: int, long: dict[str, 
         said = "folder"
     if any(key.startswith("GNU.sparse") for key in long):
         said = "other"
-    return Member(
-        name,
-        said,
-        offset,
-        int(long.get("size", size)),
-        int(time) if time else _number(header[136:148]),
-        long.get("linkpath", _text(header[157:257])),
-    )
+    try:
+        size, when = int(long.get("size", size)), int(time) if time else _number(header[136:148])
+    except ValueError as error:
+        raise DamagedTar(f"extended records of {name} that cannot be read") from error
+    if size < 0:
+        raise DamagedTar(f"{name} has {size} bytes")
+    return Member(name, said, offset, size, when, long.get("linkpath", _text(header[157:257])))
 
 
 def _records(data: bytes) -> dict[str, str]:
