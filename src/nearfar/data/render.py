@@ -1,0 +1,57 @@
+"""Plans carried out on a CPU, a picture at a time: cut, resize, cut, mirror.
+
+Resizing is bilinear and antialiased: each new pixel is a mean of those under a triangle that reaches one pixel of the
+coarser grid to either side. Pillow's ``resize(…, BILINEAR)`` does the same; they differ by a level of 255 at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from nearfar.data.views import Plan
+
+Pixels = NDArray[np.uint8]
+
+
+def render(pictures: Sequence[Pixels], plan: Plan) -> Tensor:
+    """What a plan shows of pictures [height, width, channels]: uint8 [b, channels, *size].
+
+    >>> from nearfar.data.views import View
+    >>> picture = np.arange(24, dtype=np.uint8).reshape(4, 6, 1)
+    >>> view = View(size=2, crop="center", resize=None, flip=False)
+    >>> render([picture], view.plan(np.array([[4, 6]]))).tolist()
+    [[[[8, 9], [14, 15]]]]
+    """
+    if len(pictures) != len(plan):
+        raise ValueError(f"{len(pictures)} pictures and a plan for {len(plan)}")
+    return torch.stack([torch.from_numpy(planar(window(picture, plan, i))) for i, picture in enumerate(pictures)])
+
+
+def window(picture: Pixels, plan: Plan, i: int) -> Pixels:
+    """What a plan shows of its picture i, [*size, channels]; where nothing is resized, a view of it."""
+    top, left, height, width = plan.pieces[i].tolist()
+    piece = picture[top : top + height, left : left + width]
+    resized_height, resized_width = plan.resized[i].tolist()
+    if (resized_height, resized_width) != (height, width):
+        piece = _resize(piece, resized_height, resized_width)
+    top, left = plan.corners[i].tolist()
+    shown = piece[top : top + plan.size[0], left : left + plan.size[1]]
+    return shown[:, ::-1] if plan.flips[i] else shown
+
+
+def planar(shown: Pixels) -> Pixels:
+    """[h, w, channels] as [channels, h, w], in memory of its own."""
+    return np.array(shown.transpose(2, 0, 1), order="C")
+
+
+def _resize(piece: Pixels, height: int, width: int) -> Pixels:
+    # PyTorch is fastest with whole pixels next to each other, and has no tensors of memory that cannot be written to.
+    pixels = torch.from_numpy(np.array(piece, order="C")[None]).permute(0, 3, 1, 2)
+    resized = interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
+    return resized[0].permute(1, 2, 0).numpy()

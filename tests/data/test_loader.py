@@ -1,0 +1,295 @@
+"""Batches: the same in every mode, in order, resumable; threads end with the iterator, and their errors are seen."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from nearfar import pixels
+from nearfar.data.feeds import Feed, Finish, HostPictures, ResidentPictures, StreamedPictures
+from nearfar.data.loader import Batch, Loader
+from nearfar.data.render import render
+from nearfar.data.samplers import create
+from nearfar.data.store import Store
+from nearfar.data.streams import stream
+from nearfar.data.views import View
+
+SIZES = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
+LABELS = np.arange(40) // 4
+RANDOM = View(size=16, crop="random_resized")
+MIDDLE = View(size=16, crop="center", resize=20, flip=False)
+
+
+def store_of(channels: int = 3) -> Store:
+    rng = np.random.default_rng(0)
+    return Store.of_arrays([rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in SIZES])
+
+
+@pytest.fixture
+def store() -> Store:
+    return store_of()
+
+
+@pytest.fixture
+def sampler() -> Any:
+    return create("groups", LABELS, classes=4, per_class=3, steps=6, seed=3)
+
+
+def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.indices, other.indices)
+
+
+def loader_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("nearfar-loader")]
+
+
+# --- what is in a batch ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_what_sampler_view_and_normalization_say(store: Store, sampler: Any) -> None:
+    loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.IMAGENET, seed=9)
+    for step, batch in enumerate(loader.epoch(sampler, 2)):
+        drawn = sampler.batch(2, step)
+        plan = RANDOM.plan(store.sizes[drawn], stream(9, "views", 2, step))
+        expected = pixels.IMAGENET(render([store.image(i) for i in drawn], plan))
+        assert torch.equal(batch.images, expected)
+        assert batch.labels.tolist() == LABELS[drawn].tolist()
+        assert batch.indices.tolist() == drawn.tolist()
+    assert step == 5
+
+
+NORMALIZATIONS = {
+    "ImageNet": pixels.IMAGENET,
+    "Caffe": pixels.CAFFE,
+    "Lite": pixels.LITE,
+    "grey": pixels.GREY,
+    "none": None,
+}
+
+
+def feeds(store: Store, normalization: pixels.Normalization | None) -> dict[str, Feed]:
+    """All ways to a batch, here on a CPU."""
+    finish = Finish(normalization, torch.float32, store.channels, torch.device("cpu"))
+    return {
+        "host": HostPictures(store, store.pixels, finish),
+        "resident": ResidentPictures(store, torch.from_numpy(store.pixels), finish),
+        "streamed": StreamedPictures(store, store.pixels, finish),
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS.keys())
+@pytest.mark.parametrize("view", [RANDOM, MIDDLE, View(size=16, resize=None)], ids=["resized", "middle", "cut"])
+def test_all_feeds_give_the_normalised_pixels(
+    channels: int, normalization: pixels.Normalization | None, view: View
+) -> None:
+    if channels == 3 and normalization is pixels.GREY:
+        with pytest.raises(ValueError, match="3 channels; this normalization reads 1"):
+            feeds(store_of(3), normalization)
+        return
+    store, indices = store_of(channels), np.array([5, 0, 39, 7, 7, 12])
+    plan = view.plan(store.sizes[indices], np.random.default_rng(1))
+    seen = render([store.image(i) for i in indices], plan)
+    expected = seen if normalization is None else normalization(seen)
+    level = 1.01 if normalization is None else 1.01 * normalization.range / 255 / min(normalization.std)
+    found = {
+        name: feed.finish(feed.load(indices, plan, LABELS[indices]))
+        for name, feed in feeds(store, normalization).items()
+    }
+    assert torch.equal(found["host"][0], expected)
+    # Batched, bit by bit the same from either side; from the host's it differs by what that rounds.
+    assert torch.equal(found["resident"][0], found["streamed"][0])
+    assert (found["resident"][0].float() - expected.float()).abs().max() <= (0 if view.resize is None else level)
+    for images, labels, places in found.values():
+        assert images.dtype == expected.dtype
+        assert images.is_contiguous()
+        assert labels.tolist() == LABELS[indices].tolist()
+        assert places.tolist() == indices.tolist()
+
+
+def test_blue_comes_first_for_caffe() -> None:
+    store = Store.of_arrays([np.full((8, 8, 3), (10, 20, 30), dtype=np.uint8)])
+    view = View(size=8, crop="none", flip=False)
+    (batch,) = Loader(store, np.zeros(1, dtype=int), view=view, normalization=pixels.CAFFE).all()
+    assert batch.images[0, :, 0, 0].tolist() == [30 - 104, 20 - 117, 10 - 128]
+
+
+def test_other_precisions(store: Store) -> None:
+    full = next(Loader(store, LABELS, view=MIDDLE, normalization=pixels.IMAGENET).all())
+    half = next(Loader(store, LABELS, view=MIDDLE, normalization=pixels.IMAGENET, dtype=torch.bfloat16).all())
+    assert torch.equal(half.images, full.images.bfloat16())
+
+
+# --- modes, order, resuming -----------------------------------------------------------------------------------
+
+
+def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "pixels.npy", store.pixels)
+    mapped = Store(np.load(tmp_path / "pixels.npy", mmap_mode="r"), store.offsets, store.sizes, 3, store.rows)
+    ways = [(mode, workers) for mode in ("resident", "streaming") for workers in (0, 1, 3)]
+    runs = [
+        list(
+            Loader(mapped, LABELS, view=RANDOM, normalization=pixels.LITE, mode=mode, workers=workers).epoch(sampler, 1)
+        )
+        for mode, workers in ways
+    ]
+    for run in runs[1:]:
+        assert_same(run, runs[0])
+
+
+def test_a_resumed_epoch_goes_on_where_it_stopped(store: Store, sampler: Any) -> None:
+    loader = Loader(store, LABELS, view=RANDOM)
+    assert_same(list(loader.epoch(sampler, 4, start=2)), list(loader.epoch(sampler, 4))[2:])
+
+
+def test_epochs_and_seeds_show_other_parts(store: Store) -> None:
+    sampler = create("random", np.zeros(40, dtype=int), batch_size=40)
+    seen = set()
+    for seed in (0, 1):
+        for epoch in (0, 1):
+            (batch,) = Loader(store, LABELS, view=RANDOM, seed=seed).epoch(sampler, epoch)
+            seen.add(batch.images[batch.indices.argsort()].numpy().tobytes())
+    assert len(seen) == 4
+
+
+def test_ranks_look_differently(store: Store) -> None:
+    same = Store.of_arrays([store.image(3)] * 40)
+    images = []
+    for rank in (0, 1):
+        sampler = create("random", LABELS, batch_size=8, rank=rank, ranks=2)
+        images.append(next(Loader(same, LABELS, view=RANDOM).epoch(sampler, 0)).images)
+    assert not torch.equal(*images)
+
+
+def test_rows_say_what_positions_stand_for(store: Store) -> None:
+    rows = np.array([30, 31, 32, 8, 9, 10])
+    sampler = create("pairs", LABELS[rows], classes=2)
+    for batch in Loader(store, LABELS, view=RANDOM).epoch(sampler, 0, rows=rows):
+        assert set(batch.indices.tolist()) <= set(rows.tolist())
+        assert sorted(set(batch.labels.tolist())) == [2, 7]
+
+
+def test_all_keeps_the_order(store: Store) -> None:
+    loader, wanted = Loader(store, LABELS, view=MIDDLE), np.array([9, 2, 2, 30, 4])
+    batches = list(loader.all(wanted, batch_size=2))
+    assert [batch.indices.tolist() for batch in batches] == [[9, 2], [2, 30], [4]]
+    plan = MIDDLE.plan(store.sizes[wanted])
+    assert torch.equal(torch.cat([batch.images for batch in batches]), render([store.image(i) for i in wanted], plan))
+    assert len(list(loader.all(np.array([], dtype=int)))) == 0
+
+
+def test_another_view_shares_the_pixels(store: Store) -> None:
+    loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.LITE, mode="resident")
+    middle = loader.viewed(MIDDLE)
+    assert middle._kept is loader._kept
+    assert_same(list(middle.all()), list(Loader(store, LABELS, view=MIDDLE, normalization=pixels.LITE).all()))
+    assert loader.view == RANDOM
+
+
+def test_vectors_go_the_same_way(sampler: Any) -> None:
+    vectors = np.random.default_rng(0).standard_normal((40, 5)).astype(np.float32)
+    runs = [list(Loader(vectors, LABELS, mode=mode).epoch(sampler, 0)) for mode in ("resident", "streaming")]
+    assert_same(*runs)
+    for step, batch in enumerate(runs[0]):
+        assert batch.images.tolist() == vectors[sampler.batch(0, step)].tolist()
+
+
+# --- threads --------------------------------------------------------------------------------------------------
+
+
+def failing(feed: Any, after: int) -> Callable[..., Any]:
+    calls = [0]
+
+    def load(indices: NDArray[Any], *rest: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after:
+            raise OSError("the disk is gone")
+        return type(feed).load(feed, indices, *rest)
+
+    return load
+
+
+def test_an_error_in_a_thread_is_seen_in_its_turn(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(store, LABELS, view=RANDOM, workers=1)
+    monkeypatch.setattr(loader._feed, "load", failing(loader._feed, after=2))
+    batches = loader.epoch(sampler, 0)
+    assert [len(next(batches)) for _ in range(2)] == [12, 12]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+    assert loader_threads() == []
+
+
+@pytest.mark.parametrize("how", ["closed", "forgotten", "left", "broken"])
+def test_threads_end_with_the_iterator(store: Store, sampler: Any, how: str) -> None:
+    loader = Loader(store, LABELS, view=RANDOM, workers=2, prefetch=3)
+    batches = loader.epoch(sampler, 0)
+    assert loader_threads() == []  # nothing begins before it is asked for
+    next(batches)
+    assert loader_threads() != []
+    if how == "closed":
+        batches.close()
+    elif how == "left":
+        list(batches)
+    elif how == "broken":
+        with pytest.raises(RuntimeError):
+            batches.throw(RuntimeError("of the trainer"))
+    else:
+        del batches
+        gc.collect()
+    assert loader_threads() == []
+
+
+def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(store, LABELS, view=RANDOM, workers=4, prefetch=1)
+    seen, load = [], loader._feed.load
+    monkeypatch.setattr(loader._feed, "load", lambda *given: (seen.append(1), load(*given))[1])
+    batches = loader.epoch(sampler, 0)
+    next(batches)
+    batches.close()
+    assert len(seen) <= 2
+
+
+# --- errors ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"view": None}, "view is None; pictures need a View"),
+        ({"mode": "fast"}, "mode is 'fast'"),
+        ({"workers": -1}, "workers is -1"),
+        ({"prefetch": 0}, "prefetch is 0"),
+        ({"dtype": torch.int32}, "dtype is torch.int32"),
+        ({"labels": LABELS[:-1]}, r"shape \(39,\); needed are 40 whole numbers"),
+        ({"labels": LABELS.astype(float)}, "labels is float64"),
+    ],
+)
+def test_settings_are_checked(store: Store, given: dict[str, Any], message: str) -> None:
+    labels = given.pop("labels", LABELS)
+    with pytest.raises(ValueError, match=message):
+        Loader(store, labels, **{"view": MIDDLE, **given})
+
+
+def test_vectors_have_no_view() -> None:
+    with pytest.raises(ValueError, match="are for pictures"):
+        Loader(np.zeros((40, 3), dtype=np.float32), LABELS, view=MIDDLE)
+
+
+def test_indices_are_checked(store: Store, sampler: Any) -> None:
+    loader = Loader(store, LABELS, view=MIDDLE)
+    with pytest.raises(ValueError, match="indices contains 40; the store holds 40"):
+        loader.all(np.array([3, 40]))
+    with pytest.raises(ValueError, match="draws from 40 pictures and there are 10"):
+        loader.epoch(sampler, 0, rows=np.arange(10))

@@ -1,0 +1,148 @@
+"""The pipeline on a GPU: what the CPU sees, the same in both modes, and a host that never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nearfar import pixels
+from nearfar.data.loader import Batch, Loader
+from nearfar.data.samplers import create
+from nearfar.data.store import Store
+from nearfar.data.views import View
+
+pytestmark = pytest.mark.gpu
+
+LABELS = np.arange(120) // 6
+VIEWS = {
+    "random_resized": View(size=96, crop="random_resized"),
+    "random": View(size=96, resize=112),
+    "cut": View(size=96, resize=None),
+    "center": View(size=(80, 96), crop="center", resize=100, flip=False),
+}
+all_views = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+both_modes = pytest.mark.parametrize("mode", ["resident", "streaming"])
+
+
+@pytest.fixture(scope="module")
+def store() -> Store:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(100, 220, (120, 2))
+    return Store.of_arrays([rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes])
+
+
+@pytest.fixture
+def sampler() -> Any:
+    return create("groups", LABELS, classes=8, per_class=4, steps=8)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.indices, other.indices)
+
+
+@all_views
+@both_modes
+def test_the_gpu_sees_what_the_cpu_sees(store: Store, sampler: Any, view: View, mode: str) -> None:
+    there = Loader(store, LABELS, view=view, normalization=pixels.CAFFE, device="cuda", mode=mode)
+    here = Loader(store, LABELS, view=view, normalization=pixels.CAFFE)
+    for one, other in zip(there.epoch(sampler, 0), here.epoch(sampler, 0), strict=True):
+        assert one.images.is_cuda
+        assert one.images.is_contiguous()
+        assert (one.images.cpu() - other.images).abs().max() <= 1.01
+        assert one.labels.tolist() == other.labels.tolist()
+        assert one.indices.tolist() == other.indices.tolist()
+
+
+@all_views
+def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, view: View, tmp_path: Path) -> None:
+    np.save(tmp_path / "pixels.npy", store.pixels)
+    mapped = Store(np.load(tmp_path / "pixels.npy", mmap_mode="r"), store.offsets, store.sizes, 3, store.rows)
+    settings = {"view": view, "normalization": pixels.IMAGENET, "device": "cuda"}
+    resident = list(Loader(mapped, LABELS, mode="resident", **settings).epoch(sampler, 1))
+    for workers in (0, 3):
+        streaming = Loader(mapped, LABELS, mode="streaming", workers=workers, **settings)
+        assert_same(list(streaming.epoch(sampler, 1)), resident)
+
+
+@all_views
+@both_modes
+def test_the_host_never_waits(store: Store, sampler: Any, view: View, mode: str) -> None:
+    loader = Loader(store, LABELS, view=view, normalization=pixels.IMAGENET, device="cuda", mode=mode)
+    list(loader.epoch(sampler, 0))  # set up the libraries
+    with no_waiting():
+        batches = list(loader.epoch(sampler, 1))
+    assert_same(batches, list(loader.epoch(sampler, 1)))
+
+
+@both_modes
+def test_the_host_never_waits_for_vectors(sampler: Any, mode: str) -> None:
+    vectors = np.random.default_rng(0).standard_normal((120, 8)).astype(np.float32)
+    loader = Loader(vectors, LABELS, device="cuda", mode=mode)
+    with no_waiting():
+        batches = list(loader.epoch(sampler, 0))
+    for step, batch in enumerate(batches):
+        assert batch.images.tolist() == vectors[sampler.batch(0, step)].tolist()
+
+
+def test_a_busy_gpu_does_not_spoil_what_is_on_its_way(store: Store, sampler: Any) -> None:
+    # Pixels arrive on a stream of their own while the GPU has work that outlasts many batches.
+    loader = Loader(store, LABELS, view=VIEWS["random"], device="cuda", mode="streaming", workers=3, prefetch=4)
+    expected = [batch.images.cpu() for batch in loader.epoch(sampler, 0)]
+    large = torch.randn(4096, 4096, device="cuda")
+    found = []
+    for batch in loader.epoch(sampler, 0):
+        for _ in range(20):
+            large @ large
+        found.append(batch.images.clone())
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def test_rounding_the_rest_of_the_program_allows_is_not_used(store: Store, sampler: Any) -> None:
+    loader = Loader(store, LABELS, view=VIEWS["random_resized"], normalization=pixels.LITE, device="cuda")
+    expected = list(loader.epoch(sampler, 0))
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert_same(list(loader.epoch(sampler, 0)), expected)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_auto_looks_at_the_limit(store: Store) -> None:
+    modes = [
+        Loader(store, LABELS, view=VIEWS["cut"], device="cuda", memory_limit=limit).mode
+        for limit in (store.nbytes, store.nbytes - 1, None)
+    ]
+    assert modes == ["resident", "streaming", "resident"]
+
+
+@both_modes
+def test_pixels_without_normalization_and_half_precision(store: Store, mode: str) -> None:
+    plain = next(Loader(store, LABELS, view=VIEWS["center"], device="cuda", mode=mode).all())
+    here = next(Loader(store, LABELS, view=VIEWS["center"]).all())
+    assert plain.images.dtype == torch.uint8
+    assert (plain.images.cpu().int() - here.images.int()).abs().max() <= 1
+    settings = {"view": VIEWS["center"], "normalization": pixels.IMAGENET, "device": "cuda", "mode": mode}
+    half = next(Loader(store, LABELS, dtype=torch.bfloat16, **settings).all())
+    assert torch.equal(half.images, next(Loader(store, LABELS, **settings).all()).images.bfloat16())
