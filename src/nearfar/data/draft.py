@@ -42,7 +42,8 @@ class Draft:
 
     def add(self, results: Sequence[Result]) -> None:
         """A block of pictures, next in the order of the data set."""
-        crc, sizes = 0, []
+        crc = 0
+        sizes: list[tuple[int, ...] | None] = []
         for result in results:
             if isinstance(result, Bad):
                 sizes.append(None)

@@ -8,9 +8,9 @@ import os
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,35 @@ def store_folder(
     """Where :func:`prepare` keeps a data set's pictures, whether they are there yet or not."""
     settings = {"source": dataset.source.fingerprint(), **_settings(side, aspect, channels)}
     return _folder(dataset.name, cache, settings)
+
+
+def stores_of(dataset: DataSet, cache: str | Path | None = None) -> list[Store]:
+    """All stores of these very files in a cache, whatever the settings."""
+    folder, fingerprint = Path(cache or cache_folder()), dataset.source.fingerprint()
+    stores = []
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            store = Store.open(entry)
+        except ValueError:
+            continue
+        if store.about.get("source") == fingerprint:
+            stores.append(store)
+    return stores
+
+
+def damaged(dataset: DataSet, *, workers: int | None = None, progress: Progress | None = None) -> list[Bad]:
+    """The files of a data set that are no pictures. All are decoded, nothing is kept."""
+    if not dataset.is_encoded:
+        return []
+    threads = whole("workers", workers) if workers is not None else _processors()
+    found = []
+    with _quiet(), closing(_decoded(dataset.source, range(len(dataset)), {}, threads)) as results:
+        for done, result in enumerate(results, start=1):
+            if isinstance(result, Bad):
+                found.append(result)
+            if progress is not None:
+                progress(done, len(dataset))
+    return found
 
 
 def prepare(
@@ -202,9 +231,7 @@ def _fill(draft: Draft, source: Source, settings: dict[str, Any], threads: int, 
     """Decode the rest of the pictures, in order."""
     block: list[Result] = []
     rest = range(draft.done, len(source))
-    with warnings.catch_warnings(), closing(_decoded(source, rest, settings, threads)) as results:
-        # Of odd metadata and the like; what matters is whether a picture came out.
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+    with _quiet(), closing(_decoded(source, rest, settings, threads)) as results:
         for result in results:
             block.append(result)
             if len(block) == BLOCK:
@@ -213,6 +240,14 @@ def _fill(draft: Draft, source: Source, settings: dict[str, Any], threads: int, 
             tell(draft.done + len(block))
         if block:
             draft.add(block)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Pillow's warnings of odd metadata and the like: what matters is whether a picture came out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
 
 
 def _decoded(source: Source, indices: range, settings: dict[str, Any], threads: int) -> Generator[Result, None, None]:

@@ -1,0 +1,290 @@
+"""nearfar data"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearfar.cli.app import app
+from nearfar.cli.tables import SHOWN, print_list, print_table, say, say_more
+from nearfar.cli.words import setting
+from nearfar.progress import bars
+
+if TYPE_CHECKING:
+    from nearfar.data.dataset import DataSet
+    from nearfar.data.store import Bad, Store
+
+data = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+app.add_typer(data, name="data", short_help="List, check, prepare and look at data sets.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, one of those of: nearfar data list")]
+Roots = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[ROOT]...", help="Where it lies: a folder, an archive, or several archives."),
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the data set.")]
+Cache = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Of prepared pictures; $NEARFAR_CACHE or ~/.cache/nearfar.")
+]
+Side = Annotated[int, typer.Option(help="The shorter side in pixels; smaller pictures stay as they are.")]
+Everything = Annotated[bool, typer.Option("--all", help=f"List everything, not just the first {SHOWN}.")]
+Workers = Annotated[int | None, typer.Option(help="Threads that decode; as many as there are processors.")]
+
+
+@data.callback(invoke_without_command=True)
+def data_root(context: typer.Context) -> None:
+    """List, check, prepare and look at data sets.
+
+    Example: nearfar data verify cub CUB_200_2011/
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@data.command(name="list", short_help="List the data sets.")
+def list_sets() -> None:
+    """List the data sets.
+
+    Example: nearfar data list
+    """
+    from nearfar import data as room
+    from nearfar.data.registry import takes_root
+
+    needs = {True: "ROOT", False: "[ROOT]", None: "–"}
+    rows = [(name, needs[takes_root(name)], room.summary(name)) for name in room.names()]
+    print_table(("data set", "lies in", "what it is"), rows)
+    say(
+        "Layouts and settings of one: nearfar data info NAME; what is in a folder of yours: nearfar data info NAME ROOT"
+    )
+
+
+@data.command(name="info", short_help="Tell what a data set holds, and what is prepared of it.")
+def tell(
+    name: Name,
+    roots: Roots = None,
+    settings: Settings = None,
+    cache: Cache = None,
+    everything: Everything = False,
+) -> None:
+    """Tell what a data set holds, and what is prepared of it. Without ROOT, describe the data set.
+
+    Example: nearfar data info folder photos/
+    """
+    from nearfar import data as room
+    from nearfar.data.prepare import stores_of
+    from nearfar.data.registry import takes_root
+
+    if not roots and not settings and takes_root(name) is not None:
+        print(room.describe(name))
+        return
+    dataset = _open(name, roots, settings)
+    _print_parts(dataset)
+    print_list("notes", dataset.notes, everything)
+    if dataset.columns:
+        say(f"further columns: {', '.join(dataset.columns)}")
+    if not dataset.is_encoded:
+        say("It is in memory and needs no preparing.")
+        return
+    stores = stores_of(dataset, cache)
+    if not stores:
+        say(f"Not prepared yet. To do so: nearfar data prepare {name} ROOT")
+    for store in stores:
+        about = store.about
+        say(f"prepared: {_size(store)}, side {about['side']}, aspect {about['aspect']}, in {store.folder}")
+        _print_bad(store.bad, len(dataset), everything)
+
+
+@data.command(name="verify", short_help="Compare a data set with what was published.")
+def verify(
+    name: Name,
+    roots: Roots = None,
+    settings: Settings = None,
+    pictures: Annotated[bool, typer.Option("--pictures", help="Decode every picture as well; keep none.")] = False,
+    workers: Workers = None,
+    everything: Everything = False,
+) -> None:
+    """Compare a data set with what was published, file by file. The exit code is 1 if anything differs.
+
+    Example: nearfar data verify cub CUB_200_2011/
+    """
+    from nearfar import data as room
+    from nearfar.data.prepare import damaged
+
+    dataset = _open(name, roots, settings)
+    _print_parts(dataset)
+    problems = room.problems(dataset)
+    bad: Sequence[Bad] = ()
+    if pictures:
+        with bars() as watch:
+            bad = damaged(dataset, workers=workers, progress=watch("decoding"))
+    print_list("differences", problems, everything)
+    _print_bad(bad, len(dataset), everything)
+    if problems or bad:
+        raise typer.Exit(1)
+    say(f"{dataset.name}: nothing is missing, nothing differs" + (", every picture decodes." if pictures else "."))
+
+
+@data.command(name="prepare", short_help="Decode a data set once, into the cache.")
+def prepare_set(
+    name: Name,
+    roots: Roots = None,
+    side: Side = 256,
+    aspect: Annotated[str, typer.Option(help="keep, or squash to side × side.")] = "keep",
+    channels: Annotated[int | None, typer.Option(help="3 for colour, 1 for grey; 3 unless told.")] = None,
+    on_error: Annotated[str, typer.Option(help="What to do with files that are no pictures: skip or fail.")] = "fail",
+    cache: Cache = None,
+    workers: Workers = None,
+    settings: Settings = None,
+    everything: Everything = False,
+) -> None:
+    """Decode a data set once, into the cache. It can be stopped at any time and goes on when called again.
+
+    Example: nearfar data prepare folder photos/ --side 256 --on-error skip
+    """
+    from nearfar.data.prepare import BadFiles, prepare
+
+    dataset = _open(name, roots, settings)
+    start = time.monotonic()
+    worked = False
+
+    try:
+        with bars() as watch:
+            bar = watch("decoding")
+
+            def progress(done: int, total: int) -> None:
+                nonlocal worked
+                worked = True
+                if bar is not None:
+                    bar(done, total)
+
+            store = prepare(
+                dataset,
+                cache=cache,
+                side=side,
+                aspect=aspect,
+                channels=channels,
+                on_error=on_error,
+                workers=workers,
+                progress=progress,
+            )
+    except BadFiles as error:
+        _print_bad(error.bad, error.count, everything)
+        rest = "" if len(error.bad) == error.count else "; --on-error skip goes on without them"
+        raise ValueError(f"{len(error.bad):,} of {error.count:,} files gave no picture{rest}") from error
+    _print_bad(store.bad, len(dataset), everything)
+    if store.folder is None:
+        say(f"{_size(store)} are in memory and need no preparing.")
+    elif worked:
+        say(f"prepared {_size(store)}, in {time.monotonic() - start:.1f} s: {store.folder}")
+    else:
+        say(f"{_size(store)} were prepared before: {store.folder}")
+
+
+@data.command(name="show", short_help="Draw the first batch as a picture.")
+def show(
+    name: Name,
+    roots: Roots = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
+    part: Annotated[str, typer.Option(help="train, test, query, gallery, …")] = "train",
+    view: Annotated[
+        str, typer.Option(help="random, random_resized, center or none; auto is random, and none for small pictures.")
+    ] = "auto",
+    size: Annotated[int | None, typer.Option(help="Of what the network sees; 224 unless told.")] = None,
+    resize: Annotated[
+        int | None, typer.Option(help="The shorter side before a window is cut; 256 unless told.")
+    ] = None,
+    flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Mirror every other picture.")] = True,
+    classes: Annotated[int | None, typer.Option(help="Classes in the batch; 8 unless told.")] = None,
+    per_class: Annotated[int, typer.Option(help="Pictures of each.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the batch, its crops and flips.")] = 0,
+    side: Side = 256,
+    cache: Cache = None,
+    settings: Settings = None,
+) -> None:
+    """Draw the first batch that a seed trains on, with its crops and flips: a line for each class.
+
+    Example: nearfar data show cub CUB_200_2011/ --view random_resized --out grid.png
+    """
+    from nearfar.data import pictures
+    from nearfar.settings import one_of, whole
+
+    pictures.check_file(out)
+    one_of("view", view, ("auto", "random", "random_resized", "center", "none"))
+    whole("per_class", per_class)
+    dataset = _open(name, roots, settings)
+    if dataset.is_vectors:
+        raise ValueError(f"{name} holds vectors; there are no pictures to show")
+    looked_at = _view(dataset, view, size, resize, flip)
+    images, labels = pictures.first_batch(
+        dataset,
+        view=looked_at,
+        part=part,
+        classes=classes,
+        per_class=per_class,
+        seed=seed,
+        side=max(side, looked_at.resize or 0),
+        cache=cache,
+    )
+    pictures.write(pictures.grid(images, [dataset.classes[label] for label in labels]), out)
+    height, width = looked_at.window
+    say(
+        f"wrote {out}: {len(images)} pictures of {len(set(labels.tolist()))} classes of {part}, {looked_at.crop} view, "
+        f"{height} × {width} pixels"
+    )
+
+
+def _view(dataset: DataSet, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:
+    from nearfar.data.views import View
+
+    array = getattr(dataset.source, "array", None)
+    if crop == "auto" and array is not None and max(array.shape[1:3]) < 64:
+        # Digits and the like are used as they are, and mean something else when mirrored.
+        return View(size=(array.shape[1], array.shape[2]) if size is None else size, crop="none", flip=False)
+    window = 224 if size is None else size
+    return View(
+        size=window,
+        crop="random" if crop == "auto" else crop,
+        resize=max(256, window) if resize is None else resize,
+        flip=flip,
+    )
+
+
+def _open(name: str, roots: Sequence[Path] | None, settings: Sequence[str] | None) -> DataSet:
+    from nearfar import data as room
+
+    root = None if not roots else roots[0] if len(roots) == 1 else list(roots)
+    return room.open(name, root, **dict(setting(text) for text in settings or ()))
+
+
+def _print_parts(dataset: DataSet) -> None:
+    import numpy as np
+
+    kind = "vectors" if dataset.is_vectors else "pictures"
+    say(f"{dataset.name}: {len(dataset):,} {kind} of {dataset.num_classes:,} classes")
+    rows = []
+    for part, places in dataset.parts.items():
+        counts = np.unique(dataset.labels[places], return_counts=True)[1]
+        spread = f"{counts.min():,} – {counts.max():,}" if len(counts) else "–"
+        rows.append((part, f"{len(places):,}", f"{len(counts):,}", spread))
+    print_table(("part", kind, "classes", f"{kind} of a class"), rows, right=(1, 2, 3))
+
+
+def _print_bad(bad: Sequence[Bad], count: int, everything: bool) -> None:
+    if not bad:
+        return
+    shown = bad if everything else bad[:SHOWN]
+    say(f"{len(bad):,} of {count:,} files gave no picture:")
+    print_table(("file", "what is wrong"), [(one.name, one.reason) for one in shown])
+    say_more(len(bad), len(shown))
+
+
+def _size(store: Store) -> str:
+    size = store.nbytes
+    unit = next(
+        (word, scale) for word, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= scale or scale == 1e3
+    )
+    return f"{len(store):,} pictures, {size / unit[1]:.2f} {unit[0]}"
