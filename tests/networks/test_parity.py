@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from network_cases import randomise
 from torch import Tensor, nn
 
 from nearfar import networks, pixels
@@ -28,26 +29,6 @@ def torchvision_peer(name: str) -> nn.Module:
     settings = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     peer: nn.Module = getattr(models, name)(weights=None, **settings)
     return peer
-
-
-@torch.no_grad()
-def randomise(model: nn.Module) -> None:
-    """Other weights and statistics than a new network has, such that no map dies out."""
-    generator = torch.Generator().manual_seed(0)
-
-    def uniform(values: Tensor, low: float, high: float) -> None:
-        values.uniform_(low, high, generator=generator)
-
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d):
-            layer.weight.normal_(0, (2 / layer.weight[0].numel()) ** 0.5, generator=generator)
-        if isinstance(layer, nn.BatchNorm2d):
-            assert layer.running_mean is not None
-            assert layer.running_var is not None
-            uniform(layer.weight, 0.5, 1.5)
-            uniform(layer.bias, -0.5, 0.5)
-            uniform(layer.running_mean, -0.5, 0.5)
-            uniform(layer.running_var, 0.5, 1.5)
 
 
 def outputs(peer: nn.Module, modules: tuple[str, ...], x: Tensor) -> list[Tensor]:
@@ -99,6 +80,17 @@ def outputs_of_input(peer: nn.Module, picture: Tensor) -> Tensor:
     with torch.no_grad():
         peer(pixels.IMAGENET(picture))
     return seen[0]
+
+
+def test_maps_are_those_of_bn_inceptions_port() -> None:
+    models = pytest.importorskip("pretrainedmodels.models.bninception")
+    peer, ours = models.BNInception().eval(), networks.create_backbone("bn_inception").eval()
+    randomise(peer)
+    ours.load_state_dict({k: v for k, v in peer.state_dict().items() if not k.startswith(ours.ignored_keys)})
+    # The port's blocks are no modules, and it has no hook for them but at the end. Odd sides it cannot do.
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), peer.features(x), rtol=1e-4, atol=1e-4)
 
 
 @both_sizes

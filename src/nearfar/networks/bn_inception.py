@@ -35,7 +35,6 @@ class BNInception(Backbone):
     Differences
         Where a block that halves the map gets an odd side, the published network cannot join its branches. Here its
         pooling has the convolutions' padding then; at 224 and at 227 no side is odd.
-        The port's momentum of 0.9 is Caffe's: here it is 0.1, the same thing in PyTorch's words.
 
     Reference
         Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift.

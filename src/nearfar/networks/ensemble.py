@@ -38,11 +38,12 @@ class Ensemble(nn.Module):
             raise ValueError("members has the same embedder twice; each must be one of its own")
         first = members[0]
         for number, member in enumerate(members):
-            if (member.normalization, member.backbone.in_channels) != (first.normalization, first.backbone.in_channels):
-                raise ValueError(
-                    f"members[{number}] ({member.backbone.key}) reads other input than members[0] "
-                    f"({first.backbone.key}): {member.normalization} instead of {first.normalization}"
-                )
+            pair = f"members[{number}] ({member.backbone.key}) reads {{}} members[0] ({first.backbone.key}) {{}}"
+            if member.normalization != first.normalization:
+                raise ValueError(pair.format("other input than", f": {member.normalization}, {first.normalization}"))
+            if member.backbone.in_channels != first.backbone.in_channels:
+                ours, theirs = member.backbone.in_channels, first.backbone.in_channels
+                raise ValueError(pair.format(f"{ours} channels and", theirs))
         self.members = nn.ModuleList(members)
         self.normalize = normalize
         self.dim = sum(member.dim for member in members)

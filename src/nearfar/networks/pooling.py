@@ -64,8 +64,8 @@ class GeM(nn.Module):
         # In float32 at least: a sum of cubes leaves the range of float16 soon.
         x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=self.smallest)
         p = self.p.to(x.dtype)
-        # The largest value is taken out first, so that no power can overflow or vanish.
-        top = x.amax(dim=(2, 3), keepdim=True)
+        # The largest value is taken out first, so that no power overflows; it cancels, and so would its gradient.
+        top = x.detach().amax(dim=(2, 3), keepdim=True)
         return (x / top).pow(p).mean(dim=(2, 3)).pow(1 / p) * top.flatten(1)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,138 @@
+"""Batch norms that stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from network_cases import PUBLISHED, pictures, tiny
+from torch import Tensor, nn
+
+from nearfar import networks
+from nearfar.networks import batchnorm
+
+
+def norms(model: nn.Module) -> dict[str, Tensor]:
+    """All that batch norms hold: statistics, affine parameters and counters."""
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            found.update({f"{name}.{key}": value.detach().clone() for key, value in layer.state_dict().items()})
+    return found
+
+
+def train_a_little(model: networks.Embedder) -> None:
+    """Two steps with weight decay, over all parameters, as a careless trainer would do it."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    for seed in range(2):
+        optimiser.zero_grad()
+        (model(pictures(seed=seed)) * torch.arange(7.0)).sum().backward()
+        optimiser.step()
+
+
+def warm_up(model: networks.Embedder) -> None:
+    model.freeze_backbone()
+    model.train()
+    model.unfreeze_backbone()
+
+
+def reload(model: networks.Embedder) -> None:
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+
+
+def reload_by_assignment(model: networks.Embedder) -> None:
+    fresh = tiny(seed=0)
+    fresh.load_state_dict(model.state_dict())
+    model.load_state_dict({**fresh.state_dict(), **dict(fresh.named_parameters())}, assign=True)
+
+
+def train_the_backbone_alone(model: networks.Embedder) -> None:
+    model.backbone.train()
+
+
+UNDOINGS: list[Callable[[networks.Embedder], object]] = [
+    lambda model: model.train(),
+    lambda model: model.eval().train(),
+    train_the_backbone_alone,
+    warm_up,
+    reload,
+    reload_by_assignment,
+]
+NAMES = ["train", "eval and train", "backbone.train", "warm-up", "reload", "reload by assignment"]
+
+
+@pytest.mark.parametrize("undo", UNDOINGS, ids=NAMES)
+def test_statistics_and_affine_parameters_stay(undo: Callable[[networks.Embedder], object]) -> None:
+    model = tiny(freeze_batchnorm=True).train()
+    undo(model)
+    before, weight = norms(model), model.state_dict()["backbone.stages.0.0.weight"].clone()
+    train_a_little(model)
+    after = norms(model)
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert not torch.equal(model.state_dict()["backbone.stages.0.0.weight"], weight)
+
+
+def test_without_it_both_change() -> None:
+    model = tiny().train()
+    before = norms(model)
+    train_a_little(model)
+    assert not any(torch.equal(value, before[key]) for key, value in norms(model).items())
+
+
+def test_a_copy_is_frozen_too() -> None:
+    model = copy.deepcopy(tiny(freeze_batchnorm=True)).train()
+    before = norms(model)
+    train_a_little(model)
+    assert all(torch.equal(value, before[key]) for key, value in norms(model).items())
+
+
+def test_only_batch_norms_are_frozen() -> None:
+    model = tiny(freeze_batchnorm=True).train()
+    asleep = {name for name, each in model.named_parameters() if not each.requires_grad}
+    assert asleep == {f"backbone.stages.{stage}.1.{part}" for stage in range(3) for part in ("weight", "bias")}
+    modes = {type(layer): layer.training for layer in model.backbone.modules()}
+    assert modes[nn.Dropout]
+    assert not modes[nn.BatchNorm2d]
+
+
+def test_frozen_is_not_sealed_published_weights_still_come_in() -> None:
+    model, published = tiny(freeze_batchnorm=True), tiny(seed=3).train()
+    train_a_little(published)
+    model.load_state_dict(published.state_dict())
+    assert all(torch.equal(value, norms(published)[key]) for key, value in norms(model).items())
+
+
+def test_groups_leave_them_out() -> None:
+    model = tiny(freeze_batchnorm=True)
+    held = {id(parameter) for group in model.param_groups(0.1) for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    assert len(list(model.parameters())) - len(held) == 6
+
+
+def test_a_warm_up_that_began_before_freezing_ends_with_them_frozen() -> None:
+    model = tiny()
+    model.freeze_backbone()
+    model.backbone.freeze_batchnorm()
+    model.unfreeze_backbone()
+    assert sum(not parameter.requires_grad for parameter in model.parameters()) == 6
+
+
+def test_a_reload_during_a_warm_up_does_not_wake_the_backbone() -> None:
+    model = tiny().train()
+    model.freeze_backbone()
+    reload_by_assignment(model)
+    assert not any(parameter.requires_grad for parameter in model.backbone.parameters())
+    model.unfreeze_backbone()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_all_batch_norms_of_a_published_network(name: str) -> None:
+    with torch.device("meta"):
+        model = networks.create(name, freeze_batchnorm=True).train()
+    layers = list(batchnorm.layers(model))
+    assert len(layers) == sum(key.endswith("running_mean") for key in model.state_dict())
+    assert layers
+    assert not any(layer.training or parameter.requires_grad for layer in layers for parameter in layer.parameters())

@@ -1,0 +1,111 @@
+"""Embeddings of several levels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from network_cases import PUBLISHED, batch, pictures, shape_only, tiny
+
+from nearfar import networks
+
+ALL = networks.LEVELS
+
+
+def test_levels_equal_a_concatenation_by_hand() -> None:
+    model = tiny(levels=ALL, pooling="max").eval()
+    maps, state = model.backbone.level_maps(pictures()), model.state_dict()
+    by_hand = []
+    for level in ALL:
+        weight, bias = state[f"heads.{level}.linear.weight"], state[f"heads.{level}.linear.bias"]
+        by_hand.append(F.normalize(F.linear(maps[level].amax(dim=(2, 3)), weight, bias), dim=1))
+    found = model.levels_forward(pictures())
+    assert list(found) == list(ALL)
+    for expected, (level, embedding) in zip(by_hand, found.items(), strict=True):
+        torch.testing.assert_close(embedding, expected, msg=level)
+    torch.testing.assert_close(model(pictures()), torch.cat(by_hand, dim=1) / 3**0.5)
+    assert model.dim == 21
+
+
+def test_every_level_counts_the_same_at_evaluation() -> None:
+    lengths = tiny(levels=ALL).eval()(pictures()).unflatten(1, (3, 7)).norm(dim=2)
+    torch.testing.assert_close(lengths, torch.full((3, 3), 3**-0.5))
+
+
+def test_levels_come_in_the_order_asked_for() -> None:
+    model, reverse = tiny(levels=("low", "high")).eval(), tiny(levels=("high", "low")).eval()
+    reverse.load_state_dict(model.state_dict())
+    torch.testing.assert_close(reverse(pictures()), model(pictures()).roll(7, dims=1))
+
+
+def test_without_normalisation_levels_are_only_put_side_by_side() -> None:
+    model = tiny(levels=ALL, normalize=False).eval()
+    assert torch.equal(model(pictures()), torch.cat(list(model.levels_forward(pictures()).values()), dim=1))
+
+
+def test_without_levels_there_is_the_high_one() -> None:
+    model = tiny().eval()
+    assert list(found := model.levels_forward(pictures())) == ["high"]
+    assert torch.equal(found["high"], model(pictures()))
+
+
+def test_one_level_may_be_a_low_one() -> None:
+    model = tiny(levels=("low",)).eval()
+    assert torch.equal(model(pictures()), model.levels_forward(pictures())["low"])
+    assert [key for key in model.state_dict() if key.startswith("heads.")] == [
+        "heads.low.linear.weight",
+        "heads.low.linear.bias",
+    ]
+
+
+def test_pooled_features_of_all_levels() -> None:
+    model = tiny(levels=ALL, dim=None).eval()
+    assert model(pictures()).shape == (3, model.dim) == (3, 4 + 5 + 6)
+
+
+def test_each_level_has_its_own_head_and_pooling() -> None:
+    model = tiny(levels=ALL, pooling="gem")
+    model.levels_forward(pictures())["mid"][:, 0].sum().backward()
+    touched = {name for name, each in model.named_parameters() if each.grad is not None and each.grad.any()}
+    assert {name for name in touched if not name.startswith("backbone.")} == {
+        "heads.mid.linear.weight",
+        "heads.mid.linear.bias",
+        "poolings.mid.p",
+    }
+    assert not [name for name in touched if name.startswith("backbone.stages.2")]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_all_published_networks_have_three_levels(name: str) -> None:
+    model = networks.Embedder(shape_only(name), levels=ALL)
+    assert model(batch(model.backbone)).shape == (2, 3 * 512)
+
+
+def test_the_ranked_list_losss_network() -> None:
+    # Three fully connected layers of 512 on inception 3c, 4e and 5b of BN-Inception.
+    model = networks.Embedder(shape_only("bn_inception"), levels=ALL)
+    heads = {key: tuple(v.shape) for key, v in model.state_dict().items() if key.startswith("heads.") and v.ndim == 2}
+    assert heads == {
+        "heads.low.linear.weight": (512, 576),
+        "heads.mid.linear.weight": (512, 1056),
+        "heads.high.linear.weight": (512, 1024),
+    }
+
+
+@pytest.mark.parametrize(
+    ("levels", "error", "message"),
+    [
+        (("low", "middle"), ValueError, "levels has 'middle'; tiny has low, mid, high"),
+        (("low", "low"), ValueError, "each level once"),
+        ((), ValueError, "at least one"),
+        ("low", TypeError, r"levels is 'low'; a tuple is needed, such as \('low',\)"),
+    ],
+)
+def test_wrong_levels_are_named(levels: tuple[str, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tiny(levels=levels)
+
+
+def test_vectors_have_one_level() -> None:
+    with pytest.raises(ValueError, match="levels has 'low'; linear has high"):
+        networks.create("linear", in_dim=3, levels=ALL)
