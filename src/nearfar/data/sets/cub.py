@@ -72,6 +72,7 @@ def _official(tree: Tree, images: int, labels: int) -> DataSet:
         classes=classes,
         columns=columns,
         published=PUBLISHED,
+        folder="images/",
     )
 
 

@@ -81,19 +81,16 @@ class Match(NamedTuple):
     extra: tuple[str, ...]
 
 
-def match(tree: Tree, listed: Sequence[str]) -> Match:
+def match(tree: Tree, listed: Sequence[str], folder: str = "") -> Match:
     """Find listed paths in a tree, below whichever folder holds most of them.
 
-    Endings may differ, as copies are often of another format.
+    Endings may differ, as copies are often of another format. But masks of the same names may lie in a folder beside,
+    so equal endings count first, and then the name of the folder where the pictures should be.
     """
     exact = {tree.names[index]: index for index in tree.pictures}
     stems = {_stem(name): index for name, index in exact.items()}
-    base, best = "", (0, 0)
-    for candidate in sorted(_bases(stems, listed)):
-        hits = sum(candidate + _stem(path) in stems for path in listed)
-        same = sum(candidate + path in exact for path in listed)
-        if (hits, same) > best:
-            base, best = candidate, (hits, same)
+    same, hits = _below(exact, set(listed)), _below(stems, {_stem(path) for path in listed})
+    base = max(sorted(hits), key=lambda below: (same[below], below.endswith(folder), hits[below]), default="")
     places = [exact.get(base + path, stems.get(base + _stem(path), -1)) for path in listed]
     folders = {(base + path).rpartition("/")[0] for path in listed}
     used = set(places)
@@ -101,16 +98,18 @@ def match(tree: Tree, listed: Sequence[str]) -> Match:
     return Match(np.array(places, dtype=np.int64), tuple(extra))
 
 
-def _bases(stems: Mapping[str, int], listed: Sequence[str]) -> set[str]:
-    step = max(1, len(listed) // 50)
-    for path in listed[::step]:
-        stem = _stem(path)
-        bases = {
-            name[: -len(stem)] for name in stems if name.endswith(stem) and name[-len(stem) - 1 : -len(stem)] in "/"
-        }
-        if bases:
-            return bases
-    return set()
+def _below(names: Iterable[str], wanted: set[str]) -> Counter[str]:
+    """How many of the wanted paths each folder holds."""
+    found: Counter[str] = Counter()
+    for name in names:
+        start = 0
+        while True:
+            if name[start:] in wanted:
+                found[name[:start]] += 1
+            start = name.find("/", start) + 1
+            if not start:
+                break
+    return found
 
 
 def _stem(path: str) -> str:
@@ -128,6 +127,7 @@ def from_list(
     classes: Mapping[int, str],
     columns: Mapping[str, Sequence[object]],
     published: Published,
+    folder: str = "",
 ) -> DataSet:
     """A data set from a list of its pictures; what is listed and not there is noted, and so is what is not listed."""
     notes = list(tree.remarks)
@@ -138,7 +138,7 @@ def from_list(
         else:
             first[path] = row
     keep = list(first.values())
-    found = match(tree, [paths[row] for row in keep])
+    found = match(tree, [paths[row] for row in keep], folder)
     notes += [
         f"{paths[row]}: listed in {listing}, but not there"
         for row, at in zip(keep, found.places, strict=True)

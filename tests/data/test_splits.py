@@ -1,0 +1,196 @@
+"""Splits: no class on two sides, the standard halves, and validation from training classes alone."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearfar.data import DataSet, from_arrays
+from nearfar.data.splits import Split, fixed_validation, halves, k_fold, query_gallery, standard, with_gallery
+
+NOBODY = np.zeros(0, dtype=np.int64)
+labelings = (
+    st.lists(st.integers(0, 30), min_size=4, max_size=120).map(np.array).filter(lambda x: len(np.unique(x)) >= 4)
+)
+
+
+def data_of(labels: np.ndarray, split: list[str] | None = None) -> DataSet:
+    return from_arrays(np.zeros((len(labels), 1), dtype=np.float32), labels, split=split)
+
+
+def classes(labels: np.ndarray, rows: np.ndarray) -> set[int]:
+    return set(labels[rows].tolist())
+
+
+# --- construction ----------------------------------------------------------------------------------------------
+
+
+def test_a_class_on_two_sides_is_refused() -> None:
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    with pytest.raises(ValueError, match=r"train and test share 1 classes \(1\); they must have none in common"):
+        Split(labels, np.array([0, 1, 2]), NOBODY, {"test": np.array([3, 4])})
+    with pytest.raises(ValueError, match="train and validation share 1 classes"):
+        Split(labels, np.array([0]), np.array([1]), {"test": np.array([4])})
+    with pytest.raises(ValueError, match="validation and test share 1 classes"):
+        Split(labels, np.array([0]), np.array([4]), {"query": np.array([3]), "gallery": np.array([5])})
+
+
+def test_query_and_gallery_share_classes_but_no_rows() -> None:
+    labels = np.array([0, 0, 1, 1])
+    assert Split(labels, np.array([0]), NOBODY, {"query": np.array([2]), "gallery": np.array([3])})
+    with pytest.raises(ValueError, match="query and gallery share row 2"):
+        Split(labels, np.array([0]), NOBODY, {"query": np.array([2]), "gallery": np.array([2, 3])})
+
+
+def test_a_side_without_rows_and_other_parts_are_refused() -> None:
+    labels = np.array([0, 0, 1, 1])
+    with pytest.raises(ValueError, match="train has no rows"):
+        Split(labels, NOBODY, NOBODY, {"test": np.array([2])})
+    with pytest.raises(ValueError, match="test has the parts query; allowed are test, or query and gallery"):
+        Split(labels, np.array([0]), NOBODY, {"query": np.array([2])})
+    with pytest.raises(ValueError, match="train must be rising numbers from 0 to 3"):
+        Split(labels, np.array([1, 0]), NOBODY, {"test": np.array([2])})
+
+
+def test_a_split_can_be_sent_to_another_process() -> None:
+    split = pickle.loads(pickle.dumps(halves(np.array([0, 0, 1, 1]))))
+    assert split.test["test"].tolist() == [2, 3]
+
+
+# --- halves and standard -----------------------------------------------------------------------------------------
+
+
+def test_halves_of_an_odd_number_of_classes_leave_the_middle_to_training() -> None:
+    labels = np.array([4, 4, 2, 0, 3, 1])
+    split = halves(labels)
+    assert classes(labels, split.train) == {0, 1, 2}
+    assert classes(labels, split.test["test"]) == {3, 4}
+
+
+def test_one_class_has_no_halves() -> None:
+    with pytest.raises(ValueError, match="1 classes; at least 2"):
+        halves(np.array([3, 3]))
+
+
+def test_the_standard_split_is_the_data_sets_own() -> None:
+    data = data_of(np.array([0, 1, 2, 2, 3]), ["train", "test", "query", "gallery", "val"])
+    data = DataSet("own", data.source, data.labels, data.classes, {k: v for k, v in data.parts.items() if k != "test"})
+    split = standard(data)
+    assert split.train.tolist() == [0]
+    assert split.validation.tolist() == [4]
+    assert {name: rows.tolist() for name, rows in split.test.items()} == {"query": [2], "gallery": [3]}
+
+
+def test_without_parts_the_standard_split_is_halves() -> None:
+    split = standard(data_of(np.array([1, 0, 0, 1])))
+    assert split.train.tolist() == [1, 2]
+    assert split.test["test"].tolist() == [0, 3]
+
+
+def test_parts_of_the_same_classes_are_no_standard_split() -> None:
+    data = data_of(np.array([0, 1, 0, 1]), ["train", "train", "test", "test"])
+    with pytest.raises(ValueError, match=r"share 2 classes \(0, 1\).*halves"):
+        standard(data)
+
+
+def test_training_alone_is_no_standard_split() -> None:
+    with pytest.raises(ValueError, match="has the parts train; needed are train and test"):
+        standard(data_of(np.array([0, 1]), ["train", "train"]))
+
+
+# --- validation ----------------------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(labelings, st.floats(0.01, 1.0), st.integers(0, 5))
+def test_fixed_validation_takes_whole_training_classes_and_leaves_the_test_alone(
+    labels: np.ndarray, share: float, seed: int
+) -> None:
+    data = data_of(labels)
+    whole, split = standard(data), fixed_validation(data, share=share, seed=seed)
+    assert split.test["test"].tolist() == whole.test["test"].tolist()
+    assert sorted([*split.train, *split.validation]) == whole.train.tolist()
+    trained = len(classes(data.labels, whole.train))
+    expected = min(max(1, round(share * trained)), trained - 1)
+    assert len(classes(data.labels, split.validation)) == expected
+
+
+def test_fixed_validation_is_nine_to_one_and_a_matter_of_the_seed() -> None:
+    data = data_of(np.repeat(np.arange(200), 3))
+    first, again, other = (fixed_validation(data, seed=seed) for seed in (0, 0, 1))
+    assert [len(classes(data.labels, rows)) for rows in (first.train, first.validation)] == [90, 10]
+    assert first.validation.tolist() == again.validation.tolist() != other.validation.tolist()
+
+
+def test_a_validation_part_of_its_own_counts_as_training_classes() -> None:
+    data = data_of(np.array([0, 1, 2]), ["train", "val", "test"])
+    split = fixed_validation(data, share=0.5)
+    assert sorted([*split.train, *split.validation]) == [0, 1]
+    assert split.test["test"].tolist() == [2]
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(labelings, st.integers(2, 6), st.integers(0, 5))
+def test_each_training_class_validates_exactly_once(labels: np.ndarray, folds: int, seed: int) -> None:
+    data = data_of(labels)
+    whole = standard(data)
+    trained = sorted(classes(data.labels, whole.train))
+    splits = k_fold(data, min(folds, len(trained)), seed=seed)
+    assert sorted(label for split in splits for label in classes(data.labels, split.validation)) == trained
+    counts = [len(classes(data.labels, split.validation)) for split in splits]
+    assert max(counts) - min(counts) <= 1
+    for split in splits:
+        assert sorted([*split.train, *split.validation]) == whole.train.tolist()
+        assert split.test["test"].tolist() == whole.test["test"].tolist()
+
+
+def test_more_folds_than_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match="folds is 5; it must be ≥ 2 and ≤ 4"):
+        k_fold(data_of(np.arange(8)), 5)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5])
+def test_a_share_outside_its_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="share is"):
+        fixed_validation(data_of(np.arange(8)), share=share)
+
+
+# --- query and gallery -----------------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(labelings, st.floats(0.01, 1.0), st.integers(0, 5))
+def test_every_query_has_another_of_its_class_in_the_gallery(labels: np.ndarray, share: float, seed: int) -> None:
+    counts = np.bincount(labels)
+    if counts.max() < 2:
+        return
+    query, gallery = query_gallery(labels, share=share, seed=seed)
+    assert sorted([*query, *gallery]) == list(range(len(labels)))
+    for label in np.flatnonzero(counts):
+        asking = np.count_nonzero(labels[query] == label)
+        expected = 0 if counts[label] == 1 else min(max(1, np.rint(share * counts[label])), counts[label] - 1)
+        assert asking == expected
+
+
+def test_queries_are_a_matter_of_the_seed() -> None:
+    labels = np.repeat(np.arange(10), 10)
+    first, again, other = (query_gallery(labels, seed=seed)[0].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_classes_of_one_row_each_have_no_queries() -> None:
+    with pytest.raises(ValueError, match="no class with two rows"):
+        query_gallery(np.arange(5))
+
+
+def test_the_test_rows_of_a_split_become_queries_and_gallery() -> None:
+    split = halves(np.repeat(np.arange(4), 5))
+    asked = with_gallery(split, share=0.2)
+    assert len(asked.test["query"]) == 2
+    assert sorted([*asked.test["query"], *asked.test["gallery"]]) == split.test["test"].tolist()
+    with pytest.raises(ValueError, match="already"):
+        with_gallery(asked)
