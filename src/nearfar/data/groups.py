@@ -159,7 +159,8 @@ class HardClasses(_Grouped):
 
     Parameters
         classes, per_class  pairs, as in the paper, unless told.
-        candidates          classes to choose among, 4 × ``classes`` unless told; all if there are not so many.
+        candidates          classes to choose among; unless told 512, or 2 × ``classes`` if that is more; all if there
+                            are not so many.
 
     Differences
         The paper embeds one or two pictures of each candidate before every batch and asks which class violates the
@@ -186,7 +187,7 @@ class HardClasses(_Grouped):
         ranks: int = 1,
     ) -> None:
         super().__init__(labels, classes, per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
-        wanted = 4 * classes if candidates is None else whole("candidates", candidates, low=classes)
+        wanted = max(512, 2 * classes) if candidates is None else whole("candidates", candidates, low=classes)
         self.candidates = min(max(wanted, self._enough), len(self._drawn))
         self._means: NDArray[np.float32] | None = None
 

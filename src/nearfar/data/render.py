@@ -51,7 +51,8 @@ def planar(shown: Pixels) -> Pixels:
 
 
 def _resize(piece: Pixels, height: int, width: int) -> Pixels:
-    # PyTorch is fastest with whole pixels next to each other, and has no tensors of memory that cannot be written to.
-    pixels = torch.from_numpy(np.array(piece, order="C")[None]).permute(0, 3, 1, 2)
+    # PyTorch has no tensors of memory that cannot be written to. It is fastest with the channels of a pixel next to
+    # each other, and knows them by their strides: those that NumPy gives a new axis would deceive it.
+    pixels = torch.from_numpy(np.array(piece, order="C")).unsqueeze(0).permute(0, 3, 1, 2)
     resized = interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
     return resized[0].permute(1, 2, 0).numpy()
