@@ -34,7 +34,7 @@ def names() -> list[str]:
     return sorted(_OPENERS)
 
 
-def open(name: str, root: Any = None, **settings: Any) -> DataSet:
+def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
     """A data set by name.
 
     Parameters

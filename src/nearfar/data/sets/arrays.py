@@ -91,9 +91,10 @@ def _load(file: Path, split: Any) -> tuple[Array, Array, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"root is {file}; there is no such file")
     try:
-        with np.load(file, allow_pickle=False) as content:
-            if not isinstance(content, np.lib.npyio.NpzFile):
-                raise ValueError("it is no .npz file")
+        loaded = np.load(file, mmap_mode="r", allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise ValueError("it holds one array, and X and y are needed")
+        with loaded as content:
             missing = [key for key in ("X", "y") if key not in content]
             if missing:
                 raise ValueError(

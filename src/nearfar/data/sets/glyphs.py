@@ -74,11 +74,16 @@ def glyphs(
 def _characters(classes: int, siblings: int, difference: float, seed: int) -> Floats:
     """Points [classes, POINTS, 2] between −1/2 and 1/2. The first classes are the same however many there are."""
     families = -(-classes // siblings)
-    drawn = np.random.default_rng([seed, 0]).random((families, 2 * POINTS + 2))
-    points = np.repeat(0.7 * drawn[:, : 2 * POINTS].reshape(-1, POINTS, 2) - 0.35, siblings, axis=0)[:classes]
+    drawn = np.random.default_rng([seed, 0]).random((families, 9 + 2 * POINTS + 2))
+    # Each point in another ninth of the picture, so that no two fall together.
+    ninth = drawn[:, :9].argsort(axis=1)[:, :POINTS]
+    inside = 0.5 * drawn[:, 9:-2].reshape(-1, POINTS, 2) - 0.25
+    spread = 0.25 * (np.stack([ninth // 3 - 1, ninth % 3 - 1], axis=2) + inside)
+    points = np.repeat(spread, siblings, axis=0)[:classes]
     member = np.arange(classes)
     angle = 2 * np.pi * (drawn[member // siblings, -1] + member % siblings / siblings)
-    corner = (drawn[member // siblings, -2] * POINTS).astype(np.int64)
+    # Not the ends: where one moves along its stretch, little changes.
+    corner = 1 + (drawn[member // siblings, -2] * (POINTS - 2)).astype(np.int64)
     points[member, corner] += difference * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     return points.astype(np.float32)
 

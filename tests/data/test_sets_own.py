@@ -1,0 +1,292 @@
+"""The user's own pictures and vectors: class folders, tables and arrays."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from trees_on_disk import write, write_tar, write_zip
+
+from nearfar import data
+from nearfar.data import from_arrays
+
+# --- folder --------------------------------------------------------------------------------------------------------
+
+
+def test_one_folder_for_each_class(tmp_path: Path) -> None:
+    birds = data.open("folder", write(tmp_path, ["wren/1.jpg", "jay/b.JPEG", "jay/a.png"]), name="birds")
+    assert birds.name == "birds"
+    assert birds.classes == ("jay", "wren")
+    assert birds.labels.tolist() == [0, 0, 1]
+    assert [birds.source.read(index).decode() for index in range(3)] == ["jay/a.png", "jay/b.JPEG", "wren/1.jpg"]
+    assert birds.parts["all"].tolist() == [0, 1, 2]
+    assert birds.notes == ()
+
+
+def test_class_folders_in_archives_are_the_same(tmp_path: Path) -> None:
+    names = ["wren/1.jpg", "jay/b.jpg", "jay/a.jpg"]
+    write_zip(tmp_path / "a.zip", names)
+    write_tar(tmp_path / "tars/0.tar", names[:1])
+    write_tar(tmp_path / "tars/1.tar", names[1:])
+    for root in (tmp_path / "a.zip", tmp_path / "tars", [tmp_path / "tars/1.tar", tmp_path / "tars/0.tar"]):
+        birds = data.open("folder", root)
+        assert [birds.source.name(index) for index in range(3)] == ["jay/a.jpg", "jay/b.jpg", "wren/1.jpg"]
+        assert birds.labels.tolist() == [0, 0, 1]
+
+
+def test_class_folders_below_parts(tmp_path: Path) -> None:
+    root = write(tmp_path, ["Train/jay/1.jpg", "val/tit/1.jpg", "test/wren/1.jpg", "test/jay/2.jpg"])
+    birds = data.open("folder", root)
+    assert birds.classes == ("jay", "tit", "wren")
+    assert {part: rows.tolist() for part, rows in birds.parts.items()} == {
+        "train": [0],
+        "validation": [2],
+        "test": [1, 3],
+    }
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    vehicles = data.open("folder", write(tmp_path, ["train/1.jpg", "bus/1.jpg", "car/old/1.jpg"]))
+    assert vehicles.classes == ("bus", "car", "train")
+
+
+def test_pictures_beside_train_and_test_are_not_guessed_about(tmp_path: Path) -> None:
+    root = write(tmp_path, ["train/jay/1.jpg", "test/jay/1.jpg", "more/jay/1.jpg"])
+    with pytest.raises(ValueError, match="train and test folders, and others with pictures beside them: more"):
+        data.open("folder", root)
+
+
+def test_folders_in_a_class_folder_belong_to_the_class(tmp_path: Path) -> None:
+    birds = data.open("folder", write(tmp_path, ["jay/2019/1.jpg", "jay/1.jpg", "wren/1.jpg"]))
+    assert birds.labels.tolist() == [0, 0, 1]
+
+
+def test_classes_named_by_numbers_are_in_their_order(tmp_path: Path) -> None:
+    assert data.open("folder", write(tmp_path, ["10/1.jpg", "9/1.jpg"])).classes == ("9", "10")
+    assert data.open("folder", write(tmp_path, ["x/1.jpg"])).classes == ("10", "9", "x")
+
+
+def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path) -> None:
+    birds = data.open("folder", write(tmp_path, ["loose.jpg", "jay/1.jpg", "jay/notes.txt", "wren/1"]))
+    assert len(birds) == 1
+    assert birds.notes == (
+        "loose.jpg: in no class folder; left out",
+        "jay/notes.txt: no picture, going by its ending; left out",
+        "wren/1: no picture, going by its ending; left out",
+    )
+
+
+def test_test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
+    birds = data.open("folder", write(tmp_path, ["train/jay/1.jpg", "test/1.jpg"]))
+    assert birds.notes == ("test/1.jpg: in no class folder; left out",)
+
+
+def test_a_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"looked for class folders with pictures.*there is 1\.jpg"):
+        data.open("folder", write(tmp_path, ["1.jpg"]))
+
+
+# --- table ---------------------------------------------------------------------------------------------------------
+
+ROWS = ["wren/1.jpg,wren,train,3,0.5,tall", "jay/1.jpg,jay,test,4,,", "jay/2.jpg,jay,test,5,2,a"]
+HEAD = "path,label,split,count,weight,word"
+
+
+def table(root: Path, rows: list[str], head: str = HEAD, name: str = "birds.csv") -> Path:
+    write(root, ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"])
+    write(root, {name: "\n".join([head, *rows]) + "\n"})
+    return root / name
+
+
+def check(birds: data.DataSet) -> None:
+    assert [birds.source.read(index).decode() for index in range(3)] == ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"]
+    assert birds.classes == ("jay", "wren")
+    assert birds.labels.tolist() == [1, 0, 0]
+    assert {part: rows.tolist() for part, rows in birds.parts.items()} == {"train": [0], "test": [1, 2]}
+    assert birds.columns["count"].tolist() == [3, 4, 5]
+    assert birds.columns["weight"].tolist() == pytest.approx([0.5, np.nan, 2.0], nan_ok=True)
+    assert birds.columns["word"].tolist() == ["tall", "", "a"]
+    assert birds.notes == ()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_in_text(separator: str, tmp_path: Path) -> None:
+    rows = [row.replace(",", separator) for row in ROWS]
+    check(data.open("table", table(tmp_path, rows, HEAD.replace(",", separator))))
+
+
+def test_a_table_written_by_a_spreadsheet(tmp_path: Path) -> None:
+    file = table(tmp_path, [])
+    file.write_bytes(("\ufeff" + "\r\n".join([HEAD, *ROWS]) + "\r\n\r\n").encode())
+    check(data.open("table", file))
+
+
+def test_a_table_in_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table(tmp_path, [])
+    columns = {
+        "path": ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"],
+        "label": ["wren", "jay", "jay"],
+        "split": ["train", "test", "test"],
+        "count": [3, 4, 5],
+        "weight": [0.5, None, 2.0],
+        "word": ["tall", None, "a"],
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "birds.parquet")
+    check(data.open("table", tmp_path / "birds.parquet"))
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    write(tmp_path, {"birds.parquet": b""})
+    with pytest.raises(ImportError, match=r"needs pyarrow; install it with: pip install 'nearfar\[parquet\]'"):
+        data.open("table", tmp_path / "birds.parquet")
+
+
+def test_columns_of_other_names_and_pictures_elsewhere(tmp_path: Path) -> None:
+    write_zip(tmp_path / "all.zip", ["jay/1.jpg", "wren/1.jpg"])
+    write(tmp_path, {"t.csv": "file,bird\nwren/1.jpg,2\njay/1.jpg,10\n"})
+    birds = data.open("table", tmp_path / "t.csv", path="file", label="bird", images=tmp_path / "all.zip")
+    assert birds.classes == ("2", "10")
+    assert birds.source.read(1) == b"jay/1.jpg"
+    assert list(birds.parts) == ["all"]
+
+
+def test_paths_may_be_absolute_or_of_another_system(tmp_path: Path) -> None:
+    birds = data.open("table", table(tmp_path, [f"{tmp_path}/jay/1.jpg,a", "jay\\2.jpg,a"], "path,label"))
+    assert [birds.source.name(index) for index in range(2)] == ["jay/1.jpg", "jay/2.jpg"]
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../jay/1.jpg"])
+def test_paths_outside_the_folder_of_pictures_are_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"row 1, .* is not below .*; images can name a folder further up"):
+        data.open("table", table(tmp_path, [f"{path},a"], "path,label"))
+
+
+def test_rows_that_are_left_out_are_named(tmp_path: Path) -> None:
+    rows = [
+        "jay/1.jpg,jay",
+        "gone.jpg,jay",
+        "wren/1.jpg,",
+        ",jay",
+        "jay/1.jpg,jay",
+        "./jay/1.jpg,wren",
+        "jay/2.jpg,jay",
+    ]
+    birds = data.open("table", table(tmp_path, rows, "path,label"))
+    assert len(birds) == 2
+    assert birds.notes == (
+        "row 2, gone.jpg: not there; left out",
+        "row 3, wren/1.jpg: no label; left out",
+        "row 4: no path; left out",
+        "row 5, jay/1.jpg: listed before in row 1; left out",
+        "row 6, ./jay/1.jpg: listed before in row 1 (there as jay, here as wren); left out",
+    )
+
+
+def test_rows_without_a_part_are_reported(tmp_path: Path) -> None:
+    rows = ["wren/1.jpg,a,train", "jay/1.jpg,a,", "jay/2.jpg,b,test"]
+    birds = data.open("table", table(tmp_path, rows, "path,label,split"))
+    assert birds.parts["train"].tolist() == [0]
+    assert "1 pictures are in no part" in data.problems(birds)
+
+
+@pytest.mark.parametrize(
+    ("rows", "head", "message"),
+    [
+        (["jay/1.jpg,a"], "file,label", "has no column 'path'; it has file, label"),
+        (["jay/1.jpg,a,b"], "path,label", "line 2: 3 fields, but 2 columns"),
+        (["jay/1.jpg,a,b"], "path,label,label", "two columns of the same name"),
+        (["jay/1.jpg,a,dev"], "path,label,split", "split has 'dev' in row 0; allowed are train"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(rows: list[str], head: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        data.open("table", table(tmp_path, rows, head))
+
+
+def test_a_table_without_any_picture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none of 1 rows has a label and a picture below"):
+        data.open("table", table(tmp_path, ["gone.jpg,a"], "path,label"))
+
+
+def test_whole_numbers_written_with_a_point_are_the_same_class(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table(tmp_path, [])
+    columns = {"path": ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"], "label": [10.0, 9.0, None]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    birds = data.open("table", tmp_path / "t.parquet")
+    assert birds.classes == ("9", "10")
+    assert birds.notes == ("row 3, jay/2.jpg: no label; left out",)
+
+
+# --- arrays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
+def test_vectors_become_float32(dtype: Any) -> None:
+    vectors = np.arange(12).reshape(4, 3).astype(dtype)
+    source = from_arrays(vectors, [0, 0, 1, 1]).source
+    assert source.array.dtype == np.float32  # type: ignore[attr-defined]
+    assert source.array.tolist() == vectors.tolist()  # type: ignore[attr-defined]
+
+
+def test_tensors_are_arrays_too() -> None:
+    vectors = from_arrays(torch.eye(4, requires_grad=True), torch.tensor([3, 3, 7, 7]))
+    assert vectors.is_vectors
+    assert vectors.classes == ("3", "7")
+
+
+def test_float32_vectors_are_not_copied() -> None:
+    vectors = np.eye(3, dtype=np.float32)
+    assert np.shares_memory(from_arrays(vectors, [0, 1, 2]).source.array, vectors)  # type: ignore[attr-defined]
+
+
+def test_pictures_in_memory() -> None:
+    assert from_arrays(np.zeros((4, 8, 8, 1), dtype=np.uint8), list("abab")).source.array.shape == (4, 8, 8)  # type: ignore[attr-defined]
+    assert not from_arrays(np.zeros((4, 8, 8, 3), dtype=np.uint8), list("abab")).is_vectors
+
+
+def test_rows_have_parts_where_they_are_given() -> None:
+    vectors = from_arrays(np.eye(3), [0, 1, 2], split=["train", "Test", "query"])
+    assert {part: rows.tolist() for part, rows in vectors.parts.items()} == {"train": [0], "test": [1], "query": [2]}
+
+
+def test_arrays_from_a_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.eye(3), y=np.array(["b", "a", "a"]), split=np.array(["train", "test", "test"]))
+    vectors = data.open("arrays", tmp_path / "a.npz")
+    assert vectors.labels.tolist() == [1, 0, 0]
+    assert vectors.parts["test"].tolist() == [1, 2]
+
+
+def test_files_of_other_arrays_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", X=np.eye(3), labels=np.arange(3))
+    with pytest.raises(ValueError, match=r"a\.npz cannot be used as arrays: it has no y; it has X, labels"):
+        data.open("arrays", tmp_path / "a.npz")
+    np.save(tmp_path / "a.npy", np.eye(3))
+    with pytest.raises(ValueError, match=r"a\.npy cannot be used as arrays"):
+        data.open("arrays", tmp_path / "a.npy")
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        data.open("arrays", tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "error", "message"),
+    [
+        (np.eye(3), [0, 1], ValueError, r"y has shape \[2\]; needed is \[3\]"),
+        (np.eye(2), [0.5, 1.5], TypeError, "y is of float64; whole numbers or text"),
+        (np.array([[np.nan], [1.0]]), [0, 1], ValueError, "X contains NaN"),
+        (np.zeros((2, 3, 3)), [0, 1], ValueError, r"X: .*needed is uint8 .*vectors are \[n, d\]"),
+        ("words", [0], TypeError, "X is a str"),
+        (None, [0], TypeError, "arrays needs X and y"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(X: Any, y: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        from_arrays(X, y)
