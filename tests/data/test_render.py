@@ -164,6 +164,17 @@ def test_products_keep_their_precision(precision: str) -> None:
     assert torch.equal(found, expected)
 
 
+def test_the_default_precision_of_the_program_does_not_matter() -> None:
+    pictures = photographs()
+    plan = planned(VIEWS["random_resized"], pictures)
+    expected = on_device(pictures, plan)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(on_device(pictures, plan), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_plan_for_other_pictures_is_refused() -> None:
     pictures = photographs()
     with pytest.raises(ValueError, match="8 pictures and a plan for 7"):

@@ -6,6 +6,7 @@ resizing along each side is one batched matrix product with the weights of a tri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class Layout:
         count = self.table.shape[1]
         values = int(self.table[2].max() * self.table[3].max()) * self.channels
         step = max(1, LIMIT // values)
+        step = math.ceil(count / math.ceil(count / step))  # parts of one size
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))
             yield rows, (int(self.table[2, rows].max()), int(self.table[3, rows].max()))
@@ -86,9 +88,8 @@ class Layout:
         down = torch.arange(height, device=packed.device).minimum(heights - 1)  # padding repeats the last row
         across = torch.arange(width, device=packed.device).minimum(widths - 1)
         rows = (start + down * pitch)[:, :, None] + channels
-        block = packed[
-            rows[..., None] + (across * self.channels)[:, None, None, :]
-        ].float()  # [b, height, channels, width]
+        places = rows[..., None] + (across * self.channels)[:, None, None, :]
+        block = packed[places].float()  # [b, height, channels, width]
         count, (out_height, out_width) = len(block), self.size
         # Channels are rows of the first product and columns of the second, so that neither needs a copy.
         narrow = block.flatten(1, 2) @ _weights(table[3], table[8:12], width, out_width, table[12]).mT
@@ -108,7 +109,7 @@ def _weights(extent: Tensor, side: Tensor, padded: int, size: int, flips: Tensor
         place = torch.where(flips[:, None] > 0, size - 1 - place, place)
     scale = (length.float() / resized.float())[:, None]
     reach = scale.clamp(min=1.0)
-    centre = (corner[:, None] + place + 0.5) * scale - before[:, None] - 0.5
+    centre = ((corner[:, None] + place).float() + 0.5) * scale - before[:, None] - 0.5
     pixel = torch.arange(padded, device=extent.device)
     weights: Tensor = (1 - ((pixel - centre[..., None]) / reach[..., None]).abs()).clamp(min=0.0)
     weights *= pixel < extent[:, None, None]
