@@ -56,7 +56,7 @@ def test_classes_of_a_single_picture_are_reported() -> None:
 
 
 def test_the_room_is_imported_without_heavy_or_optional_packages() -> None:
-    heavy = ["sklearn", "scipy", "pyarrow", "torchvision", "pandas"]
+    heavy = ["PIL", "sklearn", "scipy", "pyarrow", "torchvision", "pandas"]
     code = f"import sys, nearfar.data; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
