@@ -28,6 +28,20 @@ PUBLISHED = {
 }
 
 
+# What each level's map says to a random question (see ``probe``), on record from when ``test_parity`` found the same
+# maps in torchvision, timm and the port of BN-Inception.
+PROBES = {
+    "bn_inception": (0.2228, 0.3740, -0.2805),
+    "efficientnet_lite0": (0.7036, -0.0692, 0.4026),
+    "efficientnet_lite1": (0.6716, 0.0197, -0.2501),
+    "efficientnet_lite2": (-0.4965, -0.5464, 0.5156),
+    "googlenet": (1.6416, -0.3239, -0.2067),
+    "mobilenet_v2": (0.9865, -0.0530, 0.2543),
+    "resnet18": (0.2102, -0.2333, 0.2977),
+    "resnet50": (0.5775, 0.1349, -0.0172),
+}
+
+
 def settings(name: str) -> dict[str, Any]:
     return {"in_dim": IN_DIM} if name in VECTORS else {}
 
@@ -59,7 +73,10 @@ def randomise(model: nn.Module) -> None:
 
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.weight.normal_(0, (2 / layer.weight[0].numel()) ** 0.5, generator=generator)
+            bound = (6 / layer.weight[0].numel()) ** 0.5
+            uniform(layer.weight, -bound, bound)
+            if layer.bias is not None:
+                uniform(layer.bias, -0.5, 0.5)
         if isinstance(layer, nn.BatchNorm2d):
             assert layer.running_mean is not None
             assert layer.running_var is not None
@@ -67,6 +84,17 @@ def randomise(model: nn.Module) -> None:
             uniform(layer.bias, -0.5, 0.5)
             uniform(layer.running_mean, -0.5, 0.5)
             uniform(layer.running_var, 0.5, 1.5)
+
+
+@torch.no_grad()
+def probe(backbone: networks.Backbone) -> tuple[float, ...]:
+    """One number for each level that any change of a map would change: its product with random numbers."""
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for level_map in backbone.level_maps(4 * torch.rand(1, 3, 75, 97, generator=generator) - 2).values():
+        question = 2 * torch.rand(level_map.shape, generator=generator) - 1
+        found.append((level_map * question).sum().item() / level_map.norm().item())
+    return tuple(found)
 
 
 class Tiny(networks.Backbone):

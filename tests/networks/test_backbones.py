@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 import torch
-from network_cases import PUBLISHED, VECTORS, batch, randomise, settings, shape_only
+from network_cases import PROBES, PUBLISHED, VECTORS, batch, probe, randomise, settings, shape_only
 from torch import Tensor, nn
 
 from nearfar import networks, pixels
@@ -150,6 +150,12 @@ def test_lites_padding_is_tensorflows() -> None:
 
 
 # --- numbers --------------------------------------------------------------------------------------------------
+
+
+def test_its_maps_are_the_published_networks(backbone: networks.Backbone) -> None:
+    if backbone.key not in PROBES:
+        pytest.skip("was never published")
+    assert probe(backbone) == pytest.approx(PROBES[backbone.key], abs=1e-3)
 
 
 def test_eval_is_deterministic_and_row_by_row(backbone: networks.Backbone) -> None:

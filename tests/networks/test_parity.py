@@ -18,7 +18,7 @@ TORCHVISION = {
     "resnet18": ("layer2", "layer3", "layer4"),
     "resnet50": ("layer2", "layer3", "layer4"),
 }
-LITE = {"efficientnet_lite0": "tf_efficientnet_lite0", "efficientnet_lite2": "tf_efficientnet_lite2"}
+LITE = {f"efficientnet_lite{number}": f"tf_efficientnet_lite{number}" for number in range(3)}
 SIZES = ((64, 64), (75, 97))
 
 both_sizes = pytest.mark.parametrize("size", SIZES, ids=str)

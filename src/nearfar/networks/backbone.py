@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -52,7 +52,6 @@ class Backbone(nn.Module):
         super().__init__()
         self._frozen: frozenset[str] | None = None  # parameters to wake again; None while nothing is frozen
         self._batchnorm_frozen = False
-        self.register_load_state_dict_post_hook(_keep_frozen)  # type: ignore[no-untyped-call]
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         """The maps after the stages that ``channels`` names, of input that has been looked at."""
@@ -118,9 +117,3 @@ class Backbone(nn.Module):
                 raise ValueError(f"input has shape {tuple(x.shape)}; {self.key} reads [b, {self.in_channels}]")
         elif x.ndim != 4 or x.shape[1] != self.in_channels:
             raise ValueError(f"input has shape {tuple(x.shape)}; {self.key} reads [b, {self.in_channels}, h, w]")
-
-
-def _keep_frozen(backbone: Any, _: Any) -> None:
-    # A state dict that is assigned instead of copied brings parameters of its own, which would be trained.
-    if backbone.frozen or backbone.batchnorm_frozen:
-        backbone.train(backbone.training)

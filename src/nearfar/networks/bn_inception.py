@@ -24,6 +24,7 @@ BLOCKS = {
     "5a": (352, 192, 320, 160, 224, 128),
     "5b": (352, 192, 320, 192, 224, 128),
 }
+LEVEL_AFTER = {"3c": "low", "4e": "mid", "5b": "high"}
 
 
 @register
@@ -78,8 +79,10 @@ class BNInception(Backbone):
         x = F.max_pool2d(self._conv(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
         found = {}
         for name in BLOCKS:
-            x = found[name] = self._block(x, name)
-        return {"low": found["3c"], "mid": found["4e"], "high": found["5b"]}
+            x = self._block(x, name)
+            if name in LEVEL_AFTER:
+                found[LEVEL_AFTER[name]] = x
+        return found
 
     def _block(self, x: Tensor, name: str) -> Tensor:
         block = f"inception_{name}"
@@ -95,5 +98,5 @@ class BNInception(Backbone):
 
     def _conv(self, x: Tensor, *names: str) -> Tensor:
         for name in names:
-            x = F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
+            x = F.relu(getattr(self, f"{name}_bn")(getattr(self, name)(x)), inplace=True)
         return x

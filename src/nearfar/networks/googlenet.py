@@ -87,7 +87,7 @@ class GoogLeNet(Backbone):
 
     def _blocks(self, x: Tensor, *names: str) -> Tensor:
         for name in names:
-            x = self.get_submodule(f"inception{name}")(x)
+            x = getattr(self, f"inception{name}")(x)
         return x
 
 
