@@ -1,0 +1,103 @@
+"""Images per second of embedding against the bare backbone's forward, side by side in one run.
+
+    python benchmarks/networks.py                     # CPU, float32, a small batch
+    python benchmarks/networks.py --device cuda       # a GPU: bfloat16 by autocast, channels last
+    python benchmarks/networks.py --only resnet50     # one network
+
+Random weights and random pictures of the size the network reads, already on the device. Two forwards without
+gradients take turns: the backbone alone, to its last map, and the embedder, with pooling, a linear head to 512
+dimensions and embeddings of length one in float32. The ratio is the embedder's images per second over the backbone's.
+"levels" is the embedder with heads at three levels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import Clock, Step, report, show, show_line
+from torch import Tensor, nn
+
+from nearfar import networks
+
+COLUMNS = ["network", "what", "batch", "size", "images/s", "ratio", "ms"]
+DIM = 512
+TARGET = 0.9
+VECTORS = {"mlp", "linear"}  # nothing to compare with
+
+
+def precision(device: str) -> AbstractContextManager[Any]:
+    """bfloat16 where it is quick."""
+    return torch.autocast("cuda", dtype=torch.bfloat16) if device.startswith("cuda") else nullcontext()
+
+
+def forward(model: nn.Module, images: Tensor, device: str) -> Step:
+    def step() -> None:
+        with torch.inference_mode(), precision(device):
+            model(images)
+
+    return step
+
+
+def measure(name: str, options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
+    """Rows of the backbone, the embedder, and the embedder with levels, in turns."""
+    embedder = networks.create(name, dim=DIM)
+    models = {"backbone": embedder.backbone, "embedder": embedder}
+    if set(networks.LEVELS) <= set(embedder.backbone.channels) and embedder.backbone.gives_maps:
+        models["levels"] = networks.create(name, dim=DIM, levels=networks.LEVELS)
+    size = embedder.input_size
+    assert size is not None
+    images = torch.randn(options.batch, embedder.backbone.in_channels, size, size)
+    images = images.to(options.device, memory_format=torch.channels_last)
+    for model in models.values():
+        model.eval().to(options.device, memory_format=torch.channels_last)
+    steps = [forward(model, images, options.device) for model in models.values()]
+    for step in steps * 3:  # libraries choose their ways
+        step()
+    times = clock.take_turns(steps, options.seconds)
+    rows = []
+    for what, seconds in zip(models, times, strict=True):
+        row = {"network": name, "what": what, "batch": options.batch, "size": size}
+        row |= {"images/s": options.batch / seconds, "ratio": times[0] / seconds, "ms": 1000 * seconds}
+        show_line(row)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="", help="only networks whose name contains this")
+    parser.add_argument("--batch", type=int, help="pictures in a batch, 256 on a GPU and 8 elsewhere unless told")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each network")
+    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
+    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
+    options = parser.parse_args()
+    if options.show:
+        show(json.loads(options.show.read_text()), COLUMNS)
+        return
+    clock = Clock(options.device)
+    options.batch = options.batch or (256 if clock.cuda else 8)
+    torch.backends.cudnn.benchmark = True
+    names = [name for name in networks.names() if options.only in name and name not in VECTORS]
+    if not names:
+        raise SystemExit(f"no network has {options.only!r} in its name; there are {', '.join(networks.names())}")
+    rows = [row for name in names for row in measure(name, options, clock)]
+    report(rows, COLUMNS, clock, options.out)
+    slow = [f"{row['network']} ({row['ratio']:.2f})" for row in rows if row["what"] == "embedder" and is_slow(row)]
+    if slow:
+        print(f"below {TARGET:.0%} of the backbone: {', '.join(slow)}", file=sys.stderr)
+
+
+def is_slow(row: dict[str, Any]) -> bool:
+    # A network for digits is little more than its head.
+    return bool(row["ratio"] < TARGET) and row["network"] != "small_cnn"
+
+
+if __name__ == "__main__":
+    main()
