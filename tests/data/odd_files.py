@@ -96,7 +96,7 @@ def ycck() -> bytes:
     turned_inks = np.asarray(Image.fromarray(inks[:, :, :3].copy()).convert("YCbCr"))
     # Pillow stores inverted values, the way Adobe does; the black ones are inverted already.
     stored = np.concatenate([255 - turned_inks, inks[:, :, 3:]], axis=2)
-    data = saved(Image.fromarray(stored, mode="CMYK"), "JPEG", quality=95)
+    data = saved(Image.frombytes("CMYK", (WIDTH, HEIGHT), stored.tobytes()), "JPEG", quality=95)
     start = data.index(b"Adobe\0")
     return data[: start + 11] + b"\x02" + data[start + 12 :]  # which says: YCCK
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from odd_files import BAD, HEIGHT, JPEG, NOISE, PNG, WIDTH, colours, grey16, picture, png, saved, transparent, turned
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, features
 
 from nearfar.data.decode import MAX_PIXELS, BadImage, decode, shrink
 
@@ -82,6 +82,20 @@ def test_floating_point_from_0_to_1_is_stretched() -> None:
 
 def test_cmyk_is_neither_inverted_nor_swapped() -> None:
     assert far(decode(saved(picture("CMYK"), "JPEG", quality=95)), colours()) < 3
+
+
+@pytest.mark.parametrize(("kind", "feature"), [("AVIF", "avif"), ("JPEG2000", "jpg_2000")])
+def test_kinds_that_not_every_pillow_reads(kind: str, feature: str) -> None:
+    if not features.check(feature):
+        pytest.skip(f"this Pillow has no {kind}")
+    assert far(decode(saved(picture(), kind)), colours()) < 3
+
+
+def test_an_avif_that_is_something_else_first() -> None:
+    if not features.check("avif"):
+        pytest.skip("this Pillow has no AVIF")
+    data = saved(picture(), "AVIF").replace(b"ftypavif", b"ftypmif1", 1)
+    assert far(decode(data), colours()) < 3
 
 
 # --- upright -------------------------------------------------------------------------------------------------

@@ -91,11 +91,13 @@ def tell(
         return
     stores = stores_of(dataset, cache)
     if not stores:
-        say(f"Not prepared yet. To do so: nearfar data prepare {name} ROOT")
+        say(f"Not prepared yet. To do so: nearfar data prepare {' '.join([name, *map(str, roots or ())])}")
+        return
     for store in stores:
         about = store.about
         say(f"prepared: {_size(store)}, side {about['side']}, aspect {about['aspect']}, in {store.folder}")
-        _print_bad(store.bad, len(dataset), everything)
+    # Of the same files, so what one store had to skip the others had to as well.
+    _print_bad(max((store.bad for store in stores), key=len), len(dataset), everything)
 
 
 @data.command(name="verify", short_help="Compare a data set with what was published.")
@@ -107,7 +109,7 @@ def verify(
     workers: Workers = None,
     everything: Everything = False,
 ) -> None:
-    """Compare a data set with what was published, file by file. The exit code is 1 if anything differs.
+    """Compare a data set with what was published, file by file. The exit code is 1 if there is anything to tell.
 
     Example: nearfar data verify cub CUB_200_2011/
     """
@@ -121,7 +123,7 @@ def verify(
     if pictures:
         with bars() as watch:
             bad = damaged(dataset, workers=workers, progress=watch("decoding"))
-    print_list("differences", problems, everything)
+    print_list("differences or remarks", problems, everything)
     _print_bad(bad, len(dataset), everything)
     if problems or bad:
         raise typer.Exit(1)
@@ -179,7 +181,7 @@ def prepare_set(
     if store.folder is None:
         say(f"{_size(store)} are in memory and need no preparing.")
     elif worked:
-        say(f"prepared {_size(store)}, in {time.monotonic() - start:.1f} s: {store.folder}")
+        say(f"prepared {_size(store)} in {time.monotonic() - start:.1f} s: {store.folder}")
     else:
         say(f"{_size(store)} were prepared before: {store.folder}")
 
@@ -287,4 +289,4 @@ def _size(store: Store) -> str:
     unit = next(
         (word, scale) for word, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= scale or scale == 1e3
     )
-    return f"{len(store):,} pictures, {size / unit[1]:.2f} {unit[0]}"
+    return f"{len(store):,} pictures ({size / unit[1]:.2f} {unit[0]})"

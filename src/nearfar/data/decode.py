@@ -155,6 +155,8 @@ def _reader(data: bytes) -> tuple[str, str]:
             return kind, reader
     if not data:
         raise BadImage("an empty file")
+    if data[4:8] == b"ftyp" and b"avif" in data[8:64]:  # not the first of its brands
+        return "AVIF", "AvifImagePlugin.AvifImageFile"
     for start, name in OTHERS:
         if _begins(data, start):
             raise BadImage(name)

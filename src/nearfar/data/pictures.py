@@ -112,7 +112,10 @@ def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Im
             room = len(places) * width - GAP
             draw.text((left, top), _fitting(caption, room, font), fill=(40, 40, 40), font=font)
             for at, place in enumerate(places):
-                sheet.paste(tiles[place], (left + at * width, top + FONT + 6))
+                corner = (left + at * width, top + FONT + 6)
+                sheet.paste(tiles[place], corner)
+                edges = (corner[0] - 1, corner[1] - 1, corner[0] + tiles[0].width, corner[1] + tiles[0].height)
+                draw.rectangle(edges, outline=(215, 215, 215))  # or a white picture would not be seen
     return sheet
 
 

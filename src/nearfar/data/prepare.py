@@ -67,6 +67,8 @@ def stores_of(dataset: DataSet, cache: str | Path | None = None) -> list[Store]:
     folder, fingerprint = Path(cache or cache_folder()), dataset.source.fingerprint()
     stores = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if entry.name.startswith("."):  # drafts and locks
+            continue
         try:
             store = Store.open(entry)
         except ValueError:
