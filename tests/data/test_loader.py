@@ -206,6 +206,25 @@ def test_vectors_go_the_same_way(sampler: Any) -> None:
         assert batch.images.tolist() == vectors[sampler.batch(0, step)].tolist()
 
 
+def test_a_batch_that_is_kept_is_not_written_over(store: Store, sampler: Any) -> None:
+    loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.LITE)
+    kept = [batch.images[3:5, :, 2:].numpy() for batch in loader.epoch(sampler, 0)]  # views of views
+    gc.collect()
+    for _ in range(2):
+        for batch in loader.epoch(sampler, 1):
+            del batch
+    for images, batch in zip(kept, loader.epoch(sampler, 0), strict=True):
+        assert images.tolist() == batch.images[3:5, :, 2:].tolist()
+
+
+def test_memory_of_batches_is_used_again(store: Store, sampler: Any) -> None:
+    places = set()
+    for batch in Loader(store, LABELS, view=RANDOM, workers=0).epoch(sampler, 0):
+        places.add(batch.images.data_ptr())
+        del batch
+    assert len(places) <= 2
+
+
 # --- threads --------------------------------------------------------------------------------------------------
 
 

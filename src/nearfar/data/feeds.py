@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.data.batched import Layout
+from nearfar.data.buffers import Buffers
 from nearfar.data.render import planar, window
 from nearfar.data.store import Store
 from nearfar.data.views import Plan
@@ -84,12 +85,13 @@ class HostPictures:
     def __init__(self, store: Store, pixels: NDArray[np.uint8], finish: Finish) -> None:
         self.store, self.pixels, self.normalize = store, pixels, finish
         self._factor, self._shift = finish.factor.numpy(), finish.shift.numpy()
+        self._buffers = Buffers(keep=4)
 
     def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> tuple[Tensor, Tensor, Tensor]:
         assert plan is not None
         plain = self.normalize.normalization is None
         kind = np.uint8 if plain else np.float32
-        images = np.empty((len(indices), self.normalize.out_channels, *plan.size), dtype=kind)
+        images = self._buffers.take((len(indices), self.normalize.out_channels, *plan.size), kind)
         step = -1 if self.normalize.reverse else 1
         for i, picture in enumerate(pictures(self.store, self.pixels, indices)):
             shown = planar(window(picture, plan, i)[..., ::step])
