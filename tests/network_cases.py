@@ -48,10 +48,13 @@ def settings(name: str) -> dict[str, Any]:
 
 @lru_cache
 def shape_only(name: str) -> networks.Backbone:
-    """A network in eval mode that nobody has given values: made in no time, for keys and shapes. Leave it as it is."""
+    """A network of zeros in eval mode, made in no time, for keys and shapes. Leave it as it is."""
     with torch.device("meta"):
         backbone = networks.create_backbone(name, **settings(name)).eval()
-    return backbone.to_empty(device="cpu")
+    backbone.to_empty(device="cpu")
+    for value in backbone.state_dict().values():
+        value.zero_()
+    return backbone
 
 
 def batch(backbone: networks.Backbone, count: int = 2, seed: int = 0, size: tuple[int, int] = (64, 64)) -> Tensor:
