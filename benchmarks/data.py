@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from nearfar import data
 from nearfar.data import samplers
 from nearfar.data.loader import Loader
-from nearfar.data.prepare import prepare
+from nearfar.data.preparing import prepare
 from nearfar.data.views import View
 from nearfar.pixels import IMAGENET
 

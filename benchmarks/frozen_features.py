@@ -26,7 +26,7 @@ from torch import Tensor
 import nearfar as nf
 from nearfar import data, networks
 from nearfar.data.loader import Loader
-from nearfar.data.prepare import prepare
+from nearfar.data.preparing import prepare
 from nearfar.data.views import View
 from nearfar.networks import weights
 from nearfar.networks.preprocessing import usual

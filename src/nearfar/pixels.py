@@ -53,11 +53,13 @@ class Normalization:
             raise ValueError(f"pixels have {channels} channels; this network reads {self.channels}")
         if self.order == "BGR" and channels == 3:
             pixels = pixels.flip(-3)
-        std = torch.tensor(self.std, dtype=torch.float64)
-        # One multiplication and one subtraction: pixel · range/(255·std) − mean/std.
-        factor = (self.range / (255 * std)).to(pixels.device, dtype).view(-1, 1, 1)
-        shift = (torch.tensor(self.mean, dtype=torch.float64) / std).to(pixels.device, dtype).view(-1, 1, 1)
+        factor, shift = self.constants(pixels.device, dtype)
         return pixels.to(dtype) * factor - shift
+
+    def constants(self, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """What pixels are multiplied by, range/(255·std), and what comes off then, mean/std; [c, 1, 1] each."""
+        mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (self.mean, self.std))
+        return (self.range / (255 * std)).to(device, dtype), (mean / std).to(device, dtype)
 
 
 IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

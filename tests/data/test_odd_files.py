@@ -10,7 +10,7 @@ from odd_files import BAD, GOOD, HEIGHT, WIDTH, colours
 
 from nearfar.data.dataset import DataSet
 from nearfar.data.decode import BadImage, decode
-from nearfar.data.prepare import BadFiles, prepare
+from nearfar.data.preparing import BadFiles, prepare
 from nearfar.data.sources import Files
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # damaged metadata, as it should be

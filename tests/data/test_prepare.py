@@ -19,11 +19,11 @@ from odd_files import saved
 from PIL import Image
 
 from nearfar.data import draft as drafts
-from nearfar.data import prepare as preparing
+from nearfar.data import preparing
 from nearfar.data.dataset import DataSet
 from nearfar.data.decode import decode
 from nearfar.data.draft import JOURNAL, Draft
-from nearfar.data.prepare import BadFiles, cache_folder, prepare, store_folder
+from nearfar.data.preparing import BadFiles, cache_folder, prepare, store_folder
 from nearfar.data.sources import Arrays, Files, Vectors
 from nearfar.data.store import INDEX, PIXELS, Store
 
@@ -160,7 +160,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-from nearfar.data import prepare as preparing
+from nearfar.data import preparing
 from test_prepare import photos
 original = preparing.decode
 def slowly(data, **settings):

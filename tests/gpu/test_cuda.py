@@ -432,7 +432,8 @@ def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
     for _ in range(STEPS):
         leaf.grad = None
         loss(leaf, labels).backward()
-    assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20
+    parameters = sum(parameter.nbytes for parameter in loss.parameters())  # their gradient, and its copy in a recording
+    assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20 + 2 * parameters
 
 
 def test_recording_can_be_turned_off() -> None:

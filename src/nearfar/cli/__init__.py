@@ -4,7 +4,7 @@ Bad input ends in one readable line and an exit code other than 0; ``--debug`` s
 """
 
 # In the order of `nearfar --help`.
-from nearfar.cli import demo, evaluate, losses  # isort: skip
+from nearfar.cli import demo, data, evaluate, losses, weights, export  # isort: skip
 from nearfar.cli.app import app, main
 
-__all__ = ["app", "demo", "evaluate", "losses", "main"]
+__all__ = ["app", "data", "demo", "evaluate", "export", "losses", "main", "weights"]

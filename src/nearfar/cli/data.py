@@ -75,7 +75,7 @@ def tell(
     Example: nearfar data info folder photos/
     """
     from nearfar import data as room
-    from nearfar.data.prepare import stores_of
+    from nearfar.data.preparing import stores_of
     from nearfar.data.registry import takes_root
 
     if not roots and not settings and takes_root(name) is not None:
@@ -114,7 +114,7 @@ def verify(
     Example: nearfar data verify cub CUB_200_2011/
     """
     from nearfar import data as room
-    from nearfar.data.prepare import damaged
+    from nearfar.data.preparing import damaged
 
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
@@ -147,7 +147,7 @@ def prepare_set(
 
     Example: nearfar data prepare folder photos/ --side 256 --on-error skip
     """
-    from nearfar.data.prepare import BadFiles, prepare
+    from nearfar.data.preparing import BadFiles, prepare
 
     dataset = _open(name, roots, settings)
     start = time.monotonic()

@@ -7,6 +7,8 @@
 ((901,), (896,))
 """
 
+from typing import TYPE_CHECKING, Any
+
 from nearfar.data import samplers, splits
 from nearfar.data.dataset import DataSet
 from nearfar.data.loader import Batch, Loader
@@ -16,7 +18,8 @@ from nearfar.data.splits import Split
 from nearfar.data.store import Bad, Store
 from nearfar.data.views import View
 
-# nearfar.data.prepare is a module, as it needs Pillow: from nearfar.data.prepare import prepare
+if TYPE_CHECKING:
+    from nearfar.data.preparing import prepare
 
 __all__ = [
     "Bad",
@@ -30,9 +33,19 @@ __all__ = [
     "from_arrays",
     "names",
     "open",
+    "prepare",
     "problems",
     "register",
     "samplers",
     "splits",
     "summary",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``prepare`` brings Pillow, which is not needed to look at a data set."""
+    if name == "prepare":
+        from nearfar.data.preparing import prepare
+
+        return prepare
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

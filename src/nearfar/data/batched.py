@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.data.views import Plan
+from nearfar.precision import full_precision
 
 LIMIT = 1 << 25  # values in a padded block; a batch that would need more goes in parts
 
@@ -61,7 +61,7 @@ class Layout:
             channels = channels.flip(0)
         if not self.resizes:
             return self._cut(packed, table, channels).float()
-        with _full_precision(packed.device), torch.no_grad():
+        with full_precision(packed.device), torch.no_grad():
             return torch.cat([self._resize(packed, table[:, rows], channels, *block) for rows, block in self._parts()])
 
     def _parts(self) -> Iterator[tuple[slice, tuple[int, int]]]:
@@ -115,15 +115,3 @@ def _weights(extent: Tensor, side: Tensor, padded: int, size: int, flips: Tensor
     weights *= pixel < extent[:, None, None]
     weights /= weights.sum(dim=2, keepdim=True)
     return weights
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in float32, whatever autocast and TF32 say."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)

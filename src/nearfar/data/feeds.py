@@ -55,9 +55,7 @@ class Finish:
         self.normalization, self.dtype, self.channels, self.device = normalization, dtype, channels, device
         # Once and not for every batch: constants that come from the host would make it wait for the device.
         given = normalization or Normalization(mean=(0.0,), std=(1.0,), range=255.0)
-        std = torch.tensor(given.std, dtype=torch.float64)
-        self.factor = _constant(given.range / (255 * std), device)
-        self.shift = _constant(torch.tensor(given.mean, dtype=torch.float64) / std, device)
+        self.factor, self.shift = given.constants(device)
 
     @property
     def reverse(self) -> bool:
@@ -228,10 +226,6 @@ def to_device(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> 
         for start in range(0, len(array), step):
             out[start : start + step] = torch.from_numpy(array[start : start + step])
     return out
-
-
-def _constant(values: Tensor, device: torch.device) -> Tensor:
-    return values.to(device, torch.float32).view(-1, 1, 1)
 
 
 def _travelling(table: NDArray[np.int64], device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from nearfar.data import samplers, splits
 from nearfar.data.dataset import DataSet
 from nearfar.data.decode import BadImage, decode
 from nearfar.data.loader import Loader
-from nearfar.data.prepare import BadFiles, prepare, store_folder
+from nearfar.data.preparing import BadFiles, prepare, store_folder
 from nearfar.data.store import Bad, Store
 from nearfar.data.views import View
 from nearfar.writing import whole_file

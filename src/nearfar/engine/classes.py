@@ -6,13 +6,13 @@ slopes follow from them, and a second pass computes each tile once more and carr
 embeddings and the proxies. Nothing of size batch × classes has to exist. Where it fits the memory budget there
 is one tile, and it is computed once.
 
-Nothing is copied to be normalised: the lengths of embeddings and proxies are divided out of the similarities
-and of the weights.
+Proxies are not copied to be normalised: their lengths are divided out of the similarities and of the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,9 +26,9 @@ from nearfar.engine.masks import FLOOR, masked
 from nearfar.engine.measures import Measure, inverse
 from nearfar.engine.problem import CPU_TILE_PAIRS
 
-BYTES_PER_PAIR = 16  # of a float32 tile: similarities, probabilities, and room for what their making takes
+BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and what their making takes
 CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
-NEGLIGIBLE = 1e-30  # weights below this are 0
+NEGLIGIBLE = 1e-30  # smaller probabilities count as this: processors are slow with the tiniest numbers
 
 
 class ClassLoss(Protocol):
@@ -39,7 +39,7 @@ class ClassLoss(Protocol):
         """How embeddings and proxies are compared."""
 
     @property
-    def scale(self) -> float:
+    def sharpness(self) -> float:
         """What similarities are multiplied by in the log-sum-exp."""
 
     @property
@@ -75,9 +75,9 @@ class _Tile:
     inverse_norms: Tensor | None  # [c · k]; None: the proxies are raw
     values: Tensor  # [m, c · k], similarities times the problem's ``spread``
     slopes: Tensor | None  # [m, c, k], of class similarities by proxy similarities
-    probabilities: Tensor  # [m, c], softmax over these classes without the own one
-    logsumexp: Tensor  # [m], of the same
-    own: Tensor  # [m], scaled similarity to the own class
+    probabilities: Tensor  # [m, c], softmax over classes without the own one
+    logsumexp: Tensor  # [m, 1], over the same classes
+    own: Tensor  # [m, 1], scaled similarity to the own class
     column: Tensor  # [m, 1], where the own class stands
     inside: Tensor | None  # [m, 1], whether it does; None: always
 
@@ -87,26 +87,28 @@ class _Problem:
 
     def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> None:
         self.loss, self.labels, self.proxies = loss, labels, proxies
-        self.embeddings = embeddings
-        self.norms = self.inverse_norms = None
-        if loss.comparison.unit:
-            self.norms = torch.linalg.vector_norm(embeddings, dim=1)
-            self.inverse_norms = inverse(self.norms)
         self.centers = proxies.shape[1] if loss.pools else 1
-        self.spread = 1.0 if loss.pools else loss.scale  # similarities are scaled at once where nothing is pooled
+        self.spread = 1.0 if loss.pools else loss.sharpness  # similarities are scaled at once where nothing is pooled
         self.tiles = self._slices(len(embeddings), len(proxies))
+        self.factors: Tensor | None = None  # [m, 1], what embeddings are multiplied by to be ``scaled``
+        self.scaled = embeddings if self.spread == 1.0 else embeddings * self.spread
+        if loss.comparison.unit:
+            lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+            self.factors = inverse(lengths) if self.spread == 1.0 else inverse(lengths).mul_(self.spread)
+            self.scaled = embeddings * self.factors
         self._rooms: dict[str, Tensor] = {}
 
     def _room(self, name: str, columns: int) -> Tensor:
         """A matrix to work in, [m, columns]; every tile gets the same memory, the first is the widest."""
-        height = len(self.embeddings)
+        height = len(self.scaled)
         if name not in self._rooms:
-            self._rooms[name] = self.embeddings.new_empty(height * columns)
+            self._rooms[name] = self.scaled.new_empty(height * columns)
         return self._rooms[name][: height * columns].view(height, columns)
 
     def _slices(self, height: int, count: int) -> list[slice]:
         """The classes, cut so that a tile keeps to the budget."""
-        bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * height * self.centers
+        pairs = height * (self.centers + (1 if self.loss.pools else 0))
+        bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * pairs
         size = self.loss.memory_budget // bytes_per_class
         if size < count and self.proxies.device.type == "cpu":
             # When there must be several tiles, they may as well stay in the cache.
@@ -114,20 +116,21 @@ class _Problem:
         size = min(max(1, size), count)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
-    def tile(self, classes: slice) -> _Tile:
-        """The classes of one slice."""
+    def tile(self, classes: slice, others: Tensor | None = None) -> _Tile:
+        """The classes of one slice. Probabilities are among them or, where ``others`` is known, among all classes.
+
+        ``others``, [m, 1], is the log-sum-exp over all classes but the own one.
+        """
         proxies = self.proxies[classes].flatten(0, -2)
-        values = torch.mm(self.embeddings, proxies.T, out=self._room("values", len(proxies)))
+        values = torch.mm(self.scaled, proxies.T, out=self._room("values", len(proxies)))
         lengths, slopes = None, None
-        if self.inverse_norms is not None:
+        if self.factors is not None:
             lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
-            values.mul_(lengths if self.spread == 1.0 else lengths * self.spread).mul_(self.inverse_norms.unsqueeze(1))
-        elif self.spread != 1.0:
-            values.mul_(self.spread)
+            values.mul_(lengths)
         logits = values
         if self.loss.pools:
             logits, slopes = self.loss.pool(values.view(len(values), -1, self.centers))
-            logits.mul_(self.loss.scale)
+            logits.mul_(self.loss.sharpness)
         column, inside = self.labels.unsqueeze(1), None
         if len(self.tiles) > 1:
             column = column - classes.start
@@ -136,25 +139,26 @@ class _Problem:
         own = logits.gather(1, column)
         hidden = torch.full_like(own, FLOOR) if inside is None else masked(own, ~inside, FLOOR)
         logits.scatter_(1, column, hidden)
-        probabilities = torch.softmax(logits, dim=1, out=self._room("probabilities", logits.shape[1]))
-        # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
-        logsumexp = logits.amax(dim=1).sub_(probabilities.amax(dim=1).log_())
+        probabilities = self._room("probabilities", logits.shape[1])
+        if others is None:
+            torch.softmax(logits, dim=1, out=probabilities)
+            # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
+            logsumexp = logits.amax(dim=1, keepdim=True).sub_(probabilities.amax(dim=1, keepdim=True).log_())
+            if len(self.tiles) == 1:
+                probabilities.clamp_(min=NEGLIGIBLE)
+        else:
+            logsumexp = others
+            torch.sub(logits, others, out=probabilities).clamp_(min=math.log(NEGLIGIBLE)).exp_()
         if logits is values:
             values.scatter_(1, column, own)
-        return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own.squeeze(1), column, inside)
+        return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own, column, inside)
 
-    def weights(self, tile: _Tile, by_own: Tensor, by_others: Tensor, others: Tensor) -> Tensor:
-        """The derivative of the loss by the similarities of a tile over the length of each embedding, [m, c · k]."""
-        if self.inverse_norms is not None:
-            by_own, by_others = by_own * self.inverse_norms, by_others * self.inverse_norms
+    def weights(self, tile: _Tile, by_own: Tensor) -> Tensor:
+        """The derivatives by the similarities of a tile, each row up to its own factor, [m, c · k]."""
+        weights = tile.probabilities
         if tile.inside is not None:
-            by_others = by_others * (tile.logsumexp - others).exp_()  # the tile's share of all classes
-        # What is too small to count would only slow the products down: processors dislike such numbers.
-        weights = torch.threshold_(tile.probabilities, NEGLIGIBLE, 0.0).mul_(by_others.unsqueeze(1))
-        own = by_own.unsqueeze(1)
-        if tile.inside is not None:
-            own = torch.where(tile.inside, own, weights.gather(1, tile.column))
-        weights.scatter_(1, tile.column, own)
+            by_own = torch.where(tile.inside, by_own, weights.gather(1, tile.column))
+        weights.scatter_(1, tile.column, by_own)
         return weights if tile.slopes is None else tile.slopes.mul_(weights.unsqueeze(2)).flatten(1)
 
     def penalty(self, tile: _Tile) -> tuple[Tensor, Tensor]:
@@ -173,16 +177,19 @@ class _Problem:
 
 
 def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the similarities."""
+    """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the scaled similarities.
+
+    Those are the last number, [m, 1], times the probability of another class, or times the middle number for
+    the own class.
+    """
     target, slope = loss.target(own)
-    gap, share = others - target, loss.scale / len(own)
+    gap, share = others - target, 1.0 / len(own)
     if loss.include_positive:
         value, by_others = softplus(gap, threshold=50.0).mean(), gap.sigmoid_().mul_(share)
     else:
-        present = others > FLOOR / 2  # where there is no other class there is nothing to tell apart
+        present = ~(others <= FLOOR / 2)  # where there is no other class there is nothing to tell apart; NaN stays
         value, by_others = masked(gap, present).mean(), present.to(gap.dtype).mul_(share)
-    by_own = by_others.neg()
-    return value, by_own if slope is None else by_own.mul_(slope), by_others
+    return value, torch.full_like(own, -1.0) if slope is None else slope.neg(), by_others
 
 
 def _compute(
@@ -190,44 +197,68 @@ def _compute(
 ) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings and proxies."""
     problem = _Problem(loss, embeddings, labels, proxies)
-    own, sums, penalty = None, [], None
+    own, sums, costs, kept = None, [], [], None
     for classes in problem.tiles:
         tile = problem.tile(classes)
-        own = tile.own if own is None or tile.inside is None else torch.where(tile.inside.squeeze(1), tile.own, own)
+        own = tile.own if own is None or tile.inside is None else torch.where(tile.inside, tile.own, own)
         sums.append(tile.logsumexp)
-        if loss.pools:
-            cost, _ = problem.penalty(tile)
-            penalty = cost if penalty is None else penalty + cost
+        if loss.pools and not any(needed):
+            costs.append(problem.penalty(tile)[0])
+        kept = tile if len(problem.tiles) == 1 else None
+        del tile  # its memory is the next one's
     assert own is not None
-    others = sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(dim=0)
+    others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
     value, by_own, by_others = _slopes(loss, own, others)
-    value = value if penalty is None else value + penalty
-    if not any(needed):
-        return value, [None, None]
+    gradients: Gradients = [None, None]
+    if any(needed):
+        tiles = [kept] if kept is not None else (problem.tile(classes, others) for classes in problem.tiles)
+        gradients = _gradients(problem, tiles, by_own, by_others, needed, costs)
+    return value + torch.stack(costs).sum() if costs else value, gradients
 
-    by_embeddings, by_proxies = None, torch.empty_like(proxies, memory_format=torch.contiguous_format)
-    along: Tensor | None = None  # how much of the gradient is along the embedding, and does not turn it
-    for classes in problem.tiles:
-        tile = tile if len(sums) == 1 else problem.tile(classes)
-        weights, lengths = problem.weights(tile, by_own, by_others, others), tile.inverse_norms
-        by_some = by_proxies[classes].flatten(0, -2)
-        if lengths is None or problem.norms is None:
-            torch.mm(weights.T, embeddings, out=by_some)
-        else:
+
+def _gradients(
+    problem: _Problem, tiles: Iterable[_Tile], by_own: Tensor, by_others: Tensor, needed: Needed, costs: list[Tensor]
+) -> Gradients:
+    """The gradients by embeddings and proxies; what proxies cost by themselves is added to ``costs``."""
+    loss = problem.loss
+    by_row = by_others * loss.sharpness if loss.pools else by_others
+    scaled = problem.scaled * by_row
+    by_embeddings: Tensor | None = None
+    by_proxies = torch.empty_like(problem.proxies, memory_format=torch.contiguous_format) if needed[1] else None
+    along: Tensor | None = None  # [m, 1], how much of the gradient is along the embedding, and does not turn it
+    for classes, tile in zip(problem.tiles, tiles, strict=True):
+        weights, lengths = problem.weights(tile, by_own), tile.inverse_norms
+        terms = None
+        if lengths is not None:
             terms = tile.values.mul_(weights)
-            along = terms.sum(dim=1) if along is None else along.add_(terms.sum(dim=1))
-            # The part of the gradient along the proxy comes off.
-            off = (problem.norms @ terms).mul_(lengths).mul_(lengths).div_(-problem.spread)
-            torch.mul(tile.proxies, off.unsqueeze(1), out=by_some).addmm_(weights.mul_(lengths).T, embeddings)
-        by_embeddings = weights @ tile.proxies if by_embeddings is None else by_embeddings.addmm_(weights, tile.proxies)
+            sums = terms.sum(dim=1, keepdim=True)
+            along = sums if along is None else along.add_(sums)
+            weights.mul_(lengths)
+        if needed[0]:
+            by_embeddings = (
+                weights @ tile.proxies if by_embeddings is None else by_embeddings.addmm_(weights, tile.proxies)
+            )
+        if by_proxies is not None:
+            by_some = by_proxies[classes].flatten(0, -2)
+            if lengths is None or terms is None:
+                torch.mm(weights.T, scaled, out=by_some)
+            else:
+                # The part of the gradient along the proxy comes off.
+                off = (terms.T @ by_row).mul_(lengths.square().neg_().unsqueeze(1))
+                torch.mul(tile.proxies, off, out=by_some).addmm_(weights.T, scaled)
         if loss.pools:
-            moves = problem.penalty(tile)[1]
-            grouped = (len(moves), problem.centers, -1)
-            by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
-    if by_embeddings is not None and along is not None and problem.inverse_norms is not None:
-        off = along.mul_(problem.inverse_norms).unsqueeze(1)
-        by_embeddings.addcmul_(embeddings, off, value=-1.0 / problem.spread)
-    return value, [by_embeddings, by_proxies]
+            cost, moves = problem.penalty(tile)
+            costs.append(cost)
+            if by_proxies is not None:
+                grouped = (len(moves), problem.centers, -1)
+                by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
+        del tile, weights, terms  # their memory is the next tile's
+    if by_embeddings is not None and along is not None and problem.factors is not None:
+        by_embeddings.addcmul_(problem.scaled, along, value=-1.0 / problem.spread**2)
+        by_embeddings.mul_(by_row * problem.factors)
+    elif by_embeddings is not None:
+        by_embeddings.mul_(by_row if problem.spread == 1.0 else by_row * problem.spread)
+    return [by_embeddings, by_proxies]
 
 
 def class_loss(

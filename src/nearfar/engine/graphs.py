@@ -69,9 +69,12 @@ class Held:
         gradients = self.take()
         if factor.device.type == "cpu" and not self._borrowed and self._gradients is None and factor.item() == 1.0:
             return gradients  # the usual case, and looking costs nothing there
+        there = [gradient for gradient in gradients if gradient is not None]
         if self._borrowed or self._gradients is not None:
-            return [None if gradient is None else gradient * factor for gradient in gradients]
-        return [None if gradient is None else gradient.mul_(factor) for gradient in gradients]
+            products = iter(torch._foreach_mul(there, factor))
+            return [None if gradient is None else next(products) for gradient in gradients]
+        torch._foreach_mul_(there, factor)
+        return gradients
 
 
 def _may_run_again() -> bool:
@@ -89,12 +92,16 @@ class Recording:
     lasting: tuple[int, ...]
     loss: Tensor
     gradients: Gradients
+    number: int  # how many of the same memory were recorded before
     last: weakref.ref[Held] | None = None
 
+    def keep(self) -> None:
+        """Move the gradients of the last replay away, if anybody still needs them."""
+        held = None if self.last is None else self.last()
+        if held is not None:
+            held.keep()
+
     def replay(self, tensors: Tensors) -> tuple[Tensor, Held]:
-        previous = None if self.last is None else self.last()
-        if previous is not None:
-            previous.keep()
         for number, (recorded, given) in enumerate(zip(self.tensors, tensors, strict=True)):
             if recorded is not None and given is not None and number not in self.lasting:
                 recorded.copy_(given)
@@ -125,13 +132,17 @@ def run(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
     key = (stream, needed, settings, places, shapes)
     known = _recordings.setdefault(step.owner, {})
     found = known.get(key, 0)
+    recordings = [other for other in known.values() if isinstance(other, Recording)]
     if isinstance(found, Recording):
+        for other in recordings:
+            # What was recorded later may have its results where this one works.
+            if other.number >= found.number:
+                other.keep()
         return found.replay(tensors)
     if found == CALLS_BEFORE_CAPTURE:
         # Recordings of one loss on one stream never run at once, so they can work in the same memory.
-        alike = (other.graph.pool() for other in known.values() if isinstance(other, Recording))
-        pool = next(alike, None) if all(other[0] == stream for other in known) else None
-        recording = _record(step, tensors, len(inputs), needed, stream, pool)
+        pool = recordings[0].graph.pool() if recordings and all(other[0] == stream for other in known) else None
+        recording = _record(step, tensors, len(inputs), needed, stream, pool, len(recordings))
         if recording is not None:
             known[key] = recording
             return recording.replay(tensors)
@@ -148,7 +159,7 @@ def _compute(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]
 
 
 def _record(
-    step: Step, tensors: Tensors, inputs: int, needed: Needed, current: torch.cuda.Stream, pool: Any
+    step: Step, tensors: Tensors, inputs: int, needed: Needed, current: torch.cuda.Stream, pool: Any, number: int
 ) -> Recording | None:
     """Record a step on copies of its tensors; None (and a warning) where that is not possible."""
     copies = [
@@ -176,4 +187,4 @@ def _record(
         if collecting:
             gc.enable()
         current.wait_stream(stream)
-    return Recording(graph, copies, step.lasting, value, gradients)
+    return Recording(graph, copies, step.lasting, value, gradients, number)

@@ -38,4 +38,7 @@ class NormalizedSoftmax(ClassificationLoss):
     ) -> None:
         super().__init__(num_classes, dim, sample_rate, lr_multiplier)
         self.temperature = positive("temperature", temperature)
-        self.scale = 1.0 / self.temperature
+
+    @property
+    def sharpness(self) -> float:
+        return 1.0 / self.temperature

@@ -81,6 +81,11 @@ class ClassificationLoss(ProxyLoss):
         """How embeddings and proxies are compared."""
         return measure(self.measure, raw=self.raw)
 
+    @property
+    def sharpness(self) -> float:
+        """What similarities are multiplied by in the sum: the scale, unless a loss has another word for it."""
+        return self.scale
+
     def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
         """What stands for the scaled similarity to the own class, [m], and its derivative by that; None: 1."""
         return own, None

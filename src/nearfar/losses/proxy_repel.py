@@ -77,15 +77,15 @@ class ProxyRepel(ProxyLoss, RowLoss):
             memory_budget=self.memory_budget,
             record=self.record,
         )
-        batch = Batch(repulsion, classes, classes, owner=self)
         if not self.through_batch:
-            return pulls + row_loss(batch, proxies, None, None)
+            return pulls + row_loss(Batch(repulsion, classes, classes, owner=self), proxies, None, None)
 
-        def through(proxies: Tensor, embeddings: Tensor) -> Tensor:
+        def through(proxies: Tensor, embeddings: Tensor, classes: Tensor) -> Tensor:
+            batch = Batch(repulsion, classes, classes, owner=self)
             return row_loss(batch, unit(proxies) @ unit(embeddings).T, None, None)
 
         pairs = len(proxies) * (len(proxies) + len(labels))
-        step = Step(by_autograd(through), (), self, repulsion.recordable, pairs, lasting=(0,))
+        step = Step(by_autograd(through), (classes,), self, repulsion.recordable, pairs, lasting=(0,))
         pushes: Tensor = differentiable(step, (proxies, embeddings))
         return pulls + pushes
 

@@ -41,7 +41,7 @@ class SmoothAP(PairLoss):
     key = "smooth_ap"
     source = "beyond the five papers"
     closed_form = True
-    row_bytes = 80
+    row_bytes = 128
     record = False  # on a GPU a step has as many kernels as the batch has members
 
     def __init__(self, *, temperature: float = 0.01) -> None:
@@ -75,8 +75,8 @@ class SmoothAP(PairLoss):
         return [Mean(Row(has_positive - total / number, [(factor, weights)]), has_positive)]
 
     def _chunks(self, count: int, sim: Tensor) -> list[slice]:
-        """The slots, cut so that slots × pairs keep to a quarter of the budget."""
-        most = self.memory_budget // (4 * sim.element_size())
+        """The slots, cut so that slots × pairs keep to an eighth of the budget."""
+        most = self.memory_budget // (8 * sim.element_size())
         if sim.device.type == "cpu":
             most = min(most, CPU_CHUNK)
         step = max(1, most // sim.numel())

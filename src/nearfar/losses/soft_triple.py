@@ -57,17 +57,23 @@ class SoftTriple(ClassificationLoss):
         self_centers = whole("centers", centers)
         super().__init__(num_classes, dim, sample_rate, lr_multiplier, self_centers)
         self.centers = self_centers
-        self.scale = self.alpha = positive("alpha", alpha)
+        self.alpha = positive("alpha", alpha)
         self.gamma, self.tau = non_negative("gamma", gamma), non_negative("tau", tau)
         self.margin = non_negative("margin", margin)
 
+    @property
+    def sharpness(self) -> float:
+        return self.alpha
+
     def target(self, own: Tensor) -> tuple[Tensor, None]:
-        return own - self.scale * self.margin, None
+        return own - self.alpha * self.margin, None
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         shares = torch.softmax(self.gamma * similarities, dim=2)
-        pooled = (shares * similarities).sum(dim=2)
-        slopes = torch.sub(similarities, pooled.unsqueeze(2)).mul_(self.gamma).add_(1.0).mul_(shares)
+        weighted = shares * similarities
+        pooled = weighted.sum(dim=2)
+        # shares · (1 + gamma (similarity − pooled)), in place
+        slopes = weighted.mul_(self.gamma).addcmul_(shares, (1.0 - self.gamma * pooled).unsqueeze(2))
         return pooled, slopes
 
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,8 @@ from torch.nn.functional import normalize as to_unit
 
 from nearfar.inputs import Array, as_labels, as_vectors, check_finite
 from nearfar.metrics import scores
-from nearfar.metrics.kmeans import MEMORY_BUDGET, Progress, kmeans
+from nearfar.metrics.kmeans import MEMORY_BUDGET, kmeans
+from nearfar.progress import Progress
 from nearfar.settings import one_of, whole
 
 BACKENDS = ("torch", "faiss")

@@ -6,16 +6,16 @@ A vector whose centre stayed where it was is compared only with the centres that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nearfar.inputs import BLOCK_BYTES, Array, as_vectors, blocks, check_finite
+from nearfar.precision import full_precision, unit_rows
+from nearfar.progress import Progress
 from nearfar.settings import non_negative, whole
-
-Progress = Callable[[int, int], None]
 
 MEMORY_BUDGET = 256 * 1024 * 1024
 CPU_SIDE, GPU_SIDE = 1024, 8192  # rows and columns of a tile: what fits a cache, what keeps a GPU busy
@@ -77,7 +77,7 @@ def kmeans(
     points = Points(vectors, unit=normalize, memory_budget=memory_budget)
     best: KMeans | None = None
     for start in range(restarts):
-        with torch.autocast(vectors.device.type, enabled=False):
+        with full_precision(vectors.device):
             lloyd = Lloyd(points, k, generator)
             for done in range(1, iterations + 1):
                 go_on = lloyd.iterate(tolerance)
@@ -124,8 +124,7 @@ class Points:
         points = self.vectors[rows].double()
         if not self.unit:
             return points
-        norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
-        return points / norms.masked_fill_(norms == 0, 1.0)
+        return unit_rows(points)
 
     def tiles(self, rows: Tensor | None = None, columns: int = 1) -> Iterator[slice | Tensor]:
         """All points or those in some rows, as many at a time as go well with this many centres."""

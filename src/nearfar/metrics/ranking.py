@@ -12,16 +12,20 @@ Queries with very many positives are ranked by sorting instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Progress = Callable[[int, int], None]
+from nearfar.precision import unit_rows
+from nearfar.progress import Progress
 
 MANY_POSITIVES = 64  # beyond this, sorting beats counting
 CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache
+CPU_ROOM = 1 << 24  # bytes that need not be fetched anew from the system each time
+WORD = 8  # truth values that are looked at together
+MANY_NEAR = 32  # one in so many entries near a positive is too many to pick them out
 SAME = 2.0**-40  # similarities as close as this in float64 are equal
 SMALL = 2.0**-46  # what the squared lengths behind a squared distance may lose in a matrix product, relatively
 
@@ -40,9 +44,7 @@ class Points:
         points = self.array[index].double()
         if not self.unit:
             return points.mul_(self.scale)
-        points = points / points.abs().amax(dim=1, keepdim=True).clamp_(min=5e-324)  # no length leaves the numbers
-        norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
-        return points.div_(norms.masked_fill_(norms == 0, 1.0))
+        return unit_rows(points)
 
     def quick(self, index: Tensor) -> Tensor:
         """Some of them in float32."""
@@ -52,12 +54,12 @@ class Points:
         """Of exact points, pair by pair along the last dimension."""
         return (one * other).sum(dim=-1) if self.unit else -(one - other).square_().sum(dim=-1)
 
-    def pairwise(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def pairwise(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
         """Of all rows with all columns, in their precision."""
         if self.unit:
-            return rows @ columns.T
+            return torch.mm(rows, columns.T, out=out)
         squares = [points.square().sum(dim=1) for points in (rows, columns)]
-        return torch.addmm(squares[1].neg(), rows, columns.T, alpha=2.0).sub_(squares[0].unsqueeze(1))
+        return torch.addmm(squares[1].neg(), rows, columns.T, alpha=2.0, out=out).sub_(squares[0].unsqueeze(1))
 
     def doubt(self, rows: Tensor, columns: Tensor) -> float:
         """How far a similarity in float32 may be from the exact one."""
@@ -89,9 +91,11 @@ class _Block:
     index: Tensor  # [b], which points they are
     classes: Tensor  # [b], ascending
     span: tuple[int, int]  # the first and the last class
-    positives: Tensor  # [b, k], which points are theirs, in any order
+    positives: Tensor  # [b, k], which points are theirs, the least similar first
     similarity: Tensor  # [b, k], exact; infinite where there is no positive, which nothing exceeds
-    above: Tensor  # [b, k], how many come before each
+    limits: Tensor  # [k, b], the same in float32
+    above: Tensor  # [b, k], how many come before each, as far as counted one by one
+    beyond: Tensor  # [b, k + 1], how many others come before so many of them, the least similar, and no more
     quick: Tensor | None = None  # [b, d], in float32, where there is room to keep it
 
 
@@ -112,6 +116,7 @@ class Ranking:
         self.sizes = torch.bincount(self.gallery_classes, minlength=len(sizes))
         self.starts = self.sizes.cumsum(0) - self.sizes
         self.order = torch.argsort(self.gallery_classes, stable=True)
+        self._rooms: dict[torch.dtype, Tensor] = {}
         self.positives = self.sizes[self.query_classes] - int(self.alone)  # [m], how many each query has
 
     def statistics(self, progress: Progress | None = None) -> dict[str, Tensor]:
@@ -126,7 +131,9 @@ class Ranking:
             if progress is not None:
                 progress(done, total)
         for block in blocks:
-            _enter(found, block.index, _from_places(block.above, self.positives[block.index]))
+            # What comes before more than s of the positives, the least similar, comes before the one in slot s.
+            places = block.above + block.beyond[:, 1:].flip(1).cumsum(dim=1).flip(1)
+            _enter(found, block.index, _from_places(places, self.positives[block.index]))
         for done, index in enumerate(tiles, start=len(pairs) + 1):
             _enter(found, index, self._sorted(index))
             if progress is not None:
@@ -165,7 +172,8 @@ class Ranking:
             positives = torch.where((positives == index.unsqueeze(1)).cumsum(dim=1) > 0, later, positives)
         similarity = torch.full_like(there, math.inf, dtype=torch.float64)
         if len(slots):
-            similarity = self._exactly(index, positives).masked_fill_(~there, math.inf)
+            similarity, order = self._exactly(index, positives).masked_fill_(~there, math.inf).sort(dim=1, stable=True)
+            positives = positives.gather(1, order)
         above = torch.zeros_like(similarity)
         for slot in range(len(slots)):
             some = slice(slot, slot + 1)
@@ -174,7 +182,10 @@ class Ranking:
         span = int(classes[0]), int(classes[-1])
         side = self.gallery if asked else self.queries
         quick = side.quick(index) if self.keeps else None
-        return _Block(index, classes, span, positives, similarity, above.masked_fill_(~there, math.inf), quick)
+        above.masked_fill_(~there, math.inf)
+        limits = similarity.float().T.contiguous()
+        beyond = torch.zeros(len(index), len(slots) + 1, dtype=torch.int64, device=index.device)
+        return _Block(index, classes, span, positives, similarity, limits, above, beyond, quick)
 
     def _before(self, one: Tensor, index: Tensor, other: Tensor, other_index: Tensor) -> Tensor:
         """Whether items of similarity ``one`` come before those of ``other``; of equal ones, the lower index."""
@@ -184,7 +195,8 @@ class Ranking:
 
     def _exactly(self, index: Tensor, others: Tensor) -> Tensor:
         """Similarities of queries, [b], with some of what they ask, [b, k], in float64."""
-        rows = max(1, self.budget // (64 * self.queries.array.shape[1] * max(1, others.shape[1])))
+        room = min(self.budget, CPU_ROOM) if index.device.type == "cpu" else self.budget
+        rows = max(1, room // (64 * self.queries.array.shape[1] * max(1, others.shape[1])))
         parts = []
         for some, theirs in zip(torch.split(index, rows), torch.split(others, rows), strict=True):
             asked = self.gallery.exact(theirs.flatten()).view(*theirs.shape, self.queries.array.shape[1])
@@ -195,46 +207,77 @@ class Ranking:
         """How many of the columns come before the positives of the rows, and the other way round."""
         one = self.queries.quick(rows.index) if rows.quick is None else rows.quick
         other = self.gallery.quick(columns.index) if columns.quick is None else columns.quick
-        similarity, doubt = self.queries.pairwise(one, other), self.queries.doubt(one, other)
+        similarity = self.queries.pairwise(one, other, out=self._room(torch.float32, len(one), len(other)))
+        doubt = self.queries.doubt(one, other)
         if rows.span[0] <= columns.span[1] and columns.span[0] <= rows.span[1]:
             # Positives were counted exactly.
             similarity.masked_fill_(rows.classes.unsqueeze(1) == columns.classes, -math.inf)
-        self._add(rows, columns, similarity, doubt)
-        if self.alone and rows is not columns:
-            self._add(columns, rows, similarity.T, doubt)
+        if rows.above.shape[1]:
+            near = self._near(similarity, rows.limits[0].unsqueeze(1) - doubt)
+            if near is None:
+                self._add_many(rows, columns, similarity, doubt)
+            else:
+                self._add(rows, columns, *near, doubt)
+        if self.alone and rows is not columns and columns.above.shape[1]:
+            near = self._near(similarity, columns.limits[0] - doubt)
+            if near is None:
+                self._add_many(columns, rows, similarity.T.contiguous(), doubt)
+            else:
+                row, column, values = near
+                self._add(columns, rows, column, row, values, doubt)
 
-    def _add(self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float) -> None:
-        """Add those of the columns to the counts of the rows."""
-        if not rows.above.shape[1]:
+    def _room(self, dtype: torch.dtype, height: int, width: int) -> Tensor:
+        """Memory for a block, always the same."""
+        size = -(-height * width // WORD) * WORD
+        if dtype not in self._rooms or len(self._rooms[dtype]) < size:
+            self._rooms[dtype] = torch.empty(size, dtype=dtype, device=self.order.device)
+        return self._rooms[dtype][: height * width].view(height, width)
+
+    def _near(self, similarity: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Row, column and value of the entries that reach ``lowest``; None if they are too many to pick them out."""
+        reached = torch.ge(similarity, lowest, out=self._room(torch.bool, *similarity.shape))
+        # Few do, so eight are looked at as one.
+        room = self._rooms[torch.bool][: -(-reached.numel() // WORD) * WORD]
+        room[reached.numel() :] = False
+        words = room.view(torch.int64).nonzero().squeeze(1)
+        if MANY_NEAR * len(words) > reached.numel():
+            return None
+        word, place = room.view(torch.int64).index_select(0, words).view(torch.bool).view(-1, WORD).nonzero().unbind(1)
+        entry = words.index_select(0, word).mul_(WORD).add_(place)
+        return entry // reached.shape[1], entry % reached.shape[1], similarity.view(-1).index_select(0, entry)
+
+    def _add(self, rows: _Block, columns: _Block, row: Tensor, column: Tensor, values: Tensor, doubt: float) -> None:
+        """Add some of the columns to the counts of the rows."""
+        gap = values - rows.limits.index_select(1, row)
+        exceeds = torch.empty_like(gap)  # counting floats is faster than counting truth values
+        surely = torch.gt(gap, doubt, out=exceeds).sum(dim=0).long()
+        perhaps = torch.ge(gap, -doubt, out=exceeds).sum(dim=0).long()
+        # Positives are in order, so it is enough to know how many are exceeded.
+        places = rows.beyond.shape[1]
+        rows.beyond += torch.bincount(surely.add(row, alpha=places), minlength=rows.beyond.numel()).view_as(rows.beyond)
+        unsure = (perhaps != surely).nonzero().squeeze(1)
+        slot, which = (gap[:, unsure].abs() <= doubt).nonzero().unbind(1)
+        self._decide(rows, columns, row[unsure[which]], slot, column[unsure[which]])
+
+    def _add_many(self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float) -> None:
+        """Add all of the columns to the counts of the rows, one positive after the other."""
+        exceeds = torch.empty_like(similarity)
+        for slot, limit in enumerate(rows.limits.unsqueeze(2)):
+            low, high = limit - doubt, limit + doubt
+            surely = torch.gt(similarity, high, out=exceeds).sum(dim=1)
+            perhaps = torch.ge(similarity, low, out=exceeds).sum(dim=1)
+            rows.above[:, slot] += surely
+            unsure = (perhaps != surely).nonzero().squeeze(1)
+            for some in torch.split(unsure, max(1, self.budget // (16 * similarity.shape[1]))):
+                values = similarity[some]
+                which, column = ((values >= low[some]) & (values <= high[some])).nonzero().unbind(1)
+                self._decide(rows, columns, some[which], torch.full_like(which, slot), column)
+
+    def _decide(self, rows: _Block, columns: _Block, row: Tensor, slot: Tensor, column: Tensor) -> None:
+        """Look exactly at columns that are too close to positives, each in a slot of a row."""
+        if not len(row):
             return
-        limits = rows.similarity.float()
-        # Of most rows no column comes near most positives, and those need no counting.
-        nearest = similarity.amax(dim=1, keepdim=True)
-        unsure = []
-        for slot, reached in enumerate((nearest >= limits - doubt).unbind(1)):
-            some = reached.nonzero().squeeze(1)
-            if not len(some):
-                continue
-            part = similarity if 2 * len(some) > len(reached) else similarity[some]
-            some = some if part is not similarity else torch.arange(len(reached), device=some.device)
-            limit = limits[some, slot].unsqueeze(1)
-            exceeds = torch.gt(part, limit + doubt, out=torch.empty_like(part))
-            surely = exceeds.sum(dim=1)
-            perhaps = torch.ge(part, limit - doubt, out=exceeds).sum(dim=1)
-            rows.above[some, slot] += surely
-            unsure.append(torch.stack([some, torch.full_like(some, slot)], dim=1)[perhaps != surely])
-        for close in (
-            torch.split(torch.cat(unsure), max(1, self.budget // (16 * similarity.shape[1]))) if unsure else ()
-        ):
-            self._decide(rows, columns, similarity, doubt, *close.unbind(1))
-
-    def _decide(
-        self, rows: _Block, columns: _Block, similarity: Tensor, doubt: float, row: Tensor, slot: Tensor
-    ) -> None:
-        """Look exactly at what is too close to some positives, each in a slot of a row."""
-        limit, values = rows.similarity[row, slot].float().unsqueeze(1), similarity[row]
-        which, column = ((values >= limit - doubt) & (values <= limit + doubt)).nonzero().unbind(1)
-        row, slot, item = row[which], slot[which], columns.index[column]
+        item = columns.index[column]
         exact = self._exactly(rows.index[row], item.unsqueeze(1)).squeeze(1)
         before = self._before(exact, item, rows.similarity[row, slot], rows.positives[row, slot])
         rows.above.index_put_((row, slot), before.double(), accumulate=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearfar.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
-from nearfar.metrics.ranking import Progress, Ranking, prepare
+from nearfar.metrics.ranking import Ranking, prepare
+from nearfar.precision import full_precision
+from nearfar.progress import Progress
 
 MEASURES = ("cosine", "euclidean")
 DEFAULT_BUDGET = 256 * 1024 * 1024
@@ -83,7 +84,7 @@ def retrieval(
     sides = prepare([queries] if asked is None else [queries, asked], measure)
     gallery_points = sides[1] if asked is not None else None
     ranking = Ranking(sides[0], codes[: len(queries)], gallery_points, codes[len(queries) :], memory_budget)
-    with _full_precision(queries.device):
+    with full_precision(queries.device):
         values = _values(ranking.statistics(progress), ks)
     answered = ~values["mrr"].isnan()
     if not bool(answered.any()):
@@ -95,18 +96,6 @@ def retrieval(
     if per_query:
         result["per_query"] = values
     return result
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the precision of their numbers, whatever autocast and TF32 say."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _values(statistics: dict[str, Tensor], ks: Sequence[int]) -> dict[str, Tensor]:
