@@ -12,7 +12,7 @@ Proxies are not copied to be normalised: their lengths are divided out of the si
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -211,22 +211,31 @@ def _compute(
     value, by_own, by_others = _slopes(loss, own, others)
     gradients: Gradients = [None, None]
     if any(needed):
-        tiles = [kept] if kept is not None else (problem.tile(classes, others) for classes in problem.tiles)
-        gradients = _gradients(problem, tiles, by_own, by_others, needed, costs)
+        gradients = _gradients(problem, kept, others, by_own, by_others, needed, costs)
     return value + torch.stack(costs).sum() if costs else value, gradients
 
 
 def _gradients(
-    problem: _Problem, tiles: Iterable[_Tile], by_own: Tensor, by_others: Tensor, needed: Needed, costs: list[Tensor]
+    problem: _Problem,
+    only: _Tile | None,
+    others: Tensor,
+    by_own: Tensor,
+    by_others: Tensor,
+    needed: Needed,
+    costs: list[Tensor],
 ) -> Gradients:
-    """The gradients by embeddings and proxies; what proxies cost by themselves is added to ``costs``."""
+    """The gradients by embeddings and proxies; what proxies cost by themselves is added to ``costs``.
+
+    ``only`` is the tile of all classes where one holds them.
+    """
     loss = problem.loss
     by_row = by_others * loss.sharpness if loss.pools else by_others
     scaled = problem.scaled * by_row
     by_embeddings: Tensor | None = None
     by_proxies = torch.empty_like(problem.proxies, memory_format=torch.contiguous_format) if needed[1] else None
     along: Tensor | None = None  # [m, 1], how much of the gradient is along the embedding, and does not turn it
-    for classes, tile in zip(problem.tiles, tiles, strict=True):
+    for classes in problem.tiles:
+        tile = problem.tile(classes, others) if only is None else only
         weights, lengths = problem.weights(tile, by_own), tile.inverse_norms
         terms = None
         if lengths is not None:

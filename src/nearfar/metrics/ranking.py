@@ -286,7 +286,7 @@ class Ranking:
 
     def _tiles(self, many: Tensor) -> list[Tensor]:
         """The queries to sort for, some at a time."""
-        rows = max(1, self.budget // (64 * len(self.order)))
+        rows = max(1, self.budget // (128 * len(self.order)))
         return list(torch.split(many, rows)) if len(many) else []
 
     def _sorted(self, index: Tensor) -> dict[str, Tensor]:
@@ -297,7 +297,7 @@ class Ranking:
         )
         similarity = queries.new_empty(len(index), len(every))
         rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
-        for some in torch.split(every, max(1, self.budget // (16 * queries.shape[1]))):
+        for some in torch.split(every, max(1, self.budget // (64 * queries.shape[1]))):
             asked = self.gallery.exact(some) - self.queries.center
             similarity[:, some] = self.queries.pairwise(queries, asked)
             rounding[some] = SMALL * asked.square().sum(dim=1)
