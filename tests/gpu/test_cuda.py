@@ -432,8 +432,9 @@ def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
     for _ in range(STEPS):
         leaf.grad = None
         loss(leaf, labels).backward()
-    parameters = sum(parameter.nbytes for parameter in loss.parameters())  # their gradient, and its copy in a recording
-    assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20 + 2 * parameters
+    # Besides, the gradient of the loss's own parameters: the one before, the one found, and a recording's.
+    gradients = 3 * sum(parameter.nbytes for parameter in loss.parameters())
+    assert torch.cuda.max_memory_allocated() - before <= 300 * 2**20 + gradients
 
 
 def test_recording_can_be_turned_off() -> None:

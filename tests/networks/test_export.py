@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nearfar.networks import Ensemble, create
-from nearfar.networks.export import export
+from nearfar.networks.exporting import export
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.saving import Model, load
 from nearfar.pixels import LITE
@@ -54,12 +54,7 @@ def compare(model: Model, file: Path, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(torch.from_numpy(found), wanted, atol=1e-4, rtol=1e-4)
 
 
-SIZES = pytest.mark.xfail(strict=True, reason="sizes compared in bn_inception are no constants to the exporter")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SIZES) if name == "bn_inception" else name for name in MODELS]
-)
+@pytest.mark.parametrize("name", list(MODELS))
 def test_onnx_runtime_gives_the_same_embeddings_for_any_batch(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ def export_network(
     Example: nearfar export runs/birds --format onnx --out birds.onnx
     """
     from nearfar.networks import saving
-    from nearfar.networks.export import FORMATS, export
+    from nearfar.networks.exporting import FORMATS, export
     from nearfar.settings import one_of
 
     one_of("--format", format, FORMATS)

@@ -107,7 +107,7 @@ class _Problem:
 
     def _slices(self, height: int, count: int) -> list[slice]:
         """The classes, cut so that a tile keeps to the budget."""
-        pairs = height * (self.centers + (1 if self.loss.pools else 0))
+        pairs = height * (self.centers + (2 if self.loss.pools else 0))  # what is pooled needs room, too
         bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * pairs
         size = self.loss.memory_budget // bytes_per_class
         if size < count and self.proxies.device.type == "cpu":

@@ -14,7 +14,7 @@ from nearfar.precision import full_precision
 from nearfar.progress import Progress
 
 MEASURES = ("cosine", "euclidean")
-DEFAULT_BUDGET = 256 * 1024 * 1024
+CPU_BUDGET, GPU_BUDGET = 256 * 1024 * 1024, 2 * 1024 * 1024 * 1024
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def retrieval(
     ks: Sequence[int] = (1, 2, 4, 8),
     measure: str = "cosine",
     per_query: bool = False,
-    memory_budget: int = DEFAULT_BUDGET,
+    memory_budget: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """How well queries find their class, exactly and in bounded memory.
@@ -45,7 +45,7 @@ def retrieval(
     ks : how many neighbours to look at, each ≥ 1; a k beyond what can be asked looks at all.
     measure : "cosine" or "euclidean".
     per_query : also return the values of each query, NaN for those without a match.
-    memory_budget : bytes to work with, beyond the input.
+    memory_budget : bytes to work with, beyond the input; unless told 256 MiB, or 2 GiB of a GPU that has them free.
     progress : called with (steps done, steps in all).
 
     Returns
@@ -66,6 +66,7 @@ def retrieval(
     """
     _check_settings(ks, measure, memory_budget)
     queries = _vectors("embeddings", embeddings)
+    budget = _budget(queries.device) if memory_budget is None else memory_budget
     asked = None
     if gallery is None and gallery_labels is None:
         query_labels = as_labels("labels", labels, len(queries))
@@ -83,7 +84,7 @@ def retrieval(
     codes = torch.unique(torch.cat([query_labels, asked_labels]), return_inverse=True)[1].to(queries.device)
     sides = prepare([queries] if asked is None else [queries, asked], measure)
     gallery_points = sides[1] if asked is not None else None
-    ranking = Ranking(sides[0], codes[: len(queries)], gallery_points, codes[len(queries) :], memory_budget)
+    ranking = Ranking(sides[0], codes[: len(queries)], gallery_points, codes[len(queries) :], budget)
     with full_precision(queries.device):
         values = _values(ranking.statistics(progress), ks)
     answered = ~values["mrr"].isnan()
@@ -116,7 +117,14 @@ def _vectors(name: str, array: Array) -> Tensor:
     return vectors
 
 
-def _check_settings(ks: Sequence[int], measure: str, memory_budget: int) -> None:
+def _budget(device: torch.device) -> int:
+    """What may be used without being asked for."""
+    if device.type != "cuda":
+        return CPU_BUDGET
+    return max(CPU_BUDGET, min(GPU_BUDGET, torch.cuda.mem_get_info(device)[0] // 4))
+
+
+def _check_settings(ks: Sequence[int], measure: str, memory_budget: int | None) -> None:
     if not ks:
         raise ValueError("ks is empty; needed is at least one number of neighbours")
     for k in ks:
@@ -124,5 +132,5 @@ def _check_settings(ks: Sequence[int], measure: str, memory_budget: int) -> None
             raise ValueError(f"ks contains {k!r}; needed are whole numbers of at least 1")
     if measure not in MEASURES:
         raise ValueError(f"measure is {measure!r}; allowed are {', '.join(MEASURES)}")
-    if memory_budget < 1:
+    if memory_budget is not None and memory_budget < 1:
         raise ValueError(f"memory_budget is {memory_budget}; it must be ≥ 1")

@@ -89,7 +89,7 @@ class BNInception(Backbone):
         three = self._conv(x, f"{block}_3x3_reduce", f"{block}_3x3")
         double = self._conv(x, f"{block}_double_3x3_reduce", f"{block}_double_3x3_1", f"{block}_double_3x3_2")
         if not BLOCKS[name][0]:
-            odd = (x.shape[2] % 2, x.shape[3] % 2)
+            odd = (int(x.shape[2]) % 2, int(x.shape[3]) % 2)
             return torch.cat([three, double, F.max_pool2d(x, 3, 2, padding=odd, ceil_mode=True)], dim=1)
         # The last block takes the maximum, all others the average, in which the padding counts.
         pooled = F.max_pool2d(x, 3, 1, padding=1) if name == "5b" else F.avg_pool2d(x, 3, 1, padding=1)
