@@ -224,10 +224,10 @@ def global_loss(
             part = loss(embeddings, labels, gallery, gallery_labels, positions=positions) / world.ranks
         else:
             part = loss(embeddings, labels) / world.ranks
-    rest = -part.detach()
     total = part.detach().clone()
     distributed.all_reduce(total)
-    return part + rest.add_(total)
+    value: Tensor = part + (total - part.detach())
+    return value
 
 
 class _Gather(torch.autograd.Function):
