@@ -226,8 +226,8 @@ def global_loss(
             part = loss(embeddings, labels) / world.ranks
     total = part.detach().clone()
     distributed.all_reduce(total)
-    value: Tensor = part + (total - part.detach())
-    return value
+    whole: Tensor = part + (total - part.detach())
+    return whole
 
 
 class _Gather(torch.autograd.Function):
