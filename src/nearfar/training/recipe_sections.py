@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, ClassVar, Literal, get_type_hints
 
 from nearfar.settings import non_negative, number, positive, whole
@@ -42,11 +41,10 @@ class Section:
             positive(self._name(key), value)
 
 
-@cache
-def types_of(section: Any) -> dict[str, Any]:
+def types_of(section: type[Section]) -> dict[str, Any]:
     """The fields of a section and their types."""
     hints = get_type_hints(section)
-    return {one.name: hints[one.name] for one in fields(section)}
+    return {one.name: hints[one.name] for one in fields(section)}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,270 @@
+"""From a recipe to everything a run needs: data, network, losses, optimiser, schedule."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nearfar import networks
+from nearfar.data import DataSet, Loader, Split, Store, View, samplers
+from nearfar.data.sampling import Sampler
+from nearfar.networks import Embedder, Ensemble
+from nearfar.networks import registry as backbones
+from nearfar.networks.preprocessing import SMALL, Preprocessing
+from nearfar.progress import Watch
+from nearfar.training import optimizers, schedules
+from nearfar.training.ingredients import (
+    Places,
+    Vectors,
+    fingerprint_of,
+    labels_of,
+    open_data,
+    rows_of,
+    split_of,
+    store_of,
+)
+from nearfar.training.phases import Stage, stages_of
+from nearfar.training.recipe import Recipe
+from nearfar.training.schedules import Schedule
+
+Model = Embedder | Ensemble
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a recipe is made of, on the device it trains on.
+
+    Parameters
+        recipe         what was built.
+        dataset, split all there is, and which classes are for what.
+        store          decoded pictures, or vectors [n, d].
+        labels         [len(store)]: training classes are 0 … num_classes − 1, all others come after them.
+        rows           places in the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
+        train_labels   [len(rows["train"])], the labels of these rows.
+        num_classes    of training.
+        sampler        positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches.
+        loader         training view; ``eval_loader`` shows the same pictures for evaluation.
+        model, losses  on the device. ``losses`` holds those of all stages, once each; two of them may share class
+                       vectors (tensors of its state dict may be one and the same memory).
+        stages         in order; ``stage_at(epoch)`` finds one.
+        preprocessing  what evaluation does to pictures; None for vectors.
+        fingerprint    of pictures, labels and split.
+        epochs, steps  how many there are; the last epoch may end early when iterations are counted.
+    """
+
+    recipe: Recipe
+    dataset: DataSet
+    split: Split
+    store: Store | Vectors
+    labels: Places
+    rows: Mapping[str, Places]
+    train_labels: Places
+    num_classes: int
+    sampler: Sampler
+    loader: Loader
+    eval_loader: Loader
+    model: Model
+    losses: nn.ModuleList
+    stages: tuple[Stage, ...]
+    preprocessing: Preprocessing | None
+    fingerprint: str
+    device: torch.device
+    epochs: int
+    steps: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates in a whole epoch."""
+        return len(self.sampler)
+
+    def stage_at(self, epoch: int) -> Stage:
+        """The stage that an epoch belongs to."""
+        return [stage for stage in self.stages if stage.first <= epoch][-1]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """A new optimiser; make it while the backbone is awake."""
+        return optimizers.create(self.recipe.optimizer, self.model, self.losses, self.device)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Schedule:
+        """A new schedule of an optimiser that was just made."""
+        return schedules.create(self.recipe.schedule, optimizer, steps_per_epoch=self.steps_per_epoch, steps=self.steps)
+
+
+def build(
+    recipe: Recipe,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    cache: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Parts:
+    """Open the data, prepare its pictures, and make network, losses and the rest.
+
+    Every rank makes the same parameters: random numbers start at ``training.seed``.
+
+    Parameters
+        rank, ranks   which share of each batch the sampler draws, and of how many.
+        cache         where decoded pictures are kept.
+        watch         told when decoding begins.
+    """
+    device = device_of(recipe.training.device, rank)
+    dataset = open_data(recipe)
+    split = split_of(recipe, dataset)
+    store = store_of(recipe, dataset, cache, watch)
+    rows = rows_of(split, store)
+    labels, num_classes = labels_of(dataset, store, rows)
+    if recipe.schedule.name == "plateau" and not len(rows["validation"]):
+        raise ValueError(
+            "schedule.name is 'plateau', which watches the validation classes, and there are none; "
+            "split.kind = 'fixed_validation' takes some of the training classes"
+        )
+    train_labels = labels[rows["train"]]
+    sampler = _sampler(recipe, train_labels, rank, ranks)
+    torch.manual_seed(recipe.training.seed)
+    model = network_of(recipe, store)
+    _check_input(recipe, dataset, model)
+    steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
+    epochs = math.ceil(steps / len(sampler))
+    losses, stages = stages_of(recipe, model, num_classes, epochs)
+    layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
+    model.to(device, **layout)  # type: ignore[call-overload]
+    losses.to(device)
+    loader, eval_loader = _loaders(recipe, store, labels, model, device)
+    return Parts(
+        recipe=recipe,
+        dataset=dataset,
+        split=split,
+        store=store,
+        labels=labels,
+        rows=rows,
+        train_labels=train_labels,
+        num_classes=num_classes,
+        sampler=sampler,
+        loader=loader,
+        eval_loader=eval_loader,
+        model=model,
+        losses=losses,
+        stages=stages,
+        preprocessing=_preprocessing(eval_loader, recipe.data.side),
+        fingerprint=fingerprint_of(dataset, rows, labels),
+        device=device,
+        epochs=epochs,
+        steps=steps,
+    )
+
+
+def device_of(name: str, rank: int = 0) -> torch.device:
+    """ "auto" is the GPU of this rank where there is one, else the CPU.
+
+    >>> device_of("cpu")
+    device(type='cpu')
+    """
+    if name not in ("auto", "cuda"):
+        return torch.device(name)
+    if torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        return torch.device("cuda", local % torch.cuda.device_count())
+    if name == "cuda":
+        raise ValueError("training.device is 'cuda', and PyTorch finds no GPU here")
+    return torch.device("cpu")
+
+
+def network_of(recipe: Recipe, store: Store | Vectors) -> Model:
+    """The network of a recipe; sizes that only the data knows are read off it."""
+    section = recipe.network
+    settings = dict(section.settings)
+    if ":" not in section.name:
+        allowed = backbones.defaults(section.name)
+        settings |= {
+            key: value for key, value in _read_off(recipe, store).items() if key in allowed and key not in settings
+        }
+    members = [
+        networks.create(
+            section.name,
+            dim=section.dim,
+            pooling=section.pooling,
+            normalize=section.normalize,
+            head=section.head,
+            levels=section.levels,
+            pretrained=section.pretrained,
+            freeze_batchnorm=section.freeze_batchnorm,
+            **settings,
+        )
+        for _ in range(section.members)
+    ]
+    return members[0] if len(members) == 1 else Ensemble(members, normalize=section.normalize)
+
+
+def _read_off(recipe: Recipe, store: Store | Vectors) -> dict[str, Any]:
+    if not isinstance(store, Store):
+        return {"in_dim": int(store.shape[1])}
+    sides = np.unique(store.sizes)
+    size = recipe.augmentation.size or (int(sides[0]) if len(sides) == 1 else None)
+    return {"channels": store.channels, **({} if size is None else {"size": size})}
+
+
+def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:
+    section = recipe.sampler
+    keys = ("classes", "per_class", "batch_size", "candidates", "steps")
+    settings = {key: getattr(section, key) for key in keys if getattr(section, key) is not None}
+    try:
+        return samplers.create(section.name, labels, **settings, seed=recipe.training.seed, rank=rank, ranks=ranks)
+    except ValueError as error:
+        raise ValueError(f"sampler: {error}") from None
+
+
+def _check_input(recipe: Recipe, dataset: DataSet, model: Model) -> None:
+    if (model.normalization is None) != dataset.is_vectors:
+        reads, holds = ("vectors", "pictures") if not dataset.is_vectors else ("pictures", "vectors")
+        raise ValueError(f"network.name is {recipe.network.name!r}, which reads {reads}; {dataset.name} holds {holds}")
+
+
+def _loaders(
+    recipe: Recipe, store: Store | Vectors, labels: Places, model: Model, device: torch.device
+) -> tuple[Loader, Loader]:
+    settings: dict[str, Any] = {"device": device, "mode": recipe.data.mode, "seed": recipe.training.seed}
+    if not isinstance(store, Store):
+        loader = Loader(store, labels, **settings)
+        return loader, loader
+    section, evaluation = recipe.augmentation, recipe.evaluation
+    size = section.size or model.input_size
+    if size is None:
+        raise ValueError(f"augmentation.size is missing; {recipe.network.name} does not say what it reads")
+    training = View(
+        size=size,
+        crop=section.crop,
+        resize=_resize(section.resize, size),
+        aspect=section.aspect,
+        scale=section.scale,
+        ratio=section.ratio,
+        flip=section.flip,
+    )
+    resize = _resize(evaluation.resize, size)
+    shown = View(size=size, crop=evaluation.crop, resize=resize, aspect=section.aspect, flip=False)
+    loader = Loader(store, labels, view=training, normalization=model.normalization, **settings)
+    return loader, loader.viewed(shown)
+
+
+def _resize(wanted: int | str | None, size: int) -> int | None:
+    if wanted == "auto":
+        return size if size < SMALL else round(size * 8 / 7)
+    return None if wanted is None else int(wanted)
+
+
+def _preprocessing(loader: Loader, side: int) -> Preprocessing | None:
+    view, normalization = loader.view, loader.normalization
+    if view is None or normalization is None:
+        return None
+    size = view.window[0]
+    if view.crop == "none":
+        return Preprocessing(size=size, resize=size, aspect="squash", crop="none", normalization=normalization)
+    resize = view.resize or max(side, size)  # pictures that stay as they are were shrunk when they were decoded
+    return Preprocessing(size=size, resize=resize, aspect=view.aspect, normalization=normalization)
