@@ -1,0 +1,141 @@
+"""The way in: train a recipe, go on with a run, open the model of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nearfar.networks import Embedder, Ensemble
+from nearfar.training.recipe import Recipe
+from nearfar.training.recipe_file import NAME, load, to_dict
+from nearfar.training.recipe_overrides import Overrides
+
+if TYPE_CHECKING:
+    from nearfar.training.live import Display
+    from nearfar.training.trainer import Result
+
+RUNS = Path("runs")
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    **overrides: Any,
+) -> Result:
+    """Train what a recipe says, and leave a run folder.
+
+    Parameters
+        recipe      a TOML file, or what one holds; may be left out when a run is resumed.
+        out         the run folder, a new one; runs/ and the name of the recipe unless told.
+        resume      a run folder to go on with.
+        overrides   by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
+
+    >>> import tempfile
+    >>> settings = {
+    ...     "data": {"name": "digits", "settings": {"vectors": True}},
+    ...     "sampler": {"classes": 5, "per_class": 8, "steps": 2},
+    ...     "network": {"name": "linear", "dim": 8},
+    ...     "loss": {"name": "raw"},
+    ...     "optimizer": {"lr": 0.01},
+    ...     "training": {"epochs": 1, "device": "cpu"},
+    ... }
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = train(settings, f"{folder}/run", loss={"alpha": 3.0})
+    >>> sorted(result.metrics)[:1], result.folder.name
+    (['epoch'], 'run')
+    """
+    return start(recipe, out=out, resume=resume, overrides=overrides)
+
+
+def start(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    overrides: Overrides = (),
+    display: Display | None = None,
+    loggers: Sequence[str] = (),
+    cache: str | Path | None = None,
+) -> Result:
+    """As ``train``, with all there is to choose.
+
+    Parameters
+        overrides   as for ``nearfar.training.load_recipe``.
+        display     what a person sees, see ``nearfar.training.live``.
+        loggers     "tensorboard", "mlflow".
+        cache       where decoded pictures are kept.
+    """
+    from nearfar.training import distributed, logging
+    from nearfar.training.trainer import Trainer
+
+    if resume is not None and out is not None:
+        raise ValueError(f"out is {str(out)!r} and resume {str(resume)!r}; a run goes on in its own folder")
+    if recipe is None:
+        if resume is None:
+            raise ValueError("recipe is missing; needed is a recipe, or a run to resume")
+        recipe = resume
+        if not (Path(resume) / NAME).is_file():
+            raise FileNotFoundError(f"{resume} holds no run to resume: {NAME} is not there")
+    found = load(recipe, overrides=overrides)
+    world = distributed.world(found.training.device)
+    try:
+        folder = Path(resume) if resume is not None else Path(world.share(str(out or free_folder(recipe, found))))
+        told = [logging.create(name, folder, settings=to_dict(found)) for name in loggers] if world.is_main else []
+        try:
+            trainer = Trainer(
+                found,
+                folder,
+                resume=resume is not None,
+                loggers=told,
+                display=display,
+                world=world,
+                cache=cache,
+            )
+            return trainer.run()
+        finally:
+            for logger in told:
+                logger.close()
+    finally:
+        world.close()
+
+
+def open_model(where: str | Path) -> Embedder | Ensemble:
+    """The model of a run: that of the selected epoch, or of the last one where nothing selects.
+
+    Parameters
+        where   a run folder, a checkpoint, or a folder or file that ``nearfar.networks.saving`` wrote.
+    """
+    from nearfar.networks import saving
+    from nearfar.training import checkpoints
+    from nearfar.training.run import RunFolder
+
+    run = RunFolder(where)
+    if not run.recipe.is_file():
+        return saving.load(where)
+    for place in (run.best, run.last):
+        if checkpoints.exists(place):
+            return saving.load(checkpoints.find(place))
+    raise FileNotFoundError(f"{run.folder} has no checkpoint yet: its training has not saved one")
+
+
+def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:
+    """A folder that is not there yet, named by the file of a recipe, or else by data set and loss.
+
+    >>> settings = {"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
+    ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}}
+    >>> free_folder(settings, load(settings)).as_posix()
+    'runs/digits-nra'
+    """
+    name = f"{found.data.name}-{found.loss.name}"
+    if isinstance(recipe, (str, Path)) and Path(recipe).suffix:
+        file = Path(recipe).absolute()
+        name = file.stem if file.parent.name in ("recipes", "") else f"{file.parent.name}-{file.stem}"
+    name = re.sub(r"[^\w.-]+", "-", name)
+    folder, number = runs / name, 1
+    while folder.exists():
+        number += 1
+        folder = runs / f"{name}-{number}"
+    return folder
