@@ -1,0 +1,143 @@
+"""A run folder: what a training leaves behind, and who may write to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nearfar.data.draft import locked
+from nearfar.training import checkpoints
+from nearfar.training.recipe import Recipe
+from nearfar.training.recipe_file import NAME, difference, load, to_toml
+from nearfar.writing import write_text
+
+# What may change between two sittings of one run: none of it changes a number.
+FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
+
+
+class RunError(ValueError):
+    """A folder that cannot be used as asked; the message says why and what to do."""
+
+
+class RunFolder:
+    """The places of a run's files.
+
+    Parameters
+        folder  such as runs/one; made when the run begins.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.recipe = self.folder / NAME
+        self.manifest = self.folder / "manifest.json"
+        self.log = self.folder / "log.jsonl"
+        self.metrics = self.folder / "metrics.json"
+        self.embeddings = self.folder / "embeddings.safetensors"
+        self.nonfinite = self.folder / "nonfinite.json"
+        self.last = self.folder / "checkpoint" / "last"
+        self.best = self.folder / "checkpoint" / "best"
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Alone among all processes; a folder that another one writes to is refused at once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = self.folder / ".lock"
+
+        def refuse() -> None:
+            raise RunError(f"{self.folder} is in use by another process{_who(lock)}; wait for it, or stop it")
+
+        with locked(lock, waiting=refuse):
+            lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
+            yield
+
+    def begin(self, recipe: Recipe, *, resume: bool) -> None:
+        """Write the recipe of a new run, or see that a run goes on as it began."""
+        if not resume:
+            if self.recipe.exists():
+                raise RunError(f"{self.folder} holds a run already; resume it, or name another folder")
+            write_text(self.recipe, to_toml(recipe))
+            return
+        if not self.recipe.exists():
+            raise RunError(f"{self.folder} holds no run to resume: {NAME} is not there")
+        changed = contradictions(load(self.recipe), recipe)
+        if changed:
+            lines = "\n".join(f"  {line}" for line in changed)
+            raise RunError(f"the recipe contradicts the run in {self.folder}, which began with another:\n{lines}")
+        for place in (self.last, self.best):
+            checkpoints.recover(place)
+
+
+def contradictions(began: Recipe, now: Recipe) -> list[str]:
+    """Where a recipe differs from the one a run began with, but for what changes no number."""
+    return [line for line in difference(began, now) if line.partition(":")[0].removesuffix(".0") not in FREE]
+
+
+class Log:
+    """log.jsonl: a JSON object a line, appended.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Log(Path(folder) / "log.jsonl") as log:
+    ...     log.write({"step": 1})
+    ...     kept = log.size()
+    ...     log.write({"step": 2})
+    ...     log.cut(kept)
+    ...     [line["step"] for line in read_log(Path(folder) / "log.jsonl")]
+    [1]
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = open(file, "ab")  # noqa: SIM115
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line; NaN and infinity are written as null, as JSON has neither."""
+        self._file.write(json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def size(self) -> int:
+        """Bytes up to now, seen on disk: for a checkpoint, to cut what comes after it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, size: int) -> None:
+        """Forget everything after the first ``size`` bytes."""
+        self._file.truncate(size)
+        self._file.seek(0, os.SEEK_END)
+
+
+def read_log(file: Path) -> list[dict[str, Any]]:
+    """The lines of a log; the last one is left out where its writing was cut short."""
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for numbers that JSON does not have.
+
+    >>> finite({"loss": float("nan"), "ks": (1, 2)})
+    {'loss': None, 'ks': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    if isinstance(value, float) and not abs(value) < float("inf"):
+        return None
+    return value
+
+
+def _who(lock: Path) -> str:
+    try:
+        return f" (number {int(lock.read_text(encoding='utf-8'))})"
+    except (OSError, ValueError):
+        return ""

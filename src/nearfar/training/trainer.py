@@ -1,0 +1,354 @@
+"""A training from its recipe to its numbers, however often it is interrupted."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from nearfar.data.store import Store
+from nearfar.training import evaluation, live, manifest
+from nearfar.training.building import build
+from nearfar.training.distributed import World
+from nearfar.training.evaluation import Embedded
+from nearfar.training.ledger import Ledger, Page
+from nearfar.training.live import Display, Silent, Status
+from nearfar.training.logging import Logger, flat
+from nearfar.training.recipe import Recipe
+from nearfar.training.run import Log, RunFolder, finite
+from nearfar.training.session import Session, wants_means
+from nearfar.training.signals import Asked, Stopped, listening
+from nearfar.writing import whole_file, write_json
+
+MOST_SAVING = 0.05  # of the time: with short epochs, not each one is saved
+STEPS_BETWEEN_VOTES = 10  # of many processes on whether to stop
+
+
+class NonFinite(RuntimeError):
+    """A loss or a gradient was no number, and the recipe says to stop then."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run.
+
+    Parameters
+        folder   the run folder.
+        metrics  as in metrics.json: by part, and which epoch they are of.
+    """
+
+    folder: Path
+    metrics: dict[str, Any]
+
+
+class Trainer:
+    """Trains what a recipe says, into a run folder.
+
+    Parameters
+        recipe   what to train.
+        folder   where everything is written; a new one, unless ``resume``.
+        resume   go on with the run in ``folder``, from its last checkpoint.
+        loggers  who else is told.
+        display  what a person sees, see ``nearfar.training.live``.
+        world    the processes that share the work, see ``nearfar.training.distributed``.
+        cache    where decoded pictures are kept.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: str | Path,
+        *,
+        resume: bool = False,
+        loggers: Sequence[Logger] = (),
+        display: Display | None = None,
+        world: World | None = None,
+        cache: str | Path | None = None,
+    ) -> None:
+        self.recipe, self.run_folder, self.resume = recipe, RunFolder(folder), resume
+        self.world = world or World()
+        self.loggers = tuple(loggers) if self.world.is_main else ()
+        self.display: Display = (display or Silent()) if self.world.is_main else Silent()
+        self.cache = cache
+        self._saved = time.monotonic()
+        self._saving = 0.0  # seconds that the last checkpoint took
+        self._found: dict[str, Embedded] = {}
+
+    def run(self) -> Result:
+        """Train to the end, or until asked to stop (``Stopped``): then the run can be resumed."""
+        with ExitStack() as stack:
+            if self.world.is_main:
+                stack.enter_context(self.run_folder.owned())
+                self.run_folder.begin(self.recipe, resume=self.resume)
+            stack.enter_context(_kernels(self.recipe))
+            self.parts = build(
+                self.recipe,
+                rank=self.world.rank,
+                ranks=self.world.ranks,
+                cache=self.cache,
+                watch=self.display.watch,
+            )
+            self.session = Session(self.parts, self.world)
+            if self.world.is_main and not self.run_folder.manifest.exists():
+                write_json(self.run_folder.manifest, finite(manifest.of(self.parts, self.world)))
+            self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path("/dev/null")))
+            self._start()
+            asked = stack.enter_context(listening())
+            began = time.monotonic()
+            before = self.session.place.seconds
+            while not self.session.finished:
+                self._train_epoch(asked)
+                self._end_epoch()
+                self.session.place.seconds = before + time.monotonic() - began
+                self._checkpoint(always=self.session.finished)
+                self._stop_if_asked(asked)
+            return self._finish()
+
+    # --- the beginning -----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        seed = self.recipe.training.seed
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        size = self.session.restore(self.run_folder) if self.resume else 0
+        self.world.broadcast(self.parts.model, self.parts.losses)
+        if self.world.is_main:
+            self.log.cut(size)
+        place = self.session.place
+        if place.iteration:
+            self.display.say(f"resumed at step {place.iteration:,} of {self.parts.steps:,} in {self.run_folder.folder}")
+
+    # --- an epoch ----------------------------------------------------------------------------------------------
+
+    def _train_epoch(self, asked: Asked) -> None:
+        session, parts, place = self.session, self.parts, self.session.place
+        session.enter_epoch()
+        ledger = Ledger(parts.device)
+        every = self.recipe.training.checkpoint_steps
+        batches = parts.loader.epoch(parts.sampler, place.epoch, rows=parts.rows["train"], start=place.step)
+        with closing(batches):
+            if place.iteration >= parts.steps:  # saved after the last step of a run that counts iterations
+                return
+            for batch in batches:
+                outcome = session.learn(batch)
+                self._read(ledger.add(place.iteration - 1, outcome, len(batch)))
+                if place.iteration >= parts.steps or place.step >= parts.steps_per_epoch:
+                    break
+                if every and place.iteration % every == 0:
+                    self._read(ledger.flush())
+                    self._checkpoint(always=True)
+                    ledger.restart()
+                if self._is_asked(asked):
+                    self._read(ledger.flush())
+                    self._stop_if_asked(asked)
+        self._read(ledger.flush())
+
+    def _end_epoch(self) -> None:
+        session, place = self.session, self.session.place
+        self.world.broadcast(self.parts.model)  # the statistics of batch norms are each process's own
+        last = place.epoch + 1 >= self.parts.epochs
+        every = self.recipe.evaluation.every
+        metric = None
+        self._found = {}
+        if last or (every and (place.epoch + 1) % every == 0):
+            metric = self._evaluate()
+        if wants_means(self.parts):
+            self._give_means()
+        session.end_epoch(metric)
+
+    def _evaluate(self) -> float | None:
+        """Metrics of all parts, into the log; gives the validation's metric that selects, if there is one."""
+        place = self.session.place
+        if self.world.is_main:
+            self._found = self._embedded(["validation", *self._tested(), *self._learned()])
+            place.metrics = self._measured(self._found)
+        place.metrics = self.world.share(place.metrics)
+        self._tell({"metrics": place.metrics})
+        status = f"epoch {place.epoch + 1}/{self.parts.epochs}"
+        self.display.say("  ".join([status, *live.shown(place.metrics)]))
+        value = place.metrics.get("validation", {}).get(self.recipe.selection.metric)
+        if value is not None and (place.best is None or value > place.best["value"]):
+            place.best = {"epoch": place.epoch, "value": value}
+            if self.world.is_main:
+                self.session.save_best(self.run_folder)
+        return None if value is None else float(value)
+
+    def _give_means(self) -> None:
+        sampler: Any = self.parts.sampler
+        found = self._embedded(["train"])["train"]
+        sampler.update(evaluation.class_means(found, sampler.class_labels))
+
+    def _read(self, pages: Sequence[Page]) -> None:
+        """Look at what the device has sent."""
+        place, parts = self.session.place, self.parts
+        for page in pages:
+            if page.strange:
+                self._strange(page)
+            done = page.first + len(page.losses)
+            images_s = page.pictures * self.world.ranks / max(page.seconds, 1e-9)
+            rates = self.session.schedule.rates()
+            line = {"loss": page.loss, "lr": rates, "images_s": round(images_s, 1)}
+            self._tell(line | ({"skipped": place.skipped} if place.skipped else {}), step=done)
+            left = (parts.steps - done) * page.seconds / len(page.losses)
+            epoch = page.first // parts.steps_per_epoch + 1
+            status = Status(
+                done, parts.steps, epoch, parts.epochs, page.loss, images_s, left, place.skipped, place.metrics
+            )
+            self.display.show(status)
+
+    def _strange(self, page: Page) -> None:
+        """Count what was skipped, or name the batch and stop."""
+        if self.recipe.training.on_nonfinite == "skip":
+            self.session.place.skipped += len(page.strange)
+            return
+        iteration = page.strange[0]
+        epoch, step = divmod(iteration, self.parts.steps_per_epoch)
+        rows = self.parts.rows["train"][self.parts.sampler.batch(epoch, step)]
+        store, source = self.parts.store, self.parts.dataset.source
+        indices = (store.rows[rows] if isinstance(store, Store) else rows).tolist()
+        about = {
+            "iteration": iteration,
+            "epoch": epoch,
+            "step": step,
+            "loss": page.losses[iteration - page.first],
+            "indices": indices,
+            "names": [source.name(index) for index in indices],
+        }
+        file = self.run_folder.nonfinite
+        if self.world.ranks > 1:
+            file = file.with_stem(f"{file.stem}.{self.world.rank}")
+        write_json(file, finite(about))
+        raise NonFinite(
+            f"the loss or its gradient was no number at step {iteration} (epoch {epoch + 1}); the batch is in {file}. "
+            "The checkpoint before it is kept; training.on_nonfinite = 'skip' leaves such steps out"
+        )
+
+    def _tell(self, line: Mapping[str, Any], step: int | None = None) -> None:
+        place = self.session.place
+        step = place.iteration if step is None else step
+        if self.world.is_main:
+            self.log.write({"step": step, "epoch": max(step - 1, 0) // self.parts.steps_per_epoch, **line})
+        for logger in self.loggers:
+            logger.log(step, flat(finite(line)))
+
+    # --- stopping ----------------------------------------------------------------------------------------------
+
+    def _is_asked(self, asked: Asked) -> bool:
+        if self.world.ranks == 1:
+            return bool(asked)
+        return self.session.place.iteration % STEPS_BETWEEN_VOTES == 0 and self.world.any(bool(asked))
+
+    def _stop_if_asked(self, asked: Asked) -> None:
+        if not self.world.any(bool(asked)) or self.session.finished:
+            return
+        self._checkpoint(always=True)
+        place, folder = self.session.place, self.run_folder.folder
+        message = f"stopped at step {place.iteration:,} of {self.parts.steps:,}; saved, and can be resumed: {folder}"
+        self.display.say(message)
+        raise Stopped(asked.number or signal.SIGTERM, message)
+
+    def _checkpoint(self, *, always: bool) -> None:
+        """Save, unless it would take more than a twentieth of the time."""
+        now = time.monotonic()
+        if not self.world.is_main or (not always and now - self._saved < self._saving / MOST_SAVING):
+            return
+        self.session.save(self.run_folder, self.log.size())
+        self._saved = time.monotonic()
+        self._saving = self._saved - now
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    def _tested(self) -> list[str]:
+        return [part for part in self.parts.rows if part not in ("train", "validation")]
+
+    def _learned(self) -> list[str]:
+        return ["train"] if self.recipe.evaluation.train_recall else []
+
+    def _embedded(self, names: Sequence[str]) -> dict[str, Embedded]:
+        training = self.recipe.training
+        return {
+            name: evaluation.embed(
+                self.parts.model,
+                self.parts.eval_loader,
+                self.parts.rows[name],
+                batch_size=self.recipe.evaluation.batch_size,
+                precision=training.precision,
+                channels_last=training.channels_last,
+            )
+            for name in names
+            if len(self.parts.rows[name])
+        }
+
+    def _measured(self, found: Mapping[str, Embedded]) -> dict[str, Any]:
+        section = self.recipe.evaluation
+        values = evaluation.measure(
+            found, ks=section.ks, measure=section.measure, clustering=section.clustering, seed=self.recipe.training.seed
+        )
+        plain: dict[str, Any] = finite(values)
+        return plain
+
+    def _finish(self) -> Result:
+        """The numbers of the selected epoch, and the embeddings they come from."""
+        place, metrics = self.session.place, {}
+        if self.world.is_main:
+            epoch, rule = place.epoch - 1, "last epoch"
+            if place.best is not None:
+                rule = f"best validation {self.recipe.selection.metric}"
+                if place.best["epoch"] != epoch or not self._found:
+                    epoch = self.session.load_best(self.run_folder)
+                    self._found = {}
+            if not self._found:
+                self._found = self._embedded(["validation", *self._tested(), *self._learned()])
+            measured = self._measured(self._found) if place.best is not None else place.metrics
+            metrics = {
+                "selection": rule,
+                "epoch": epoch,
+                "steps": place.iteration,
+                "seconds": round(place.seconds, 2),
+                "skipped": place.skipped,
+                **measured,
+            }
+            self._write_embeddings()
+            write_json(self.run_folder.metrics, metrics)
+            words = [f"finished after {live.clock(place.seconds)}: {rule}, epoch {epoch + 1}"]
+            self.display.say("  ".join([*words, *live.shown(measured)]))
+        self.world.barrier()
+        return Result(self.run_folder.folder, self.world.share(metrics))
+
+    def _write_embeddings(self) -> None:
+        """Those of the test: "embeddings", "labels", "rows"; of a gallery with "gallery_" before them."""
+        store = self.parts.store
+        tensors = {}
+        for part in self._tested():
+            found, start = self._found[part], "gallery_" if part == "gallery" else ""
+            rows = store.rows[found.rows] if isinstance(store, Store) else found.rows
+            tensors[f"{start}embeddings"] = found.points.cpu().contiguous()
+            # The data set's own labels, as its class names are numbered.
+            tensors[f"{start}labels"] = torch.from_numpy(self.parts.dataset.labels[rows].copy())
+            tensors[f"{start}rows"] = torch.from_numpy(np.array(rows))
+        with whole_file(self.run_folder.embeddings) as draft:
+            save_file(tensors, draft)
+
+
+@contextmanager
+def _kernels(recipe: Recipe) -> Iterator[None]:
+    """Quick kernels, or the same ones every time."""
+    exact = recipe.training.deterministic
+    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    torch.backends.cudnn.benchmark = not exact
+    if exact:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before[0]
+        torch.use_deterministic_algorithms(before[1])

@@ -1,0 +1,270 @@
+"""However a run is interrupted, it ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
+
+from nearfar.training import checkpoints
+from nearfar.training.recipe_file import to_toml
+from nearfar.training.run import RunError, read_log
+from nearfar.training.signals import Stopped
+
+WORKER = Path(__file__).parent / "run_worker.py"
+KILLS = 3  # the full check is ten: see test_killed_at_any_moment
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page for each step, so that a signal can come after any of them."""
+    monkeypatch.setattr(
+        "nearfar.training.ledger.Ledger.__init__.__kwdefaults__",
+        {"steps": 1, "seconds": 1.0, "clock": time.perf_counter},
+    )
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "pairs": {},
+    "proxies, sgd, step by step": {
+        "loss__name": "proxy_anchor",
+        "optimizer__name": "sgd",
+        "schedule__name": "cosine",
+        "schedule__per": "iteration",
+        "schedule__warmup": 5,
+    },
+    "random mining with a memory": {
+        "loss__mining": "distance_weighted",
+        "loss__name": "margin",
+        "training__memory": 30,
+        "training__memory_warmup": 4,
+    },
+    "stages": {
+        "loss__name": "group",
+        "stages": [{"epochs": 1, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}],
+    },
+    "hard classes": {
+        "sampler__name": "hard_classes",
+        "sampler__classes": 4,
+        "sampler__per_class": 3,
+        "sampler__steps": 6,
+    },
+    "validation and plateau": {
+        "split__kind": "fixed_validation",
+        "split__share": 0.34,
+        "schedule__name": "plateau",
+        "schedule__patience": 0,
+    },
+    "radam, warm-up epochs, chunks": {
+        "optimizer__name": "radam",
+        "training__warmup_epochs": 1,
+        "training__chunk": 5,
+        "training__clip": 0.5,
+    },
+    "an ensemble": {"network__members": 2, "loss__name": "proxy_anchor"},
+    "iterations": {"training__epochs": None, "training__iterations": 21},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stopped_in_the_middle_of_epochs_and_resumed_is_undisturbed(name: str, tmp_path: Path) -> None:
+    chosen = (
+        recipe(vectors(tmp_path), **{k: v for k, v in VARIANTS[name].items() if v is not None})
+        if (name != "iterations")
+        else _by_iterations(tmp_path)
+    )
+    whole = train(chosen, tmp_path / "whole")
+    interrupted(chosen, tmp_path / "cut", 3, 6, 10, 20)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    found = json.loads((tmp_path / "cut" / "metrics.json").read_text())
+    assert {**found, "seconds": 0} == {**whole.metrics, "seconds": 0}
+
+
+def _by_iterations(folder: Path) -> Any:
+    from nearfar.training.recipe_file import from_dict, to_dict
+
+    table = to_dict(recipe(vectors(folder)))
+    del table["training"]["epochs"]
+    table["training"]["iterations"] = 21
+    return from_dict(table)
+
+
+def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
+    settings = {
+        "network__name": "small_cnn",
+        "network__levels": ["low", "high"],
+        "augmentation__size": 8,
+        "augmentation__crop": "random_resized",
+        "training__epochs": 2,
+    }
+    chosen = recipe(pictures(tmp_path), **settings)
+    train(chosen, tmp_path / "whole")
+    interrupted(chosen, tmp_path / "cut", 5)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int, code: int, tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    with pytest.raises(Stopped, match=r"stopped at step 8 of 24; saved") as caught:
+        train(chosen, tmp_path / "run", display=Interrupts(8, number))
+    assert caught.value.code == code
+    place = checkpoints.load(tmp_path / "run" / "checkpoint" / "last").values["place"]
+    assert (place["epoch"], place["step"], place["iteration"]) == (1, 2, 8)
+
+
+def test_signals_mean_what_they_did_before_when_the_run_is_over(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    train(chosen, tmp_path / "whole")
+    interrupted(chosen, tmp_path / "cut", 3, 10)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "cut")]
+    losses = [[(line["step"], line["loss"]) for line in log if "loss" in line] for log in logs]
+    measured = [[line["metrics"] for line in log if "metrics" in line] for log in logs]
+    assert losses[0] == losses[1]
+    assert measured[0] == measured[1]
+
+
+def test_lines_after_the_checkpoint_are_cut_when_it_is_gone_on_from(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(9))
+    log = tmp_path / "run" / "log.jsonl"
+    with open(log, "a", encoding="utf-8") as file:
+        file.write('{"step": 10, "loss": 1.0}\n{"step": 11, "lo')
+    train(chosen, tmp_path / "run", resume=True)
+    steps = [line["step"] for line in read_log(log) if "loss" in line]
+    assert steps == list(range(1, 25))
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    train(chosen, tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "recipe.toml").write_text(to_toml(chosen))
+    (tmp_path / "cut" / "log.jsonl").write_text('{"step": 1}\n')
+    train(chosen, tmp_path / "cut", resume=True)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+def test_a_finished_run_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    first = train(chosen, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    again = train(chosen, tmp_path / "run", resume=True)
+    assert again.metrics == first.metrics
+    assert_same(weights(tmp_path / "run"), before)
+
+
+def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    train(recipe(file, training__epochs=1), tmp_path / "run")
+    other = recipe(file, training__epochs=1, optimizer__lr=0.5, loss__name="triplet")
+    with pytest.raises(
+        RunError, match=r"contradicts the run(?s:.*)loss.name: contrastive → triplet(?s:.*)lr: 0.01 → 0.5"
+    ):
+        train(other, tmp_path / "run", resume=True)
+
+
+def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path) -> None:
+    import numpy as np
+
+    file = vectors(tmp_path)
+    chosen = recipe(file)
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(4))
+    content = dict(np.load(file))
+    np.savez(file, X=content["X"] + 1, y=content["y"])
+    with pytest.raises(ValueError, match="the data is not what the run"):
+        train(chosen, tmp_path / "run", resume=True)
+
+
+def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    with pytest.raises(Stopped):
+        train(recipe(file), tmp_path / "run", display=Interrupts(4))
+    moved = file.rename(tmp_path / "moved.npz")
+    train(recipe(moved), tmp_path / "run", resume=True)
+
+
+# --- by force ----------------------------------------------------------------------------------------------------
+
+
+def start(file: Path, folder: Path, how: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, str(WORKER), str(file), str(folder), how], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def survive(folder: Path, kills: int, seed: int) -> int:
+    """Kill a run again and again and resume it to its end; gives how many kills there were."""
+    chosen = recipe(
+        vectors(folder),
+        loss__name="margin",
+        loss__mining="distance_weighted",
+        split__kind="fixed_validation",
+        split__share=0.34,
+        training__memory=30,
+        training__epochs=10,
+        training__checkpoint_steps=2,
+    )
+    file = folder / "recipe.toml"
+    file.write_text(to_toml(chosen))
+    began = time.monotonic()
+    undisturbed = start(file, folder / "whole", "new")
+    assert undisturbed.wait(timeout=60) == 0
+    lasts = min(time.monotonic() - began, 10.0)
+    rng, killed = random.Random(seed), 0
+    for _ in range(kills):
+        process = start(file, folder / "cut", "resume" if (folder / "cut" / "recipe.toml").exists() else "new")
+        time.sleep(rng.uniform(0.0, lasts / kills))
+        process.kill()
+        killed += process.wait(timeout=60) == -signal.SIGKILL
+    process = start(file, folder / "cut", "resume" if (folder / "cut" / "recipe.toml").exists() else "new")
+    assert process.wait(timeout=60) == 0
+    for which in ("last", "best"):
+        assert_same(weights(folder / "cut", which), weights(folder / "whole", which))
+    steps = [line["step"] for line in read_log(folder / "cut" / "log.jsonl") if "loss" in line]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 60
+    return killed
+
+
+def test_killed_at_any_moment(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Ten kills: NEARFAR_KILLS=10 pytest tests/training/test_resume.py -k killed."""
+    import os
+
+    kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
+    assert survive(tmp_path, kills, seed=kills) > 0
+
+
+def test_ctrl_c_exits_with_130_and_can_be_resumed(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=2000, evaluation__every=0)
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(chosen))
+    process = start(file, tmp_path / "run", "new")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "checkpoint" / "last").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    place = checkpoints.load(tmp_path / "run" / "checkpoint" / "last").values["place"]
+    assert 0 < place["iteration"] < 12000
+    assert torch.isfinite(weights(tmp_path / "run")["model:heads.high.weight"]).all()
