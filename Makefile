@@ -22,6 +22,9 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/losses.py
+	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/networks.py
 
 $(READY): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

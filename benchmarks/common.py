@@ -69,8 +69,10 @@ class Clock:
         peak, done = [before], threading.Event()
 
         def watch() -> None:
-            while not done.wait(0.0005):
+            pause = 0.0005
+            while not done.wait(pause):
                 peak[0] = max(peak[0], _resident())
+                pause = min(0.02, 1.02 * pause)  # looking all the time would slow a long step down
 
         watcher = threading.Thread(target=watch)
         watcher.start()

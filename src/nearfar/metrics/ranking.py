@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +25,7 @@ from nearfar.progress import Progress
 MANY_POSITIVES = 64  # beyond this, sorting beats counting
 CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache
 CPU_ROOM = 1 << 24  # bytes that need not be fetched anew from the system each time
-WORD = 8  # truth values that are looked at together
-MANY_NEAR = 32  # one in so many entries near a positive is too many to pick them out
+MANY_NEAR = 16  # one in so many entries near a positive is too many to pick them out
 SAME = 2.0**-40  # similarities as close as this in float64 are equal
 SMALL = 2.0**-46  # what the squared lengths behind a squared distance may lose in a matrix product, relatively
 
@@ -228,22 +228,20 @@ class Ranking:
 
     def _room(self, dtype: torch.dtype, height: int, width: int) -> Tensor:
         """Memory for a block, always the same."""
-        size = -(-height * width // WORD) * WORD
-        if dtype not in self._rooms or len(self._rooms[dtype]) < size:
-            self._rooms[dtype] = torch.empty(size, dtype=dtype, device=self.order.device)
+        if dtype not in self._rooms or len(self._rooms[dtype]) < height * width:
+            self._rooms[dtype] = torch.empty(height * width, dtype=dtype, device=self.order.device)
         return self._rooms[dtype][: height * width].view(height, width)
 
     def _near(self, similarity: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Row, column and value of the entries that reach ``lowest``; None if they are too many to pick them out."""
-        reached = torch.ge(similarity, lowest, out=self._room(torch.bool, *similarity.shape))
-        # Few do, so eight are looked at as one.
-        room = self._rooms[torch.bool][: -(-reached.numel() // WORD) * WORD]
-        room[reached.numel() :] = False
-        words = room.view(torch.int64).nonzero().squeeze(1)
-        if MANY_NEAR * len(words) > reached.numel():
+        reached = self._room(torch.bool, *similarity.shape)
+        if reached.device.type == "cpu":  # NumPy compares and finds several times as fast
+            np.greater_equal(similarity.numpy(), lowest.numpy(), out=reached.numpy())
+            entry = torch.from_numpy(np.flatnonzero(reached.numpy()))
+        else:
+            entry = torch.ge(similarity, lowest, out=reached).view(-1).nonzero().squeeze(1)
+        if MANY_NEAR * len(entry) > reached.numel():
             return None
-        word, place = room.view(torch.int64).index_select(0, words).view(torch.bool).view(-1, WORD).nonzero().unbind(1)
-        entry = words.index_select(0, word).mul_(WORD).add_(place)
         return entry // reached.shape[1], entry % reached.shape[1], similarity.view(-1).index_select(0, entry)
 
     def _add(self, rows: _Block, columns: _Block, row: Tensor, column: Tensor, values: Tensor, doubt: float) -> None:
