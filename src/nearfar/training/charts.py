@@ -1,0 +1,220 @@
+"""Charts as SVG, drawn by hand: no library, no script, colours from the page so that they turn with dark mode.
+
+Numbers are told apart by more than colour: lines have different dashes and their names at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+Point = tuple[float, float]
+
+WIDTH, HEIGHT = 520, 280
+LEFT, RIGHT, TOP, BOTTOM = 54, 84, 14, 42
+MOST_POINTS = 600  # of a line; more than pixels tell nothing
+DASHES = ("", "7 4", "2 4", "10 4 2 4")
+WIDE_ENOUGH = 13  # pixels between two names at the ends of lines
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line.
+
+    Parameters
+        name    what stands at its end.
+        points  (x, y), in the order of x.
+        color   number of one of the page's colours, from 1.
+        faint   whether it is the background of another one: thin, and without its name.
+        dots    whether each point is marked.
+    """
+
+    name: str
+    points: Sequence[Point]
+    color: int = 1
+    faint: bool = False
+    dots: bool = False
+
+
+def line_chart(
+    lines: Sequence[Line], *, title: str, x: str, y: str, percent: bool = False, from_zero: bool = False
+) -> str:
+    """Lines over a common axis.
+
+    Parameters
+        title      for those who do not see the chart.
+        x, y       what the axes show.
+        percent    y is a share of 1.
+        from_zero  whether 0 has to be on the y axis.
+    """
+    shown = [line for line in lines if line.points]
+    if not shown:
+        return ""
+    xs = [point[0] for line in shown for point in line.points]
+    ys = [point[1] for line in shown for point in line.points]
+    across = _Scale(xs, LEFT, WIDTH - RIGHT)
+    up = _Scale([*ys, 0.0] if from_zero else ys, HEIGHT - BOTTOM, TOP, rounded=True)
+    parts = [_frame(across, up, x, y, percent)]
+    dash = 0
+    for line in shown:
+        parts.append(_line(line, across, up, percent, "" if line.faint else DASHES[dash % len(DASHES)]))
+        dash += not line.faint
+    parts += _names([line for line in shown if not line.faint], up)
+    return _svg(title, parts)
+
+
+def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> str:
+    kept = thinned(line.points)
+    path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in kept)
+    style = f' stroke-dasharray="{dash}"' if dash else ""
+    kind = "line faint" if line.faint else "line"
+    drawn = f'<polyline class="{kind} c{line.color}" points="{path}"{style}/>'
+    if line.dots or len(kept) == 1:
+        for px, py in kept:
+            value = shown_number(py, percent)
+            tip = f"<title>{escape(line.name)}: {value} at {px:g}</title>"
+            drawn += f'<circle class="dot c{line.color}" cx="{across(px):.1f}" cy="{up(py):.1f}" r="3">{tip}</circle>'
+    return drawn
+
+
+def _names(lines: Sequence[Line], up: _Scale) -> list[str]:
+    """Names at the ends of lines, moved apart where they would cover each other."""
+    ends = sorted(((up(line.points[-1][1]), line) for line in lines), key=lambda end: end[0])
+    places: list[float] = []
+    for height, _ in ends:
+        places.append(max(height, places[-1] + WIDE_ENOUGH) if places else height)
+    over = max(0.0, places[-1] - (HEIGHT - BOTTOM)) if places else 0.0
+    return [
+        f'<text class="name c{line.color}" x="{WIDTH - RIGHT + 8}" y="{place - over + 4:.1f}">'
+        f"{escape(line.name)}</text>"
+        for place, (_, line) in zip(places, ends, strict=True)
+    ]
+
+
+def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, labels: bool, side: int = 620) -> str:
+    """Points of named groups on a map: (name, hue in degrees, points). A name shows above a group's points.
+
+    Parameters
+        labels  whether names also stand at the middle of their groups.
+    """
+    points = [point for _, _, members in groups for point in members]
+    if not points:
+        return ""
+    low = [min(point[axis] for point in points) for axis in (0, 1)]
+    high = [max(point[axis] for point in points) for axis in (0, 1)]
+    spread = max(high[0] - low[0], high[1] - low[1]) or 1.0
+    margin = 18.0
+    scale = (side - 2 * margin) / spread
+    height = round(2 * margin + (high[1] - low[1]) * scale)
+
+    def place(point: Point) -> Point:
+        return margin + (point[0] - low[0]) * scale, margin + (high[1] - point[1]) * scale
+
+    parts, names = [], []
+    for number, (name, hue, members) in enumerate(groups):
+        dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in map(place, members))
+        parts.append(f'<g class="group s{number % 3}" style="--hue:{hue}"><title>{escape(name)}</title>{dots}</g>')
+        if labels and members:
+            middle = place((_median([x for x, _ in members]), _median([y for _, y in members])))
+            short = name if len(name) <= 24 else name[:23] + "…"
+            names.append(f'<text class="place" x="{middle[0]:.1f}" y="{middle[1]:.1f}">{escape(short)}</text>')
+    return _svg(title, parts + names, side, height, kind="map")
+
+
+def whiskers(low: float, value: float, high: float) -> str:
+    """A value from 0 to 1 and its interval, small enough for a table."""
+    start, middle, stop = (4 + 152 * min(max(part, 0.0), 1.0) for part in (low, value, high))
+    return (
+        '<svg class="whiskers" viewBox="0 0 160 16" width="160" height="16" aria-hidden="true">'
+        '<line class="track" x1="4" y1="8" x2="156" y2="8"/>'
+        f'<rect class="reach" x="{start:.1f}" y="3" width="{max(stop - start, 1):.1f}" height="10" rx="2"/>'
+        f'<line class="value" x1="{middle:.1f}" y1="1" x2="{middle:.1f}" y2="15"/></svg>'
+    )
+
+
+def shown_number(value: float, percent: bool) -> str:
+    """A number for people.
+
+    >>> shown_number(0.1234, True), shown_number(1234.5, False), shown_number(0.00012345, False)
+    ('12.3 %', '1,234', '0.000123')
+    """
+    if percent:
+        return f"{100 * value:.1f} %"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def smoothed(points: Sequence[Point], window: int) -> list[Point]:
+    """The mean of each point and those up to ``window`` − 1 before it.
+
+    >>> smoothed([(0, 4.0), (1, 2.0), (2, 0.0)], 2)
+    [(0, 4.0), (1, 3.0), (2, 1.0)]
+    """
+    found, total = [], 0.0
+    for number, (x, y) in enumerate(points):
+        total += y - (points[number - window][1] if number >= window else 0.0)
+        found.append((x, total / min(number + 1, window)))
+    return found
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]:
+    """Points evenly left out until few enough are left; the first and the last stay.
+
+    >>> thinned([(n, 0.0) for n in range(9)], 3)
+    [(0, 0.0), (4, 0.0), (8, 0.0)]
+    """
+    if len(points) <= most:
+        return points
+    return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
+
+
+class _Scale:
+    """From numbers to places on the page."""
+
+    def __init__(self, values: Sequence[float], start: float, stop: float, *, rounded: bool = False) -> None:
+        low, high = min(values), max(values)
+        if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
+            low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
+        self.step = _nice((high - low) / 4)
+        if rounded:
+            low, high = math.floor(low / self.step + 1e-9) * self.step, math.ceil(high / self.step - 1e-9) * self.step
+        self.low, self.high, self.start, self.stop = low, high, start, stop
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
+
+    def ticks(self) -> list[float]:
+        first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
+        return [number * self.step for number in range(first, last + 1)]
+
+
+def _nice(step: float) -> float:
+    """The nearest of 1, 2 and 5 times a power of ten that is not smaller."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next((factor * power for factor in (1.0, 2.0, 5.0) if factor * power >= step * (1 - 1e-9)), 10.0 * power)
+
+
+def _frame(across: _Scale, up: _Scale, x: str, y: str, percent: bool) -> str:
+    parts = []
+    for value in up.ticks():
+        height = f"{up(value):.1f}"
+        parts.append(f'<line class="rule" x1="{LEFT}" y1="{height}" x2="{WIDTH - RIGHT}" y2="{height}"/>')
+        shown = f"{100 * value:g}" if percent else f"{value:g}"
+        parts.append(f'<text class="tick up" x="{LEFT - 8}" y="{up(value) + 4:.1f}">{shown}</text>')
+    for value in across.ticks():
+        parts.append(f'<text class="tick across" x="{across(value):.1f}" y="{HEIGHT - BOTTOM + 18}">{value:g}</text>')
+    parts.append(f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}">{escape(x)}</text>')
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    unit = f"{y}, %" if percent else y
+    parts.append(f'<text class="axis" transform="translate(12 {middle}) rotate(-90)">{escape(unit)}</text>')
+    return "".join(parts)
+
+
+def _svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT, kind: str = "chart") -> str:
+    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
+    return head + "".join(parts) + "</svg>"
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
