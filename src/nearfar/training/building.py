@@ -183,6 +183,8 @@ def network_of(recipe: Recipe, store: Store | Vectors) -> Model:
     settings = dict(section.settings)
     if ":" not in section.name:
         allowed = backbones.defaults(section.name)
+        if "in_dim" in allowed and isinstance(store, Store):
+            raise ValueError(_other_input(recipe, "vectors", "pictures"))
         settings |= {
             key: value for key, value in _read_off(recipe, store).items() if key in allowed and key not in settings
         }
@@ -223,8 +225,12 @@ def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:
 
 def _check_input(recipe: Recipe, dataset: DataSet, model: Model) -> None:
     if (model.normalization is None) != dataset.is_vectors:
-        reads, holds = ("vectors", "pictures") if not dataset.is_vectors else ("pictures", "vectors")
-        raise ValueError(f"network.name is {recipe.network.name!r}, which reads {reads}; {dataset.name} holds {holds}")
+        words = ("pictures", "vectors") if dataset.is_vectors else ("vectors", "pictures")
+        raise ValueError(_other_input(recipe, *words))
+
+
+def _other_input(recipe: Recipe, reads: str, holds: str) -> str:
+    return f"network.name is {recipe.network.name!r}, which reads {reads}; {recipe.data.name} holds {holds}"
 
 
 def _loaders(

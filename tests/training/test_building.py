@@ -1,0 +1,139 @@
+"""From a recipe to the parts of a run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nearfar.data.registry import open as open_data_set
+from nearfar.networks import Ensemble
+from nearfar.training import load_recipe
+from nearfar.training.building import Parts, build
+from nearfar.training.phases import dims_of, outputs
+
+VECTORS = {"name": "digits", "settings": {"vectors": True}}
+FEW = {"classes": 2, "per_class": 4}
+
+
+def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Parts:
+    table: dict[str, Any] = {
+        "data": VECTORS,
+        "sampler": {"classes": 4, "per_class": 4},
+        "network": {"name": "linear", "dim": 8},
+        "loss": {"name": "proxy_anchor"},
+        "optimizer": {"lr": 0.01},
+        "training": {"epochs": 3, "device": "cpu"},
+    }
+    return build(load_recipe({**table, **sections}), rank=rank, ranks=ranks)
+
+
+def first_batch(parts: Parts) -> Any:
+    return next(iter(parts.loader.epoch(parts.sampler, 0, rows=parts.rows["train"])))
+
+
+def test_training_labels_count_from_zero_and_others_come_after() -> None:
+    parts = built(split={"kind": "fixed_validation", "share": 0.2, "seed": 3})
+    assert np.unique(parts.train_labels).tolist() == [0, 1, 2, 3]
+    assert parts.num_classes == 4
+    others = np.concatenate([parts.labels[parts.rows["validation"]], parts.labels[parts.rows["test"]]])
+    assert np.unique(others).tolist() == [4, 5, 6, 7, 8, 9]
+    digits = open_data_set("digits").labels
+    pairs = {(int(a), int(b)) for a, b in zip(digits, parts.labels, strict=True)}
+    assert len(pairs) == 10  # a renumbering: no class is torn or joined
+
+
+def test_every_fold_validates_other_classes() -> None:
+    folds = [built(split={"kind": "k_fold", "folds": 5, "fold": fold}, sampler=FEW) for fold in range(5)]
+    digits = open_data_set("digits").labels
+    assert sorted(int(np.unique(digits[parts.rows["validation"]]).item()) for parts in folds) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_fits_the_loss() -> None:
+    parts = built()
+    batch = first_batch(parts)
+    found = outputs(parts.model, batch.images)
+    assert {key: tuple(each.shape) for key, each in found.items()} == {"high": (16, 8)}
+    loss = parts.stages[0].losses["high"](found["high"], batch.labels)
+    assert loss.isfinite()
+
+
+def test_every_process_makes_the_same_parameters_and_draws_its_share() -> None:
+    here, there = built(rank=0, ranks=2), built(rank=1, ranks=2)
+    for a, b in zip(here.model.parameters(), there.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(here.losses.parameters(), there.losses.parameters(), strict=True):
+        assert torch.equal(a, b)
+    shares = [set(parts.sampler.batch(0, 0).tolist()) for parts in (here, there)]
+    assert [len(share) for share in shares] == [8, 8]
+    assert not shares[0] & shares[1]
+
+
+def test_another_seed_makes_other_parameters() -> None:
+    one, other = built(), built(training={"epochs": 3, "device": "cpu", "seed": 1})
+    assert not torch.equal(next(one.model.parameters()), next(other.model.parameters()))
+
+
+def test_sizes_are_read_off_the_pictures() -> None:
+    parts = built(data={"name": "digits"}, network={"name": "small_cnn", "dim": 4}, augmentation={"flip": False})
+    assert tuple(first_batch(parts).images.shape) == (16, 1, 8, 8)
+    assert parts.preprocessing is not None
+    assert (parts.preprocessing.size, parts.preprocessing.resize) == (8, 8)
+
+
+def test_every_level_and_member_has_a_loss_of_its_own() -> None:
+    network = {"name": "small_cnn", "dim": 4, "levels": ["low", "high"], "members": 2}
+    parts = built(data={"name": "digits"}, network=network)
+    assert isinstance(parts.model, Ensemble)
+    wanted = ["0_low", "0_high", "1_low", "1_high"]
+    assert list(dims_of(parts.model)) == list(parts.stages[0].losses) == wanted
+    assert list(outputs(parts.model, first_batch(parts).images)) == wanted
+    assert len({id(loss.proxies) for loss in parts.stages[0].losses.values()}) == 4
+
+
+def test_features_without_a_head_have_proxies_of_their_size() -> None:
+    parts = built(network={"name": "linear", "dim": None, "head": "none"})
+    assert dims_of(parts.model) == {"high": 64}
+    assert parts.stages[0].losses["high"].proxies.shape == (5, 64)
+
+
+def test_stages_go_on_with_a_loss_and_hand_over_class_vectors() -> None:
+    parts = built(
+        loss={"name": "group"},
+        stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {"epochs": 1}, {"lr_factor": 0.1}],
+    )
+    assert [parts.stage_at(epoch).first for epoch in range(3)] == [0, 1, 2]
+    assert [stage.epochs for stage in parts.stages] == [1, 1, 1]
+    softmax, group, again = (stage.losses["high"] for stage in parts.stages)
+    assert group is again
+    assert softmax.proxies is group.proxies
+    assert len(parts.losses) == 2
+
+
+def test_iterations_may_end_within_an_epoch() -> None:
+    parts = built(training={"iterations": 70, "device": "cpu"})
+    assert (parts.steps, parts.epochs, parts.steps_per_epoch) == (70, 2, 56)
+    assert parts.schedule(parts.optimizer()).steps == 70
+
+
+def test_the_fingerprint_tells_another_split() -> None:
+    assert built().fingerprint == built().fingerprint
+    assert built().fingerprint != built(split={"kind": "fixed_validation", "share": 0.2}).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"data": {"name": "digits"}}, "'linear', which reads vectors; digits holds pictures"),
+        ({"network": {"name": "small_cnn"}}, "'small_cnn', which reads pictures; digits holds vectors"),
+        ({"data": {"name": "cub"}}, "--data ROOT"),
+        ({"schedule": {"name": "plateau"}}, "fixed_validation"),
+        ({"sampler": {"classes": 50, "per_class": 4}}, "sampler: labels hold 5 classes"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        built(**sections)
