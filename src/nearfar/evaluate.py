@@ -1,4 +1,4 @@
-"""``nearfar evaluate``: embeddings from files, metrics as a table and as JSON."""
+"""``nearfar evaluate``: embeddings from files or of a run, metrics as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -46,6 +46,30 @@ def load(
     place, shared = _device(device), labels is None or labels == embeddings
     vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
     return Labelled(vectors.to(place), read(labels or embeddings, "labels", labels_key, shared=shared))
+
+
+class Trained(NamedTuple):
+    """What a trained model is measured on, and how its recipe says to."""
+
+    queries: Labelled
+    gallery: Labelled | None
+    ks: tuple[int, ...]
+    measure: str
+
+
+def load_run(where: Path, *, data: str | None = None, device: str = "cpu", watch: Watch = lambda work: None) -> Trained:
+    """The embeddings of a run's test classes, or of another data set; see ``nearfar.training.tested``."""
+    from nearfar.training.tested import embeddings_of, is_trained
+
+    if not is_trained(where):
+        raise ValueError(f"{where} is a folder without recipe.toml or model.safetensors: no run, and no saved network")
+    place = _device(device)
+    queries, gallery, recipe = embeddings_of(where, data=data, device=place, watch=watch)
+    sides = [None if one is None else Labelled(one.points.to(place), one.labels) for one in (queries, gallery)]
+    assert sides[0] is not None
+    if recipe is None:
+        return Trained(sides[0], sides[1], (1, 2, 4, 8), "cosine")
+    return Trained(sides[0], sides[1], tuple(recipe.evaluation.ks), recipe.evaluation.measure)
 
 
 def evaluate(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from nearfar.settings import one_of
+from nearfar.writing import write_text
 
 NAMES = ("tensorboard", "mlflow")
 LONGEST_VALUE = 500  # characters that MLflow keeps of a parameter at the least
@@ -52,7 +53,7 @@ def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None 
     if name == "tensorboard":
         return TensorBoardLogger(folder / "tensorboard")
     where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute().parent / 'mlflow.db'}"
-    return MLflowLogger(where, name=folder.name, settings=settings)
+    return MLflowLogger(where, name=folder.name, settings=settings, keep=folder / "mlflow.txt")
 
 
 class TensorBoardLogger:
@@ -84,8 +85,9 @@ class MLflowLogger:
     Parameters
         where       the store: "sqlite:///mlflow.db", or the address of a tracking server.
         experiment  which runs this one is to be compared with.
-        name        of the run. A run of this name that was not finished is gone on with.
+        name        of the run.
         settings    nested tables of what was chosen; MLflow's parameters.
+        keep        a file with the run's number: where it is there, that run is gone on with.
 
     MLflow allows no ``@`` in names: recall@1 is recall_at_1 there.
     """
@@ -97,6 +99,7 @@ class MLflowLogger:
         experiment: str = "nearfar",
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        keep: Path | None = None,
     ) -> None:
         try:
             from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
@@ -105,9 +108,16 @@ class MLflowLogger:
                 "the mlflow logger needs mlflow; install it with: pip install 'nearfar[mlflow]'"
             ) from error
         self._client: Any = MlflowClient(tracking_uri=where)
+        if keep is not None and keep.is_file():
+            self.run = keep.read_text(encoding="utf-8").strip()
+            self._client.update_run(self.run, status="RUNNING")
+            return
         found = self._client.get_experiment_by_name(experiment)
         number = self._client.create_experiment(experiment) if found is None else found.experiment_id
-        self.run = self._unfinished(number, name) or self._begin(number, name, settings or {})
+        self.run = self._begin(number, name, settings or {})
+        if keep is not None:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            write_text(keep, self.run + "\n")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric  # type: ignore[import-not-found, unused-ignore]
@@ -118,12 +128,6 @@ class MLflowLogger:
 
     def close(self) -> None:
         self._client.set_terminated(self.run)
-
-    def _unfinished(self, experiment: str, name: str | None) -> str | None:
-        if name is None:
-            return None
-        runs = self._client.search_runs([experiment], "attributes.status = 'RUNNING'", max_results=1000)
-        return next((run.info.run_id for run in runs if run.info.run_name == name), None)
 
     def _begin(self, experiment: str, name: str | None, settings: Mapping[str, Any]) -> str:
         from mlflow.entities import Param  # type: ignore[import-not-found, unused-ignore]

@@ -55,7 +55,7 @@ def figures(run: RunData, found: Measured | None) -> str:
                 entries.append((nice(name), f"{100 * found.values[name]:.1f} %", between))
     if run.queries is not None:
         looked = run.queries if run.gallery is None else run.gallery
-        classes = f"of {len(looked.labels.unique()):,} classes not seen in training"
+        classes = f"of {len(torch.unique(looked.labels)):,} classes not seen in training"
         entries.append(("Tested on", f"{len(looked.labels):,}", classes))
     if "epoch" in run.metrics:
         entries.append(("Epoch", f"{run.metrics['epoch'] + 1:,}", str(run.metrics.get("selection", ""))))
@@ -163,7 +163,7 @@ def class_map(run: RunData, method: str, seed: int) -> str:
     if run.recipe.evaluation.measure == "cosine":
         points = torch.nn.functional.normalize(points)
     places = flatten(points, method, seed)
-    numbers = labels.unique().tolist()
+    numbers = torch.unique(labels).tolist()
     groups = [
         (
             run.class_name(label),

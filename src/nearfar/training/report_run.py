@@ -97,14 +97,15 @@ def read_run(folder: str | Path) -> RunData:
     if not run.recipe.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {run.recipe.name} is not there")
     recipe = load(run.recipe)
-    queries, gallery = _embeddings(run.embeddings)
+    queries, gallery = read_embeddings(run.embeddings)
     dataset, missing = None, ""
     try:
         dataset = open_data(recipe)
     except (OSError, ValueError, ImportError) as error:
         missing = " ".join(str(error).split())
     if dataset is not None and queries is not None and int(queries.rows.max()) >= len(dataset):
-        dataset, missing = None, f"the data set has {len(dataset)} pictures now, and the run saw more"
+        missing = f"the data set has {len(dataset)} pictures now, and the run saw more"
+        dataset = None
     return RunData(
         name=folder.absolute().name,
         recipe=recipe,
@@ -172,7 +173,8 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _embeddings(file: Path) -> tuple[Embeddings | None, Embeddings | None]:
+def read_embeddings(file: Path) -> tuple[Embeddings | None, Embeddings | None]:
+    """What a run tested: queries, and a gallery if they were looked for in one; None where there is none."""
     if not file.is_file():
         return None, None
     try:

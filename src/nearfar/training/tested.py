@@ -1,0 +1,151 @@
+"""Embeddings of a trained model: those a run left behind, or new ones of any data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nearfar import data as datasets
+from nearfar.data import DataSet, Loader, Store, View
+from nearfar.networks import saving
+from nearfar.networks.preprocessing import Preprocessing
+from nearfar.progress import Watch
+from nearfar.training import checkpoints, evaluation
+from nearfar.training.ingredients import Places, Vectors, open_data, rows_of, split_of, store_of
+from nearfar.training.recipe import Recipe
+from nearfar.training.recipe_file import load
+from nearfar.training.report_run import Embeddings, read_embeddings
+from nearfar.training.run import RunFolder
+
+SIDE = 256  # what pictures are shrunk to before networks that read less
+
+
+class Tested(NamedTuple):
+    """Embeddings to ask with, and to look in where that is something else."""
+
+    queries: Embeddings
+    gallery: Embeddings | None
+    recipe: Recipe | None
+
+
+def is_trained(where: Path) -> bool:
+    """Whether a folder holds a run or a saved network."""
+    return RunFolder(where).recipe.is_file() or (where / saving.NAME).is_file()
+
+
+def embeddings_of(
+    where: str | Path,
+    *,
+    data: str | None = None,
+    device: str | torch.device = "cpu",
+    cache: str | Path | None = None,
+    watch: Watch = lambda work: None,
+) -> Tested:
+    """Embeddings of what a model is tested on.
+
+    Parameters
+        where   a run folder, or a folder that ``nearfar.networks.saving`` wrote.
+        data    None: the test classes of the run, as its end embedded them. A place: the run's data set lies there
+                now. "NAME" or "NAME:PLACE": another data set, such as cars196 or folder:photos; its own test part
+                where it has one, and otherwise all of it.
+        device  where to embed.
+        cache   where decoded pictures are kept.
+        watch   told what work begins.
+    """
+    where = Path(where)
+    run = RunFolder(where)
+    recipe = load(run.recipe) if run.recipe.is_file() else None
+    if recipe is not None and data is None:
+        queries, gallery = read_embeddings(run.embeddings)
+        if queries is not None:
+            return Tested(queries, gallery, recipe)
+    folder = where if recipe is None else _selected(run)
+    model = saving.load(folder).to(device)
+    preprocessing = saving.load_preprocessing(folder)
+    dataset, store, rows = _data(recipe, run, data, cache, watch, preprocessing)
+    if (preprocessing is None) != dataset.is_vectors:
+        reads, holds = ("vectors", "pictures") if preprocessing is None else ("pictures", "vectors")
+        raise ValueError(f"the network in {folder} reads {reads}; {dataset.name} holds {holds}")
+    view, normalization = None, None
+    if preprocessing is not None:
+        normalization = preprocessing.normalization
+        view = View(
+            size=preprocessing.size,
+            crop=preprocessing.crop,
+            resize=preprocessing.resize,
+            aspect=preprocessing.aspect,
+            flip=False,
+        )
+    kept = store.rows if isinstance(store, Store) else np.arange(len(store))
+    loader = Loader(store, dataset.labels[kept], view=view, normalization=normalization, device=device)
+    found = {}
+    for part, places in rows.items():
+        if not len(places):
+            raise ValueError(f"the part {part} of {dataset.name} has no pictures")
+        one = evaluation.embed(model, loader, places, progress=watch("embedding"))
+        indices = torch.from_numpy(kept[one.rows].copy())
+        found[part] = Embeddings(one.points, one.labels.cpu(), indices)
+    if "query" in found:
+        return Tested(found["query"], found["gallery"], recipe)
+    return Tested(found["test"], None, recipe)
+
+
+def _selected(run: RunFolder) -> Path:
+    for place in (run.best, run.last):
+        if checkpoints.exists(place):
+            return checkpoints.find(place)
+    raise FileNotFoundError(f"{run.folder} has no checkpoint yet: its training has not saved one")
+
+
+def _data(
+    recipe: Recipe | None,
+    run: RunFolder,
+    data: str | None,
+    cache: str | Path | None,
+    watch: Watch,
+    preprocessing: Preprocessing | None,
+) -> tuple[DataSet, Store | Vectors, dict[str, Places]]:
+    """The data set, its pictures, and the places of those that are tested."""
+    name, _, root = (data or "").partition(":")
+    if name in datasets.names():
+        dataset = datasets.open(name, root or None) if root else datasets.open(name)
+        store = _store(dataset, cache, watch, preprocessing)
+        asked = {part: rows for part, rows in dataset.parts.items() if part in ("test", "query", "gallery")}
+        asked = asked or {"test": np.arange(len(dataset))}
+        return (
+            dataset,
+            store,
+            {part: store.places(rows) if isinstance(store, Store) else rows for part, rows in asked.items()},
+        )
+    if recipe is None:
+        given = "data is missing" if data is None else f"data is {data!r}"
+        raise ValueError(
+            f"{given}; a network without a run does not say what to test it on: NAME or NAME:PLACE is needed, "
+            f"with a name of {', '.join(datasets.names())}"
+        )
+    if data is not None:
+        recipe = load(run.recipe, overrides={"data.root": data})
+    dataset = open_data(recipe)
+    store = store_of(recipe, dataset, cache, watch)
+    rows = rows_of(split_of(recipe, dataset), store)
+    return dataset, store, {part: places for part, places in rows.items() if part not in ("train", "validation")}
+
+
+def _store(
+    dataset: DataSet, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None
+) -> Store | Vectors:
+    if dataset.is_vectors or preprocessing is None:
+        array: Vectors = getattr(dataset.source, "array", np.empty((0, 0), dtype=np.float32))
+        return array
+    from nearfar.data.preparing import prepare
+
+    return prepare(
+        dataset,
+        cache=cache,
+        side=max(SIDE, preprocessing.resize),
+        channels=len(preprocessing.normalization.mean),
+        progress=watch("decoding"),
+    )
