@@ -54,7 +54,7 @@ def line_chart(
         return ""
     xs = [point[0] for line in shown for point in line.points]
     ys = [point[1] for line in shown for point in line.points]
-    across = _Scale(xs, LEFT, WIDTH - RIGHT)
+    across = _Scale(xs, LEFT, WIDTH - RIGHT, whole=all(float(value).is_integer() for value in xs))
     up = _Scale([*ys, 0.0] if from_zero else ys, HEIGHT - BOTTOM, TOP, rounded=True)
     parts = [_frame(across, up, x, y, percent)]
     dash = 0
@@ -172,11 +172,13 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]
 class _Scale:
     """From numbers to places on the page."""
 
-    def __init__(self, values: Sequence[float], start: float, stop: float, *, rounded: bool = False) -> None:
+    def __init__(
+        self, values: Sequence[float], start: float, stop: float, *, rounded: bool = False, whole: bool = False
+    ) -> None:
         low, high = min(values), max(values)
         if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
             low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
-        self.step = _nice((high - low) / 4)
+        self.step = max(_nice((high - low) / 4), 1.0 if whole else 0.0)
         if rounded:
             low, high = math.floor(low / self.step + 1e-9) * self.step, math.ceil(high / self.step - 1e-9) * self.step
         self.low, self.high, self.start, self.stop = low, high, start, stop

@@ -238,7 +238,7 @@ def _row(run: RunData, found: Found, note: str) -> str:
     for row, value in zip(found.neighbours, found.values, strict=True):
         other = int(looked.labels[row])
         kind = "good" if other == label else "bad"
-        cells.append(_figure(run, int(looked.rows[row]), other, kind, f"{value:.2f}"))
+        cells.append(_figure(run, int(looked.rows[row]), other, kind, f"{round(value, 2) + 0.0:.2f}"))  # no -0.00
     return f'<div class="hits">{"".join(cells)}</div>'
 
 
