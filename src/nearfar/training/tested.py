@@ -23,7 +23,7 @@ from nearfar.training.run import RunFolder
 SIDE = 256  # what pictures are shrunk to before networks that read less
 
 
-class Tested(NamedTuple):
+class Sides(NamedTuple):
     """Embeddings to ask with, and to look in where that is something else."""
 
     queries: Embeddings
@@ -43,7 +43,7 @@ def embeddings_of(
     device: str | torch.device = "cpu",
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
-) -> Tested:
+) -> Sides:
     """Embeddings of what a model is tested on.
 
     Parameters
@@ -61,7 +61,7 @@ def embeddings_of(
     if recipe is not None and data is None:
         queries, gallery = read_embeddings(run.embeddings)
         if queries is not None:
-            return Tested(queries, gallery, recipe)
+            return Sides(queries, gallery, recipe)
     folder = where if recipe is None else _selected(run)
     model = saving.load(folder).to(device)
     preprocessing = saving.load_preprocessing(folder)
@@ -89,8 +89,8 @@ def embeddings_of(
         indices = torch.from_numpy(kept[one.rows].copy())
         found[part] = Embeddings(one.points, one.labels.cpu(), indices)
     if "query" in found:
-        return Tested(found["query"], found["gallery"], recipe)
-    return Tested(found["test"], None, recipe)
+        return Sides(found["query"], found["gallery"], recipe)
+    return Sides(found["test"], None, recipe)
 
 
 def _selected(run: RunFolder) -> Path:
