@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def recipe(file: Path, **overrides: Any) -> Recipe:
         "evaluation": {"ks": [1, 2]},
     }
     changes = {key.replace("__", "."): value for key, value in overrides.items() if key != "stages"}
+    if "training__iterations" in overrides:
+        del tables["training"]["epochs"]
     if "stages" in overrides:
         tables["stages"] = overrides["stages"]
     return load(tables, overrides=changes)
@@ -99,6 +101,3 @@ def interrupted(recipe: Recipe, folder: Path, *steps: int) -> None:
             continue
         raise AssertionError(f"not stopped at step {step}")
     train(recipe, folder, resume=True)
-
-
-Change = Callable[[Path], Recipe]

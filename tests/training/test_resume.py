@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
 
 from nearfar.training import checkpoints
@@ -21,7 +22,7 @@ from nearfar.training.run import RunError, read_log
 from nearfar.training.signals import Stopped
 
 WORKER = Path(__file__).parent / "run_worker.py"
-KILLS = 3  # the full check is ten: see test_killed_at_any_moment
+KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
 
 
 @pytest.fixture(autouse=True)
@@ -71,31 +72,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "training__clip": 0.5,
     },
     "an ensemble": {"network__members": 2, "loss__name": "proxy_anchor"},
-    "iterations": {"training__epochs": None, "training__iterations": 21},
+    "iterations": {"training__iterations": 21},
 }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_stopped_in_the_middle_of_epochs_and_resumed_is_undisturbed(name: str, tmp_path: Path) -> None:
-    chosen = (
-        recipe(vectors(tmp_path), **{k: v for k, v in VARIANTS[name].items() if v is not None})
-        if (name != "iterations")
-        else _by_iterations(tmp_path)
-    )
+    chosen = recipe(vectors(tmp_path), **VARIANTS[name])
     whole = train(chosen, tmp_path / "whole")
     interrupted(chosen, tmp_path / "cut", 3, 6, 10, 20)
     assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
     found = json.loads((tmp_path / "cut" / "metrics.json").read_text())
     assert {**found, "seconds": 0} == {**whole.metrics, "seconds": 0}
-
-
-def _by_iterations(folder: Path) -> Any:
-    from nearfar.training.recipe_file import from_dict, to_dict
-
-    table = to_dict(recipe(vectors(folder)))
-    del table["training"]["epochs"]
-    table["training"]["iterations"] = 21
-    return from_dict(table)
 
 
 def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
@@ -204,67 +192,89 @@ def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
 # --- by force ----------------------------------------------------------------------------------------------------
 
 
-def start(file: Path, folder: Path, how: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, str(WORKER), str(file), str(folder), how], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+class Worker:
+    """Starts trainings, one at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self.said() == "ready"
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self, file: Path, folder: Path) -> int:
+        """Begin or resume; gives the number of the process."""
+        how = "resume" if (folder / "recipe.toml").exists() else "new"
+        assert self.process.stdin is not None
+        print(file, folder, how, file=self.process.stdin, flush=True)
+        return int(self.said())
+
+    def ended(self) -> int:
+        """Wait for the training; gives its exit code, or minus the signal that killed it."""
+        return int(self.said())
 
 
-def survive(folder: Path, kills: int, seed: int) -> int:
-    """Kill a run again and again and resume it to its end; gives how many kills there were."""
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    made = Worker()
+    yield made
+    assert made.process.stdin is not None
+    made.process.stdin.close()
+    made.process.wait(timeout=60)
+
+
+def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
+    """Three kills, or as many as NEARFAR_KILLS says; they fall into steps, evaluations and checkpoints alike."""
+    kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
     chosen = recipe(
-        vectors(folder),
+        vectors(tmp_path),
         loss__name="margin",
         loss__mining="distance_weighted",
         split__kind="fixed_validation",
         split__share=0.34,
         training__memory=30,
-        training__epochs=10,
+        training__epochs=20,
         training__checkpoint_steps=2,
     )
-    file = folder / "recipe.toml"
-    file.write_text(to_toml(chosen))
-    began = time.monotonic()
-    undisturbed = start(file, folder / "whole", "new")
-    assert undisturbed.wait(timeout=60) == 0
-    lasts = min(time.monotonic() - began, 10.0)
-    rng, killed = random.Random(seed), 0
-    for _ in range(kills):
-        process = start(file, folder / "cut", "resume" if (folder / "cut" / "recipe.toml").exists() else "new")
-        time.sleep(rng.uniform(0.0, lasts / kills))
-        process.kill()
-        killed += process.wait(timeout=60) == -signal.SIGKILL
-    process = start(file, folder / "cut", "resume" if (folder / "cut" / "recipe.toml").exists() else "new")
-    assert process.wait(timeout=60) == 0
-    for which in ("last", "best"):
-        assert_same(weights(folder / "cut", which), weights(folder / "whole", which))
-    steps = [line["step"] for line in read_log(folder / "cut" / "log.jsonl") if "loss" in line]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 60
-    return killed
-
-
-def test_killed_at_any_moment(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Ten kills: NEARFAR_KILLS=10 pytest tests/training/test_resume.py -k killed."""
-    import os
-
-    kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
-    assert survive(tmp_path, kills, seed=kills) > 0
-
-
-def test_ctrl_c_exits_with_130_and_can_be_resumed(tmp_path: Path) -> None:
-    chosen = recipe(vectors(tmp_path), training__epochs=2000, evaluation__every=0)
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(chosen))
-    process = start(file, tmp_path / "run", "new")
+    began = time.monotonic()
+    worker.start(file, tmp_path / "whole")
+    assert worker.ended() == 0
+    lasts = time.monotonic() - began
+    rng, killed = random.Random(kills), 0
+    for _ in range(kills):
+        number = worker.start(file, tmp_path / "cut")
+        time.sleep(rng.uniform(0.1, 1.5) * lasts / kills)
+        os.kill(number, signal.SIGKILL)
+        killed += worker.ended() == -signal.SIGKILL
+    worker.start(file, tmp_path / "cut")
+    assert worker.ended() == 0
+    assert killed >= kills / 2
+    for which in ("last", "best"):
+        assert_same(weights(tmp_path / "cut", which), weights(tmp_path / "whole", which))
+    steps = [line["step"] for line in read_log(tmp_path / "cut" / "log.jsonl") if "loss" in line]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 120
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_process_that_is_asked_to_stop_saves_and_exits(
+    number: int, code: int, worker: Worker, tmp_path: Path
+) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=100_000, evaluation__every=0)
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(chosen))
+    child = worker.start(file, tmp_path / "run")
+    last = tmp_path / "run" / "checkpoint" / "last"
     deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "checkpoint" / "last").exists() and time.monotonic() < deadline:
+    while not checkpoints.exists(last) and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    place = checkpoints.load(tmp_path / "run" / "checkpoint" / "last").values["place"]
-    assert 0 < place["iteration"] < 12000
-    assert torch.isfinite(weights(tmp_path / "run")["model:heads.high.weight"]).all()
+    os.kill(child, number)
+    assert worker.ended() == code
+    assert 0 < checkpoints.load(last).values["place"]["iteration"] < 600_000

@@ -1,0 +1,161 @@
+"""A step of training against forward, backward and optimiser of the bare network, side by side in one run.
+
+    python benchmarks/training.py                     # CPU: small_cnn on pictures of 28 × 28, float32
+    python benchmarks/training.py --device cuda       # a GPU: efficientnet_lite0, 224 × 224, bfloat16, channels last
+    python benchmarks/training.py --loss multi_similarity
+
+Random weights and made-up pictures. The bare network is the embedder with a fixed gradient at its output and the same
+optimiser, on a batch that lies on the device: what nobody can do without. "step" adds the loss, the norm of the
+gradient and the look for what is no number, on the same batch. "training" is what a run does: new batches out of the
+loader, with random-resized-crop and flip, the step, the schedule, and the book that is kept of losses. The three take
+turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import Clock, Step, report, show, show_line
+
+from nearfar import losses, networks
+from nearfar.data.loader import Batch, Loader
+from nearfar.data.samplers import create as create_sampler
+from nearfar.data.store import Store
+from nearfar.data.views import View
+from nearfar.losses import PairLoss
+from nearfar.training import optimizers, schedules
+from nearfar.training import steps as training
+from nearfar.training.ledger import Ledger
+from nearfar.training.recipe_sections import Optimizer, Schedule
+
+COLUMNS = ["network", "loss", "what", "batch", "size", "precision", "ms", "images/s", "ratio"]
+TARGET = 1.10
+CLASSES, EACH, DIM = 100, 20, 512
+
+
+def made_up(size: int, channels: int) -> Store:
+    """Pictures a little larger than what is cut out of them."""
+    rng = np.random.default_rng(0)
+    shape = (CLASSES * EACH, round(size * 8 / 7), round(size * 9 / 7), channels)
+    return Store.of_arrays(rng.integers(0, 256, shape, dtype=np.uint8))
+
+
+def bare(options: argparse.Namespace, batch: Batch) -> Step:
+    """Forward, backward, update."""
+    network = embedder(options)
+    optimizer = optimizers.create(Optimizer(lr=1e-4), network, torch.nn.ModuleList(), options.device)
+    images = batch.images.contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn(len(batch), DIM, device=options.device) / DIM
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with training.autocast(images.device, options.precision):
+            embeddings = network(images)
+        embeddings.backward(gradient)
+        optimizer.step()
+
+    return step
+
+
+def embedder(options: argparse.Namespace) -> networks.Embedder:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"channels": 1} if options.network == "small_cnn" else {}
+    network = networks.create(options.network, dim=DIM, **settings).train()
+    return network.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def ours(options: argparse.Namespace) -> tuple[training.Step, torch.optim.Optimizer]:
+    network = embedder(options)
+    kind = losses.registry.get(options.loss)
+    needed = {} if issubclass(kind, PairLoss) else {"num_classes": CLASSES, "dim": DIM}
+    loss = losses.create(options.loss, **needed).to(options.device)
+    optimizer = optimizers.create(Optimizer(lr=1e-4), network, loss, options.device)
+    member = training.Member(network, {"high": loss})
+    return training.Step([member], optimizer, precision=options.precision), optimizer
+
+
+def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
+    probe = embedder(options)
+    size, normalization = probe.input_size, probe.normalization
+    assert size is not None
+    labels = np.repeat(np.arange(CLASSES), EACH)
+    view = View(size=size, crop="random_resized")
+    store = made_up(size, probe.backbone.in_channels)
+    loader = Loader(store, labels, view=view, normalization=normalization, device=options.device)
+    sampler = create_sampler("groups", labels, classes=options.batch // 4, per_class=4)
+
+    def forever() -> Iterator[Batch]:
+        epoch = 0
+        while True:
+            yield from loader.epoch(sampler, epoch)
+            epoch += 1
+
+    batches = forever()
+    batch = next(batches)
+    step, _ = ours(options)
+    whole, optimizer = ours(options)
+    schedule = schedules.create(Schedule(name="cosine", per="iteration"), optimizer, steps_per_epoch=16, steps=10**6)
+    ledger = Ledger(torch.device(options.device))
+    number = [0]
+
+    def train() -> None:
+        new = next(batches)
+        outcome = whole(new)
+        schedule.step_iteration()
+        ledger.add(number[0], outcome, len(new))
+        number[0] += 1
+
+    def alone() -> None:
+        step(batch)
+
+    ways: dict[str, Step] = {
+        "bare network": bare(options, batch),
+        "step": alone,
+        "training": train,
+    }
+    for each in [*ways.values()] * 6:  # libraries choose their ways, and losses are recorded
+        each()
+    times = clock.take_turns(list(ways.values()), options.seconds)
+    rows = []
+    for what, seconds in zip(ways, times, strict=True):
+        row: dict[str, Any] = {"network": options.network, "loss": "–" if what == "bare network" else options.loss}
+        row |= {"what": what, "batch": options.batch, "size": size, "precision": options.precision}
+        row |= {"ms": 1000 * seconds, "images/s": options.batch / seconds, "ratio": seconds / times[0]}
+        show_line(row)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--network", help="efficientnet_lite0 on a GPU and small_cnn elsewhere unless told")
+    parser.add_argument("--loss", default="proxy_anchor")
+    parser.add_argument("--batch", type=int, default=120)
+    parser.add_argument("--precision", choices=training.PRECISIONS, help="bfloat16 on a GPU unless told")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
+    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
+    options = parser.parse_args()
+    if options.show:
+        show(json.loads(options.show.read_text()), COLUMNS)
+        return
+    clock = Clock(options.device)
+    options.network = options.network or ("efficientnet_lite0" if clock.cuda else "small_cnn")
+    options.precision = options.precision or ("bfloat16" if clock.cuda else "float32")
+    torch.backends.cudnn.benchmark = True
+    rows = measure(options, clock)
+    report(rows, COLUMNS, clock, options.out)
+    if rows[-1]["ratio"] > TARGET:
+        print(f"above {TARGET:.2f} times the bare network: {rows[-1]['ratio']:.3f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

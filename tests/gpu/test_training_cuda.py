@@ -1,0 +1,181 @@
+"""Training on a GPU: a host that never waits, updates that are masked there, and runs that go on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from training_runs import Interrupts, recipe, train, vectors, weights
+
+from nearfar import losses, networks
+from nearfar.data.loader import Batch, Loader
+from nearfar.data.samplers import create
+from nearfar.data.store import Store
+from nearfar.data.views import View
+from nearfar.training import optimizers
+from nearfar.training.ledger import Ledger
+from nearfar.training.memory import Memory
+from nearfar.training.recipe_sections import Optimizer
+from nearfar.training.signals import Stopped
+from nearfar.training.steps import Member, Step
+
+pytestmark = pytest.mark.gpu
+
+LABELS = np.arange(120) // 6
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def network(name: str = "resnet18", **settings: Any) -> Any:
+    torch.manual_seed(0)
+    model = networks.create(name, dim=32, **settings).train()
+    return model.to("cuda", memory_format=torch.channels_last)
+
+
+def optimizer(name: str, *modules: nn.Module) -> torch.optim.Optimizer:
+    return optimizers.create(Optimizer(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")  # type: ignore[arg-type]
+
+
+LOSSES = {
+    "pairs": lambda: losses.create("multi_similarity"),
+    "proxies": lambda: losses.create("proxy_anchor", num_classes=20, dim=32),
+    "group": lambda: losses.create("group", num_classes=20, dim=32),
+    "random mining": lambda: losses.create("triplet", mining="distance_weighted"),
+}
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_host_never_waits_for_a_step(name: str, optimiser: str) -> None:
+    rng = np.random.default_rng(0)
+    store = Store.of_arrays([rng.integers(0, 256, (72, 80, 3), dtype=np.uint8) for _ in LABELS])
+    model, loss = network(), LOSSES[name]().cuda()
+    view = View(size=64, crop="random_resized")
+    loader = Loader(store, LABELS, view=view, normalization=model.normalization, device="cuda", mode="resident")
+    sampler = create("groups", LABELS, classes=8, per_class=4, steps=12)
+    step = Step([Member(model, {"high": loss})], optimizer(optimiser, model, loss), precision="bfloat16", clip=1.0)
+    ledger = Ledger(torch.device("cuda"), steps=4)
+    pages = []
+    for number, batch in enumerate(loader.epoch(sampler, 0)):
+        if number == 5:  # kernels are loaded, and the loss is recorded
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+        pages += ledger.add(number, step(batch), len(batch))
+    torch.cuda.set_sync_debug_mode("default")
+    pages += ledger.flush()
+    assert [page.first for page in pages] == [0, 4, 8]
+    assert all(np.isfinite(page.losses).all() for page in pages)
+
+
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_the_host_waits_neither_for_a_memory_nor_for_chunks(chunk: int | None) -> None:
+    model = network(freeze_batchnorm=True)
+    member = Member(model, {"high": losses.create("contrastive")}, {"high": Memory(40, dim=32, device="cuda")})
+    step = Step([member], optimizer("adamw", model), chunk=chunk)
+    batch = Batch(torch.randn(16, 3, 64, 64, device="cuda"), torch.arange(16).cuda() // 2, torch.arange(16).cuda())
+    for _ in range(6):
+        step(batch)
+    with no_waiting():
+        for _ in range(3):
+            step(batch)
+
+
+class Poison(nn.Module):
+    """Contrastive, but no number when told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss, self.bad = losses.create("contrastive"), False
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        value: Tensor = self.loss(embeddings, labels)
+        return value * torch.nan if self.bad else value
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "radam"])
+def test_a_step_that_is_not_finite_leaves_parameters_and_optimiser_alone(name: str, bad: int) -> None:
+    """Three steps of which one is masked are the other two."""
+    model, other = network("mlp", in_dim=8), network("mlp", in_dim=8)
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(12, 8, generator=generator).cuda() for _ in range(4)]
+    labels = torch.arange(12).cuda() // 3
+    poison, clean = Poison(), Poison()
+    step = Step([Member(model, {"high": poison})], optimizer(name, model))
+    plain = Step([Member(other, {"high": clean})], optimizer(name, other))
+    for number, points in enumerate(data):
+        poison.bad = number == bad
+        outcome = step(Batch(points, labels, labels))
+        assert bool(outcome.finite) != poison.bad
+        if number != bad:
+            plain(Batch(points, labels, labels))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_masking_makes_no_host_wait() -> None:
+    model, poison = network("mlp", in_dim=8), Poison()
+    step = Step([Member(model, {"high": poison})], optimizer("adamw", model))
+    batch = Batch(torch.randn(12, 8, device="cuda"), torch.arange(12).cuda() // 3, torch.arange(12).cuda())
+    for poison.bad in (False, True, False, False):
+        step(batch)
+    with no_waiting():
+        for poison.bad in (False, True):
+            step(batch)
+
+
+def test_chunks_give_the_gradient_of_the_whole_batch() -> None:
+    model = network(freeze_batchnorm=True)
+    other = copy.deepcopy(model)
+    batch = Batch(torch.randn(24, 3, 64, 64, device="cuda"), torch.arange(24).cuda() // 3, torch.arange(24).cuda())
+    for each, chunk in ((model, None), (other, 5)):
+        rate = torch.optim.SGD(each.parameters(), lr=0.0, fused=True)
+        Step([Member(each, {"high": losses.create("multi_similarity")})], rate, chunk=chunk)(batch)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, two.grad, rtol=1e-2, atol=1e-5)  # TF32 and other tilings
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_run_is_stopped_and_resumed(name: str, tmp_path: Path) -> None:
+    chosen = recipe(
+        vectors(tmp_path), training__device="cuda", optimizer__name=name, training__precision="bfloat16",
+        training__epochs=30,
+    )  # fmt: skip
+    train(chosen, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "cut", display=Interrupts(50))
+    train(chosen, tmp_path / "cut", resume=True)
+    whole, cut = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert whole.keys() == cut.keys()
+    for key in whole:
+        if key.startswith("model:"):
+            torch.testing.assert_close(whole[key], cut[key], rtol=1e-3, atol=1e-4)
+
+
+def test_pictures_with_convolutions_resume_with_fused_optimisers(tmp_path: Path) -> None:
+    """Channels-last parameters need an optimiser's state that lies in memory alike."""
+    from training_runs import pictures
+
+    chosen = recipe(
+        pictures(tmp_path), training__device="cuda", network__name="small_cnn", augmentation__size=8,
+        training__epochs=30,
+    )  # fmt: skip
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(50))
+    assert train(chosen, tmp_path / "run", resume=True).metrics["test"]["recall@1"] > 0.5
