@@ -1,0 +1,185 @@
+"""Checkpoints: whole or not at all, and the same to the last bit."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nearfar import networks
+from nearfar.networks import saving
+from nearfar.training import checkpoints
+from nearfar.training.checkpoints import NoCheckpoint
+
+
+def model(seed: int = 0) -> networks.Embedder:
+    torch.manual_seed(seed)
+    return networks.create("linear", in_dim=3, dim=2)
+
+
+def save(place: Path, number: int) -> None:
+    parts = {"numbers": {"one": torch.tensor([float(number)])}}
+    checkpoints.save(place, model(number), parts=parts, values={"number": number, "third": 1 / 3})
+
+
+def number(place: Path) -> int:
+    return int(checkpoints.load(place).values["number"])
+
+
+def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
+    save(tmp_path / "last", 7)
+    found = checkpoints.load(tmp_path / "last")
+    assert found.values["third"] == 1 / 3
+    assert found.part("numbers")["one"].item() == 7.0
+    for name, tensor in model(7).state_dict().items():
+        assert torch.equal(found.model_state()[name], tensor)
+
+
+def test_the_network_of_a_checkpoint_opens_on_its_own(tmp_path: Path) -> None:
+    save(tmp_path / "last", 1)
+    assert isinstance(saving.load(tmp_path / "last"), networks.Embedder)
+
+
+def test_a_new_one_takes_the_place_of_the_old_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    save(tmp_path / "last", 1)
+    save(tmp_path / "last", 2)
+    assert number(tmp_path / "last") == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
+
+
+def test_there_is_a_whole_one_at_every_moment_of_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop at every file operation in turn: what is found is the old one or the new one, and saving works again."""
+
+    class Killed(BaseException):
+        pass
+
+    for moment in range(40):
+        place = tmp_path / f"{moment}" / "last"
+        save(place, 1)
+        left = [moment]
+
+        def counted(operation, left=left):  # type: ignore[no-untyped-def]
+            def call(*arguments, **settings):  # type: ignore[no-untyped-def]
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+                return operation(*arguments, **settings)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("replace", "fsync", "mkdir", "rmdir", "unlink"):
+                patch.setattr(os, name, counted(getattr(os, name)))
+            try:
+                save(place, 2)
+                done = True
+            except Killed:
+                done = False
+        assert number(place) in ((2,) if done else (1, 2))
+        checkpoints.recover(place)
+        assert number(place) in ((2,) if done else (1, 2))
+        assert place.exists()
+        save(place, 3)
+        assert number(place) == 3
+        if done:
+            break
+    assert done
+    assert moment > 5
+
+
+def test_a_place_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    assert not checkpoints.exists(tmp_path / "last")
+    with pytest.raises(NoCheckpoint, match="last is not there"):
+        checkpoints.load(tmp_path / "last")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "last", 1)
+    file = tmp_path / "last" / checkpoints.TENSORS
+    file.write_bytes(file.read_bytes()[:-2])
+    with pytest.raises(NoCheckpoint, match="last is damaged"):
+        checkpoints.load(tmp_path / "last")
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "last", 1)
+    file = tmp_path / "last" / checkpoints.STATE
+    file.write_text(file.read_text().replace('"version": 1', '"version": 9'))
+    with pytest.raises(NoCheckpoint, match="version 9; this nearfar reads version 1"):
+        checkpoints.load(tmp_path / "last")
+
+
+def test_tensors_that_share_memory_are_saved_each(tmp_path: Path) -> None:
+    shared = torch.arange(4.0)
+    parts = {"losses": {"first": shared, "second": shared, "row": shared.view(2, 2).T}}
+    checkpoints.save(tmp_path / "last", model(), parts=parts, values={})
+    found = checkpoints.load(tmp_path / "last").part("losses")
+    assert torch.equal(found["first"], found["second"])
+    assert torch.equal(found["row"], shared.view(2, 2).T)
+
+
+def test_random_numbers_go_on(tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    for draw in (lambda: torch.rand(1).item(), random.random, random.gauss, np.random.rand, np.random.randn):
+        arguments = (0.0, 1.0) if draw is random.gauss else ()
+        draw(*arguments)  # type: ignore[operator]
+        tensors, values = checkpoints.random_states(device)
+        expected = [draw(*arguments) for _ in range(3)]  # type: ignore[operator]
+        checkpoints.save(tmp_path / "last", model(), parts={"random": tensors}, values={"random": values})
+        found = checkpoints.load(tmp_path / "last")
+        checkpoints.set_random_states(found.part("random"), found.values["random"], device)
+        assert [draw(*arguments) for _ in range(3)] == expected  # type: ignore[operator]
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9)),
+    "radam": lambda groups: torch.optim.RAdam(groups, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimiser_goes_on(name: str, tmp_path: Path) -> None:
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 1))
+        network = network.to(memory_format=torch.channels_last)
+        groups = [{"params": list(each.parameters()), "lr": 1e-3 / (1 + i)} for i, each in enumerate(network)]
+        return network, OPTIMIZERS[name](groups)
+
+    def step(network: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        torch.manual_seed(number)
+        optimizer.zero_grad()
+        network(torch.randn(2, 3, 5, 5)).square().sum().backward()
+        optimizer.step()
+
+    network, optimizer = made()
+    for i in range(7):
+        step(network, optimizer, i)
+    tensors, values = checkpoints.optimizer_state(optimizer)
+    checkpoints.save(tmp_path / "last", model(), parts={"optimizer": tensors}, values={"optimizer": values})
+    other, again = made()
+    other.load_state_dict(network.state_dict())
+    found = checkpoints.load(tmp_path / "last")
+    checkpoints.set_optimizer_state(again, found.part("optimizer"), found.values["optimizer"])
+    for i in range(7, 10):
+        step(network, optimizer, i)
+        step(other, again, i)
+    for one, two in zip(network.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+    for parameter in other.parameters():
+        for tensor in again.state[parameter].values():
+            if tensor.shape == parameter.shape:
+                assert tensor.stride() == parameter.stride()
+
+
+def test_the_optimiser_of_another_network_is_refused() -> None:
+    one = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    two = torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)]} for _ in range(2)], lr=0.1)
+    tensors, values = checkpoints.optimizer_state(two)
+    with pytest.raises(ValueError, match="has 1 groups and the saved one 2"):
+        checkpoints.set_optimizer_state(one, tensors, values)

@@ -1,0 +1,134 @@
+"""The run folder: who may write to it, and what its files hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from training_runs import recipe, train, vectors
+
+from nearfar.networks import saving
+from nearfar.training import manifest
+from nearfar.training.recipe_file import load
+from nearfar.training.run import Log, RunError, RunFolder, contradictions, finite, read_log
+
+
+def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path).owned(),
+        pytest.raises(RunError, match=r"is in use by another process \(number \d+\)"),
+        RunFolder(tmp_path).owned(),
+    ):
+        pass
+    with RunFolder(tmp_path).owned():
+        pass
+
+
+def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    RunFolder(tmp_path).begin(chosen, resume=False)
+    with pytest.raises(RunError, match="holds a run already; resume it, or name another folder"):
+        RunFolder(tmp_path).begin(chosen, resume=False)
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run to resume: recipe.toml is not there"):
+        RunFolder(tmp_path).begin(recipe(vectors(tmp_path)), resume=True)
+
+
+def test_where_it_runs_and_where_data_lies_contradicts_nothing(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    moved = file.rename(tmp_path / "moved.npz")
+    one = recipe(file)
+    two = recipe(moved, training__device="auto", training__checkpoint_steps=5, data__mode="resident")
+    assert contradictions(one, two) == []
+    assert contradictions(one, recipe(file, training__seed=1)) == ["training.seed: 0 → 1"]
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    with Log(tmp_path / "log.jsonl") as log:
+        log.write({"loss": float("nan"), "lr": {"head": float("inf")}})
+    assert read_log(tmp_path / "log.jsonl") == [{"loss": None, "lr": {"head": None}}]
+    assert finite([1.5, "two", True]) == [1.5, "two", True]
+
+
+def test_a_log_goes_on_after_it_was_cut(tmp_path: Path) -> None:
+    with Log(tmp_path / "log.jsonl") as log:
+        log.write({"step": 1})
+        size = log.size()
+        log.write({"step": 2})
+    with Log(tmp_path / "log.jsonl") as log:
+        log.cut(size)
+        log.write({"step": 3})
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 3]
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st')
+    assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    return train(recipe(vectors(folder), training__epochs=2), folder / "run").folder
+
+
+def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
+    found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock"}
+    checkpoint = {"model.safetensors", "model.json", "training.safetensors", "state.json"}
+    files = {"recipe.toml", "manifest.json", "log.jsonl", "metrics.json", "embeddings.safetensors"}
+    assert found == files | {f"checkpoint/last/{name}" for name in checkpoint}
+
+
+def test_its_recipe_is_the_one_it_was_made_with(run: Path) -> None:
+    assert load(run) == recipe(run.parent / "vectors.npz", training__epochs=2)
+
+
+def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
+    import torch
+
+    found = load_file(run / "embeddings.safetensors")
+    content = np.load(run.parent / "vectors.npz")
+    rows = found["rows"].numpy()
+    assert sorted(set(content["y"][rows].tolist())) == [6, 7, 8, 9, 10, 11]
+    assert found["labels"].tolist() == content["y"][rows].tolist()
+    with torch.no_grad():
+        expected = saving.load(run / "checkpoint" / "last")(torch.from_numpy(content["X"][rows]))
+    assert torch.allclose(found["embeddings"], expected, atol=1e-6)
+
+
+def test_its_manifest_names_what_can_change_the_number(run: Path) -> None:
+    found = json.loads((run / "manifest.json").read_text())
+    assert found["data"]["rows"] == {"train": 72, "validation": 0, "test": 72}
+    assert found["data"]["classes"]["test"] == 6
+    assert found["selection"] == "last epoch"
+    assert found["seed"] == 0
+    assert found["length"] == {"epochs": 2, "steps": 12, "steps_per_epoch": 6}
+    assert {"torch", "numpy", "python", "nearfar"} <= found["versions"].keys()
+    assert found["hardware"]["device"] == "cpu"
+    assert len(found["network"]["first_weights"]) == 64
+    assert found["recipe"]["loss"]["name"] == "contrastive"
+
+
+def test_weights_from_a_file_are_named_by_what_is_in_it(tmp_path: Path) -> None:
+    import hashlib
+
+    (tmp_path / "weights.bin").write_bytes(b"numbers")
+    found = manifest._weights(str(tmp_path / "weights.bin"), "mlp")
+    assert found == {"file": "weights.bin", "sha256": hashlib.sha256(b"numbers").hexdigest()}
+
+
+def test_its_log_has_losses_rates_speed_and_metrics(run: Path) -> None:
+    lines = read_log(run / "log.jsonl")
+    steps = [line for line in lines if "loss" in line]
+    assert steps[-1]["step"] == 12
+    assert steps[-1]["epoch"] == 1
+    assert set(steps[-1]["lr"]) == {"backbone", "head"}
+    assert steps[-1]["images_s"] > 0
+    measured = [line for line in lines if "metrics" in line]
+    assert [line["epoch"] for line in measured] == [0, 1]
+    assert measured[-1]["metrics"]["test"] == json.loads((run / "metrics.json").read_text())["test"]
