@@ -12,7 +12,7 @@ import pytest
 import torch
 from training_runs import assert_same, pictures, recipe, train, vectors, weights
 
-from nearfar.training import evaluation
+from nearfar.training import evaluation, steps
 from nearfar.training.live import Lines, Silent, Status
 from nearfar.training.run import read_log
 from nearfar.training.trainer import NonFinite, Trainer
@@ -98,7 +98,7 @@ def test_the_chosen_network_is_the_one_of_that_epoch(tmp_path: Path, monkeypatch
 
 
 def test_without_validation_the_last_epoch_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, [], [0.9, 0.2, 0.1, 0.3])
+    pretend(monkeypatch, [0.0] * 4, [0.9, 0.2, 0.1, 0.3])
     result = train(recipe(vectors(tmp_path)), tmp_path / "run")
     assert (result.metrics["epoch"], result.metrics["test"]["recall@1"]) == (3, 0.3)
     assert result.metrics["selection"] == "last epoch"
@@ -212,11 +212,19 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Pa
     assert found["iteration"] > 0
 
 
-def test_or_is_skipped_and_counted(tmp_path: Path) -> None:
-    result = train(exploding(vectors(tmp_path), training__on_nonfinite="skip"), tmp_path / "run")
-    assert 0 < result.metrics["skipped"] < 24
+def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, honest = [0], steps.global_loss
+
+    def sometimes(*arguments: Any) -> torch.Tensor:
+        calls[0] += 1
+        return honest(*arguments) * (torch.nan if calls[0] % 5 == 0 else 1.0)
+
+    monkeypatch.setattr(steps, "global_loss", sometimes)
+    result = train(recipe(vectors(tmp_path), training__on_nonfinite="skip"), tmp_path / "run")
+    assert result.metrics["skipped"] == 4
     assert all(bool(tensor.isfinite().all()) for key, tensor in weights(tmp_path / "run").items() if "model:" in key)
-    assert read_log(tmp_path / "run" / "log.jsonl")[-1]["step"] == 24
+    last = [line for line in read_log(tmp_path / "run" / "log.jsonl") if "loss" in line][-1]
+    assert (last["step"], last["skipped"]) == (24, 4)
 
 
 # --- what people see -----------------------------------------------------------------------------------------------
