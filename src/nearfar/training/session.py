@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nearfar.data.groups import HardClasses
 from nearfar.data.loader import Batch
+from nearfar.data.store import Store
 from nearfar.networks.embedder import Embedder
 from nearfar.training import checkpoints
 from nearfar.training.building import Parts
@@ -200,3 +201,12 @@ class Session:
 def wants_means(parts: Parts) -> bool:
     """Whether the sampler wants the mean of each class after every epoch."""
     return isinstance(parts.sampler, HardClasses)
+
+
+def batch_at(parts: Parts, iteration: int) -> dict[str, Any]:
+    """What this process's share of a batch was made of: places in the data set, and their names there."""
+    epoch, step = divmod(iteration, parts.steps_per_epoch)
+    rows = parts.rows["train"][parts.sampler.batch(epoch, step)]
+    indices = (parts.store.rows[rows] if isinstance(parts.store, Store) else rows).tolist()
+    names = [parts.dataset.source.name(index) for index in indices]
+    return {"iteration": iteration, "epoch": epoch, "step": step, "indices": indices, "names": names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -13,21 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
-from nearfar.data.store import Store
-from nearfar.training import evaluation, live, manifest
+from nearfar.training import live, manifest
 from nearfar.training.building import build
 from nearfar.training.distributed import World
 from nearfar.training.evaluation import Embedded
+from nearfar.training.judging import Judge
 from nearfar.training.ledger import Ledger, Page
 from nearfar.training.live import Display, Silent, Status
 from nearfar.training.logging import Logger, flat
 from nearfar.training.recipe import Recipe
 from nearfar.training.run import Log, RunFolder, finite
-from nearfar.training.session import Session, wants_means
+from nearfar.training.session import Session, batch_at, wants_means
 from nearfar.training.signals import Asked, Stopped, listening
-from nearfar.writing import whole_file, write_json
+from nearfar.writing import write_json
 
 MOST_SAVING = 0.05  # of the time: with short epochs, not each one is saved
 STEPS_BETWEEN_VOTES = 10  # of many processes on whether to stop
@@ -97,10 +97,10 @@ class Trainer:
                 cache=self.cache,
                 watch=self.display.watch,
             )
-            self.session = Session(self.parts, self.world)
+            self.session, self.judge = Session(self.parts, self.world), Judge(self.parts)
             if self.world.is_main and not self.run_folder.manifest.exists():
                 write_json(self.run_folder.manifest, finite(manifest.of(self.parts, self.world)))
-            self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path("/dev/null")))
+            self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path(os.devnull)))
             self._start()
             asked = stack.enter_context(listening())
             began = time.monotonic()
@@ -120,6 +120,8 @@ class Trainer:
         random.seed(seed)
         np.random.seed(seed % 2**32)
         size = self.session.restore(self.run_folder) if self.resume else 0
+        if self.world.any(self.session.place.iteration != self.world.share(self.session.place.iteration)):
+            raise RuntimeError(f"not all processes find the checkpoint in {self.run_folder.folder}; all must see it")
         self.world.broadcast(self.parts.model, self.parts.losses)
         if self.world.is_main:
             self.log.cut(size)
@@ -162,15 +164,15 @@ class Trainer:
         if last or (every and (place.epoch + 1) % every == 0):
             metric = self._evaluate()
         if wants_means(self.parts):
-            self._give_means()
+            self.judge.give_means()
         session.end_epoch(metric)
 
     def _evaluate(self) -> float | None:
         """Metrics of all parts, into the log; gives the validation's metric that selects, if there is one."""
         place = self.session.place
         if self.world.is_main:
-            self._found = self._embedded(["validation", *self._tested(), *self._learned()])
-            place.metrics = self._measured(self._found)
+            self._found = self.judge.embedded()
+            place.metrics = self.judge.measured(self._found)
         place.metrics = self.world.share(place.metrics)
         self._tell({"metrics": place.metrics})
         status = f"epoch {place.epoch + 1}/{self.parts.epochs}"
@@ -181,11 +183,6 @@ class Trainer:
             if self.world.is_main:
                 self.session.save_best(self.run_folder)
         return None if value is None else float(value)
-
-    def _give_means(self) -> None:
-        sampler: Any = self.parts.sampler
-        found = self._embedded(["train"])["train"]
-        sampler.update(evaluation.class_means(found, sampler.class_labels))
 
     def _read(self, pages: Sequence[Page]) -> None:
         """Look at what the device has sent."""
@@ -211,24 +208,13 @@ class Trainer:
             self.session.place.skipped += len(page.strange)
             return
         iteration = page.strange[0]
-        epoch, step = divmod(iteration, self.parts.steps_per_epoch)
-        rows = self.parts.rows["train"][self.parts.sampler.batch(epoch, step)]
-        store, source = self.parts.store, self.parts.dataset.source
-        indices = (store.rows[rows] if isinstance(store, Store) else rows).tolist()
-        about = {
-            "iteration": iteration,
-            "epoch": epoch,
-            "step": step,
-            "loss": page.losses[iteration - page.first],
-            "indices": indices,
-            "names": [source.name(index) for index in indices],
-        }
+        about = {**batch_at(self.parts, iteration), "loss": page.losses[iteration - page.first]}
         file = self.run_folder.nonfinite
         if self.world.ranks > 1:
             file = file.with_stem(f"{file.stem}.{self.world.rank}")
         write_json(file, finite(about))
         raise NonFinite(
-            f"the loss or its gradient was no number at step {iteration} (epoch {epoch + 1}); the batch is in {file}. "
+            f"the loss or its gradient was no number at step {iteration} (epoch {about['epoch'] + 1}); the batch is in {file}. "
             "The checkpoint before it is kept; training.on_nonfinite = 'skip' leaves such steps out"
         )
 
@@ -265,78 +251,36 @@ class Trainer:
         self._saved = time.monotonic()
         self._saving = self._saved - now
 
-    # --- evaluation --------------------------------------------------------------------------------------------
-
-    def _tested(self) -> list[str]:
-        return [part for part in self.parts.rows if part not in ("train", "validation")]
-
-    def _learned(self) -> list[str]:
-        return ["train"] if self.recipe.evaluation.train_recall else []
-
-    def _embedded(self, names: Sequence[str]) -> dict[str, Embedded]:
-        training = self.recipe.training
-        return {
-            name: evaluation.embed(
-                self.parts.model,
-                self.parts.eval_loader,
-                self.parts.rows[name],
-                batch_size=self.recipe.evaluation.batch_size,
-                precision=training.precision,
-                channels_last=training.channels_last,
-            )
-            for name in names
-            if len(self.parts.rows[name])
-        }
-
-    def _measured(self, found: Mapping[str, Embedded]) -> dict[str, Any]:
-        section = self.recipe.evaluation
-        values = evaluation.measure(
-            found, ks=section.ks, measure=section.measure, clustering=section.clustering, seed=self.recipe.training.seed
-        )
-        plain: dict[str, Any] = finite(values)
-        return plain
+    # --- the end -----------------------------------------------------------------------------------------------
 
     def _finish(self) -> Result:
         """The numbers of the selected epoch, and the embeddings they come from."""
-        place, metrics = self.session.place, {}
-        if self.world.is_main:
-            epoch, rule = place.epoch - 1, "last epoch"
-            if place.best is not None:
-                rule = f"best validation {self.recipe.selection.metric}"
-                if place.best["epoch"] != epoch or not self._found:
-                    epoch = self.session.load_best(self.run_folder)
-                    self._found = {}
-            if not self._found:
-                self._found = self._embedded(["validation", *self._tested(), *self._learned()])
-            measured = self._measured(self._found) if place.best is not None else place.metrics
-            metrics = {
-                "selection": rule,
-                "epoch": epoch,
-                "steps": place.iteration,
-                "seconds": round(place.seconds, 2),
-                "skipped": place.skipped,
-                **measured,
-            }
-            self._write_embeddings()
-            write_json(self.run_folder.metrics, metrics)
-            words = [f"finished after {live.clock(place.seconds)}: {rule}, epoch {epoch + 1}"]
-            self.display.say("  ".join([*words, *live.shown(measured)]))
-        self.world.barrier()
+        metrics = self._concluded() if self.world.is_main else {}
         return Result(self.run_folder.folder, self.world.share(metrics))
 
-    def _write_embeddings(self) -> None:
-        """Those of the test: "embeddings", "labels", "rows"; of a gallery with "gallery_" before them."""
-        store = self.parts.store
-        tensors = {}
-        for part in self._tested():
-            found, start = self._found[part], "gallery_" if part == "gallery" else ""
-            rows = store.rows[found.rows] if isinstance(store, Store) else found.rows
-            tensors[f"{start}embeddings"] = found.points.cpu().contiguous()
-            # The data set's own labels, as its class names are numbered.
-            tensors[f"{start}labels"] = torch.from_numpy(self.parts.dataset.labels[rows].copy())
-            tensors[f"{start}rows"] = torch.from_numpy(np.array(rows))
-        with whole_file(self.run_folder.embeddings) as draft:
-            save_file(tensors, draft)
+    def _concluded(self) -> dict[str, Any]:
+        place = self.session.place
+        epoch, rule = place.epoch - 1, "last epoch"
+        if place.best is not None:
+            rule = f"best validation {self.recipe.selection.metric}"
+            if place.best["epoch"] != epoch:
+                epoch, self._found = self.session.load_best(self.run_folder), {}
+        if not self._found:
+            self._found = self.judge.embedded()
+        measured = self.judge.measured(self._found) if place.best is not None else place.metrics
+        metrics = {
+            "selection": rule,
+            "epoch": epoch,
+            "steps": place.iteration,
+            "seconds": round(place.seconds, 2),
+            "skipped": place.skipped,
+            **measured,
+        }
+        self.judge.write(self.run_folder.embeddings, self._found)
+        write_json(self.run_folder.metrics, metrics)
+        words = f"finished after {live.clock(place.seconds)}: {rule}, epoch {epoch + 1}"
+        self.display.say("  ".join([words, *live.shown(measured)]))
+        return metrics
 
 
 @contextmanager

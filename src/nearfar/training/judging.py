@@ -1,0 +1,79 @@
+"""What a recipe wants to know of a model: its parts embedded, measured, and written down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from nearfar.data.store import Store
+from nearfar.training import evaluation
+from nearfar.training.building import Parts
+from nearfar.training.evaluation import Embedded
+from nearfar.training.run import finite
+from nearfar.writing import whole_file
+
+
+class Judge:
+    """Evaluates the model of a run as its recipe says.
+
+    Parameters
+        parts  what the recipe built.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.recipe = parts, parts.recipe
+
+    @property
+    def tested(self) -> list[str]:
+        """The parts of the test: "test", or "query" and "gallery"."""
+        return [part for part in self.parts.rows if part not in ("train", "validation")]
+
+    def embedded(self, names: Sequence[str] | None = None) -> dict[str, Embedded]:
+        """The embeddings of parts, those that are measured unless told; a part without rows is left out."""
+        training = self.recipe.training
+        learned = ["train"] if self.recipe.evaluation.train_recall else []
+        return {
+            name: evaluation.embed(
+                self.parts.model,
+                self.parts.eval_loader,
+                self.parts.rows[name],
+                batch_size=self.recipe.evaluation.batch_size,
+                precision=training.precision,
+                channels_last=training.channels_last,
+            )
+            for name in (["validation", *self.tested, *learned] if names is None else names)
+            if len(self.parts.rows[name])
+        }
+
+    def measured(self, found: Mapping[str, Embedded]) -> dict[str, Any]:
+        """The metrics of each part, as JSON has them."""
+        section, seed = self.recipe.evaluation, self.recipe.training.seed
+        values = evaluation.measure(
+            found, ks=section.ks, measure=section.measure, clustering=section.clustering, seed=seed
+        )
+        plain: dict[str, Any] = finite(values)
+        return plain
+
+    def give_means(self) -> None:
+        """Tell a sampler of hard classes where classes are now."""
+        sampler: Any = self.parts.sampler
+        found = self.embedded(["train"])["train"]
+        sampler.update(evaluation.class_means(found, sampler.class_labels))
+
+    def write(self, file: Path, found: Mapping[str, Embedded]) -> None:
+        """The test's "embeddings", "labels" and "rows" (of the data set); of a gallery with "gallery_" before them."""
+        store, tensors = self.parts.store, {}
+        for part in self.tested:
+            one, start = found[part], "gallery_" if part == "gallery" else ""
+            rows = store.rows[one.rows] if isinstance(store, Store) else one.rows
+            tensors[f"{start}embeddings"] = one.points.cpu().contiguous()
+            # As the data set numbers its classes; in training, those that are learned come first.
+            tensors[f"{start}labels"] = torch.from_numpy(self.parts.dataset.labels[rows].copy())
+            tensors[f"{start}rows"] = torch.from_numpy(np.array(rows))
+        with whole_file(file) as draft:
+            save_file(tensors, draft)
