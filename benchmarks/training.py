@@ -7,7 +7,8 @@
 Random weights and made-up pictures. The bare network is the embedder with a fixed gradient at its output and the same
 optimiser, on a batch that lies on the device: what nobody can do without. "step" adds the loss, the norm of the
 gradient and the look for what is no number, on the same batch. "training" is what a run does: new batches out of the
-loader, with random-resized-crop and flip, the step, the schedule, and the book that is kept of losses. The three take
+loader, the step, the schedule, and the book that is kept of losses. Pictures are as large as a cache of 8/7 of the
+size keeps them; they are cut at random (--crop random) or resized and cut (random_resized), and flipped. The three take
 turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be.
 """
 
@@ -32,10 +33,11 @@ from nearfar.data.views import View
 from nearfar.losses import PairLoss
 from nearfar.training import optimizers, schedules
 from nearfar.training import steps as training
+from nearfar.training.ahead import ahead
 from nearfar.training.ledger import Ledger
 from nearfar.training.recipe_sections import Optimizer, Schedule
 
-COLUMNS = ["network", "loss", "what", "batch", "size", "precision", "ms", "images/s", "ratio"]
+COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
 TARGET = 1.10
 CLASSES, EACH, DIM = 100, 20, 512
 
@@ -86,7 +88,7 @@ def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     size, normalization = probe.input_size, probe.normalization
     assert size is not None
     labels = np.repeat(np.arange(CLASSES), EACH)
-    view = View(size=size, crop="random_resized")
+    view = View(size=size, crop=options.crop, resize=round(size * 8 / 7) if options.crop == "random" else None)
     store = made_up(size, probe.backbone.in_channels)
     loader = Loader(store, labels, view=view, normalization=normalization, device=options.device)
     sampler = create_sampler("groups", labels, classes=options.batch // 4, per_class=4)
@@ -94,7 +96,7 @@ def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     def forever() -> Iterator[Batch]:
         epoch = 0
         while True:
-            yield from loader.epoch(sampler, epoch)
+            yield from ahead(loader.epoch(sampler, epoch), torch.device(options.device))
             epoch += 1
 
     batches = forever()
@@ -126,7 +128,13 @@ def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     rows = []
     for what, seconds in zip(ways, times, strict=True):
         row: dict[str, Any] = {"network": options.network, "loss": "–" if what == "bare network" else options.loss}
-        row |= {"what": what, "batch": options.batch, "size": size, "precision": options.precision}
+        row |= {
+            "what": what,
+            "crop": options.crop if what == "training" else "–",
+            "batch": options.batch,
+            "size": size,
+            "precision": options.precision,
+        }
         row |= {"ms": 1000 * seconds, "images/s": options.batch / seconds, "ratio": seconds / times[0]}
         show_line(row)
         rows.append(row)
@@ -139,6 +147,7 @@ def main() -> None:
     parser.add_argument("--network", help="efficientnet_lite0 on a GPU and small_cnn elsewhere unless told")
     parser.add_argument("--loss", default="proxy_anchor")
     parser.add_argument("--batch", type=int, default=120)
+    parser.add_argument("--crop", choices=("random", "random_resized"), default="random_resized")
     parser.add_argument("--precision", choices=training.PRECISIONS, help="bfloat16 on a GPU unless told")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")

@@ -12,7 +12,7 @@ from training_runs import recipe, train, vectors
 
 from nearfar.networks import saving
 from nearfar.training import manifest
-from nearfar.training.recipe_file import load
+from nearfar.training.recipe_file import load, to_toml
 from nearfar.training.run import Log, RunError, RunFolder, contradictions, finite, read_log
 
 
@@ -30,8 +30,15 @@ def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path))
     RunFolder(tmp_path).begin(chosen, resume=False)
+    (tmp_path / "recipe.toml").write_text(to_toml(chosen))
     with pytest.raises(RunError, match="holds a run already; resume it, or name another folder"):
         RunFolder(tmp_path).begin(chosen, resume=False)
+
+
+def test_a_run_that_could_not_begin_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        train(recipe(tmp_path / "missing.npz"), tmp_path / "run")
+    train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:

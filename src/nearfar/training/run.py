@@ -12,8 +12,7 @@ from typing import Any
 from nearfar.data.draft import locked
 from nearfar.training import checkpoints
 from nearfar.training.recipe import Recipe
-from nearfar.training.recipe_file import NAME, difference, load, to_toml
-from nearfar.writing import write_text
+from nearfar.training.recipe_file import NAME, difference, load
 
 # What may change between two sittings of one run: none of it changes a number.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
@@ -55,11 +54,10 @@ class RunFolder:
             yield
 
     def begin(self, recipe: Recipe, *, resume: bool) -> None:
-        """Write the recipe of a new run, or see that a run goes on as it began."""
+        """See that a new run has the folder for itself, or that a run goes on as it began."""
         if not resume:
             if self.recipe.exists():
                 raise RunError(f"{self.folder} holds a run already; resume it, or name another folder")
-            write_text(self.recipe, to_toml(recipe))
             return
         if not self.recipe.exists():
             raise RunError(f"{self.folder} holds no run to resume: {NAME} is not there")

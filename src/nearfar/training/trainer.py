@@ -6,16 +6,16 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from nearfar.training import live, manifest
+from nearfar.training import kernels, live, manifest
+from nearfar.training.ahead import ahead
 from nearfar.training.building import build
 from nearfar.training.distributed import World
 from nearfar.training.evaluation import Embedded
@@ -24,10 +24,11 @@ from nearfar.training.ledger import Ledger, Page
 from nearfar.training.live import Display, Silent, Status
 from nearfar.training.logging import Logger, flat
 from nearfar.training.recipe import Recipe
+from nearfar.training.recipe_file import to_toml
 from nearfar.training.run import Log, RunFolder, finite
 from nearfar.training.session import Session, batch_at, wants_means
 from nearfar.training.signals import Asked, Stopped, listening
-from nearfar.writing import write_json
+from nearfar.writing import write_json, write_text
 
 MOST_SAVING = 0.05  # of the time: with short epochs, not each one is saved
 STEPS_BETWEEN_VOTES = 10  # of many processes on whether to stop
@@ -89,31 +90,31 @@ class Trainer:
             if self.world.is_main:
                 stack.enter_context(self.run_folder.owned())
                 self.run_folder.begin(self.recipe, resume=self.resume)
-            stack.enter_context(_kernels(self.recipe))
-            self.parts = build(
-                self.recipe,
-                rank=self.world.rank,
-                ranks=self.world.ranks,
-                cache=self.cache,
-                watch=self.display.watch,
-            )
+            stack.enter_context(kernels.chosen(deterministic=self.recipe.training.deterministic))
+            rank, ranks = self.world.rank, self.world.ranks
+            self.parts = build(self.recipe, rank=rank, ranks=ranks, cache=self.cache, watch=self.display.watch)
             self.session, self.judge = Session(self.parts, self.world), Judge(self.parts)
-            if self.world.is_main and not self.run_folder.manifest.exists():
-                write_json(self.run_folder.manifest, finite(manifest.of(self.parts, self.world)))
+            if self.world.is_main:
+                self._write_what_it_is()
             self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path(os.devnull)))
             self._start()
             asked = stack.enter_context(listening())
-            began = time.monotonic()
-            before = self.session.place.seconds
             while not self.session.finished:
                 self._train_epoch(asked)
                 self._end_epoch()
-                self.session.place.seconds = before + time.monotonic() - began
                 self._checkpoint(always=self.session.finished)
                 self._stop_if_asked(asked)
             return self._finish()
 
     # --- the beginning -----------------------------------------------------------------------------------------
+
+    def _write_what_it_is(self) -> None:
+        """Manifest and recipe, in this order: a folder with a recipe is a run."""
+        run = self.run_folder
+        if not (self.resume and run.manifest.exists()):
+            write_json(run.manifest, finite(manifest.of(self.parts, self.world)))
+        if not self.resume:
+            write_text(run.recipe, to_toml(self.recipe))
 
     def _start(self) -> None:
         seed = self.recipe.training.seed
@@ -126,6 +127,7 @@ class Trainer:
         if self.world.is_main:
             self.log.cut(size)
         place = self.session.place
+        self._began = time.monotonic() - place.seconds
         if place.iteration:
             self.display.say(f"resumed at step {place.iteration:,} of {self.parts.steps:,} in {self.run_folder.folder}")
 
@@ -136,8 +138,8 @@ class Trainer:
         session.enter_epoch()
         ledger = Ledger(parts.device)
         every = self.recipe.training.checkpoint_steps
-        batches = parts.loader.epoch(parts.sampler, place.epoch, rows=parts.rows["train"], start=place.step)
-        with closing(batches):
+        drawn = parts.loader.epoch(parts.sampler, place.epoch, rows=parts.rows["train"], start=place.step)
+        with closing(ahead(drawn, parts.device)) as batches:
             if place.iteration >= parts.steps:  # saved after the last step of a run that counts iterations
                 return
             for batch in batches:
@@ -197,10 +199,8 @@ class Trainer:
             self._tell(line | ({"skipped": place.skipped} if place.skipped else {}), step=done)
             left = (parts.steps - done) * page.seconds / len(page.losses)
             epoch = page.first // parts.steps_per_epoch + 1
-            status = Status(
-                done, parts.steps, epoch, parts.epochs, page.loss, images_s, left, place.skipped, place.metrics
-            )
-            self.display.show(status)
+            where = done, parts.steps, epoch, parts.epochs
+            self.display.show(Status(*where, page.loss, images_s, left, place.skipped, place.metrics))
 
     def _strange(self, page: Page) -> None:
         """Count what was skipped, or name the batch and stop."""
@@ -213,9 +213,10 @@ class Trainer:
         if self.world.ranks > 1:
             file = file.with_stem(f"{file.stem}.{self.world.rank}")
         write_json(file, finite(about))
+        where = f"step {iteration} (epoch {about['epoch'] + 1})"
         raise NonFinite(
-            f"the loss or its gradient was no number at step {iteration} (epoch {about['epoch'] + 1}); the batch is in {file}. "
-            "The checkpoint before it is kept; training.on_nonfinite = 'skip' leaves such steps out"
+            f"the loss or its gradient was no number at {where}; the batch is in {file}. The checkpoint before it is "
+            "kept; training.on_nonfinite = 'skip' leaves such steps out"
         )
 
     def _tell(self, line: Mapping[str, Any], step: int | None = None) -> None:
@@ -247,6 +248,7 @@ class Trainer:
         now = time.monotonic()
         if not self.world.is_main or (not always and now - self._saved < self._saving / MOST_SAVING):
             return
+        self.session.place.seconds = now - self._began
         self.session.save(self.run_folder, self.log.size())
         self._saved = time.monotonic()
         self._saving = self._saved - now
@@ -281,18 +283,3 @@ class Trainer:
         words = f"finished after {live.clock(place.seconds)}: {rule}, epoch {epoch + 1}"
         self.display.say("  ".join([words, *live.shown(measured)]))
         return metrics
-
-
-@contextmanager
-def _kernels(recipe: Recipe) -> Iterator[None]:
-    """Quick kernels, or the same ones every time."""
-    exact = recipe.training.deterministic
-    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
-    torch.backends.cudnn.benchmark = not exact
-    if exact:
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before[0]
-        torch.use_deterministic_algorithms(before[1])
