@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
 import json
@@ -126,3 +127,14 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def parse(parser: argparse.ArgumentParser, columns: list[str]) -> argparse.Namespace:
+    """The options, with --out and --show, which every benchmark has; --show shows, and that is all."""
+    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
+    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
+    options = parser.parse_args()
+    if options.show:
+        show(json.loads(options.show.read_text()), columns)
+        raise SystemExit
+    return options

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import math
 import random
 import statistics
@@ -35,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import Clock, report, show, show_line
+from common import Clock, parse, report, show_line
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
@@ -228,12 +227,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, help="in a turn; 12 on a CPU and 100 on a GPU unless told")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each way")
     parser.add_argument("--workers", type=int, default=2, help="our threads")
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
-    options = parser.parse_args()
-    if options.show:
-        show(json.loads(options.show.read_text()), COLUMNS)
-        return
+    options = parse(parser, COLUMNS)
     clock = Clock(options.device)
     options.batches = options.batches or (100 if clock.cuda else 12)
     rows = sampling()

@@ -13,14 +13,13 @@ Recalls are in percent; "least" is what a network has to reach on CUB-200-2011 w
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import Clock, report, show, show_line
+from common import Clock, parse, report, show_line
 from torch import Tensor
 
 import nearfar as nf
@@ -108,12 +107,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cache", type=Path, help="folder of prepared pictures")
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
-    options = parser.parse_args()
-    if options.show:
-        show(json.loads(options.show.read_text()), COLUMNS)
-        return
+    options = parse(parser, COLUMNS)
     dataset = data.open(options.data, options.root)
     rows = [measure(name, dataset, options) for name in available(options)]
     report(rows, COLUMNS, Clock(options.device), options.out)

@@ -14,18 +14,16 @@ that of losses with proxies is also beyond the gradient of the proxies, which ha
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import Clock, Step, limit_memory, report, show, show_line
+from common import Clock, Step, limit_memory, parse, report, show_line
 from torch import Tensor
 
 import nearfar as nf
@@ -337,12 +335,7 @@ def main() -> None:
         const=",".join(map(str, CLASSES)),
         help=f"losses with proxies instead; how many classes, out of {', '.join(map(str, CLASSES))} (all of them)",
     )
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
-    options = parser.parse_args()
-    if options.show:
-        show(json.loads(options.show.read_text()), COLUMNS)
-        return
+    options = parse(parser, COLUMNS)
     warnings.filterwarnings("ignore")
     try:
         import pytorch_metric_learning as peer

@@ -18,17 +18,15 @@ GPU: with GPUs), or else with its own CustomKNN.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import Clock, limit_memory, report, show, show_line
+from common import Clock, limit_memory, parse, report, show_line
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -198,12 +196,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="besides ours, only searches whose name contains this")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--memory", type=float, default=20.0, help="GiB a search on a CPU may take before it fails")
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
-    options = parser.parse_args()
-    if options.show:
-        show(json.loads(options.show.read_text()), COLUMNS)
-        return
+    options = parse(parser, COLUMNS)
     warnings.filterwarnings("ignore")
     clock = Clock(options.device)
     if not clock.cuda:

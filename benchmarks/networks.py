@@ -13,14 +13,12 @@ dimensions and embeddings of length one in float32. The ratio is the embedder's 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import Clock, Step, report, show, show_line
+from common import Clock, Step, parse, report, show_line
 from torch import Tensor, nn
 
 from nearfar import networks
@@ -75,12 +73,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only networks whose name contains this")
     parser.add_argument("--batch", type=int, help="pictures in a batch, 256 on a GPU and 8 elsewhere unless told")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each network")
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
-    options = parser.parse_args()
-    if options.show:
-        show(json.loads(options.show.read_text()), COLUMNS)
-        return
+    options = parse(parser, COLUMNS)
     clock = Clock(options.device)
     options.batch = options.batch or (256 if clock.cuda else 8)
     torch.backends.cudnn.benchmark = True

@@ -15,15 +15,13 @@ turns; the ratio is the time over that of the bare network, and 1.10 is the most
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import Clock, Step, report, show, show_line
+from common import Clock, Step, parse, report, show_line
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch, Loader
@@ -150,12 +148,7 @@ def main() -> None:
     parser.add_argument("--crop", choices=("random", "random_resized"), default="random_resized")
     parser.add_argument("--precision", choices=training.PRECISIONS, help="bfloat16 on a GPU unless told")
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--out", type=Path, help="also write the rows as JSON")
-    parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
-    options = parser.parse_args()
-    if options.show:
-        show(json.loads(options.show.read_text()), COLUMNS)
-        return
+    options = parse(parser, COLUMNS)
     clock = Clock(options.device)
     options.network = options.network or ("efficientnet_lite0" if clock.cuda else "small_cnn")
     options.precision = options.precision or ("bfloat16" if clock.cuda else "float32")

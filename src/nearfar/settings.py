@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
@@ -42,3 +44,15 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
     return value
+
+
+def nearest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
+    """What was probably meant, to stand behind a wrong word in an error; empty where nothing comes close.
+
+    ``prefix`` is where the allowed words stand, as in "loss." of a recipe.
+
+    >>> f"loss is 'tripelt'{nearest('tripelt', ['triplet', 'raw'])}"
+    "loss is 'tripelt' (did you mean 'triplet'?)"
+    """
+    close = difflib.get_close_matches(str(word), list(allowed), n=1)
+    return f" (did you mean {prefix + close[0]!r}?)" if close else ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from checks import (
     run_oracle,
 )
 from torch import Tensor
+from waiting import no_waiting
 
 import nearfar as nf
 from nearfar.engine import graphs
@@ -62,17 +62,6 @@ def batches(dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
 def on_gpu(loss: nf.losses.Loss, *batch: Tensor) -> Outcome:
     outcome = run(loss, *(tensor.cuda() for tensor in batch))
     return Outcome(outcome.value.cpu(), {name: gradient.cpu() for name, gradient in outcome.gradients.items()})
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Any wait for the GPU is an error."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @every_repeatable

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from waiting import no_waiting
 
 from nearfar import pixels
 from nearfar.data.loader import Batch, Loader
@@ -40,16 +39,6 @@ def store() -> Store:
 @pytest.fixture
 def sampler() -> Any:
     return create("groups", LABELS, classes=8, per_class=4, steps=8)
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def assert_same(found: list[Batch], expected: list[Batch]) -> None:

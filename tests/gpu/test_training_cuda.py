@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from training_runs import Interrupts, recipe, train, vectors, weights
+from waiting import no_waiting
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch, Loader
@@ -30,16 +29,6 @@ from nearfar.training.steps import Member, Step
 pytestmark = pytest.mark.gpu
 
 LABELS = np.arange(120) // 6
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def network(name: str = "resnet18", **settings: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nearfar.data.dataset import DataSet
+from nearfar.settings import nearest
 
 Opener = TypeVar("Opener", bound=Callable[..., DataSet])
 Root = str | os.PathLike[str]
@@ -50,7 +50,7 @@ def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
     for key in settings:
         if key not in allowed:
             raise TypeError(
-                f"{name} has no setting {key!r}{_nearest(key, allowed)}; it has {', '.join(allowed) or 'none'}"
+                f"{name} has no setting {key!r}{nearest(key, allowed)}; it has {', '.join(allowed) or 'none'}"
             )
     if needs_root is None and root is not None:
         raise TypeError(f"root is {root!r}; {name} takes none")
@@ -110,10 +110,5 @@ def problems(dataset: DataSet) -> list[str]:
 
 def _get(name: str) -> Callable[..., DataSet]:
     if name not in _OPENERS:
-        raise ValueError(f"data set is {name!r}{_nearest(name, names())}; allowed are {', '.join(names())}")
+        raise ValueError(f"data set is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
     return _OPENERS[name]
-
-
-def _nearest(word: str, allowed: Any) -> str:
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from nearfar.data.groups import Groups, HardClasses, Pairs
 from nearfar.data.sampling import Indices, Sampler
 from nearfar.data.streams import stream
-from nearfar.settings import whole
+from nearfar.settings import nearest, whole
 
 __all__ = ["Groups", "HardClasses", "Pairs", "Random", "Sampler", "create", "names"]
 
@@ -82,20 +81,15 @@ def create(key: str, labels: NDArray[Any], **settings: Any) -> Sampler:
     [2, 2, 2]
     """
     if key not in SAMPLERS:
-        raise ValueError(f"sampler is {key!r}{_nearest(key, names())}; allowed are {', '.join(names())}")
+        raise ValueError(f"sampler is {key!r}{nearest(key, names())}; allowed are {', '.join(names())}")
     parameters = inspect.signature(SAMPLERS[key].__init__).parameters
     allowed = {name: parameter.default for name, parameter in parameters.items() if name not in ("self", "labels")}
     for name in settings:
         if name not in allowed:
-            raise TypeError(f"{key} has no setting {name!r}{_nearest(name, allowed)}; it has {', '.join(allowed)}")
+            raise TypeError(f"{key} has no setting {name!r}{nearest(name, allowed)}; it has {', '.join(allowed)}")
     missing = [name for name, default in allowed.items() if default is inspect.Parameter.empty and name not in settings]
     if missing:
         raise TypeError(f"{key} needs {' and '.join(missing)}")
     # Every sampler takes labels and, by name, what was just checked.
     sampler: Callable[..., Sampler] = SAMPLERS[key]
     return sampler(labels, **settings)
-
-
-def _nearest(word: str, allowed: Any) -> str:
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

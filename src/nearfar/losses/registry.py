@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import textwrap
 from typing import Any, TypeVar
 
 from nearfar.losses.base import Loss
+from nearfar.settings import nearest
 
 L = TypeVar("L", bound=type[Loss])
 _LOSSES: dict[str, type[Loss]] = {}
@@ -29,7 +29,7 @@ def names() -> list[str]:
 def get(key: str) -> type[Loss]:
     """The class behind a key."""
     if key not in _LOSSES:
-        raise ValueError(f"loss is {key!r}{_nearest(key, names())}; allowed are {', '.join(names())}")
+        raise ValueError(f"loss is {key!r}{nearest(key, names())}; allowed are {', '.join(names())}")
     return _LOSSES[key]
 
 
@@ -44,7 +44,7 @@ def create(key: str, **settings: Any) -> Loss:
     for name in settings:
         if name not in allowed:
             raise TypeError(
-                f"{key} has no setting {name!r}{_nearest(name, allowed)}; it has {', '.join(allowed) or 'none'}"
+                f"{key} has no setting {name!r}{nearest(name, allowed)}; it has {', '.join(allowed) or 'none'}"
             )
     missing = [name for name, default in allowed.items() if default is inspect.Parameter.empty and name not in settings]
     if missing:
@@ -71,8 +71,3 @@ def describe(key: str) -> str:
 def summary(key: str) -> str:
     """The first line of a loss's description."""
     return inspect.cleandoc(get(key).__doc__ or "").partition("\n")[0]
-
-
-def _nearest(word: str, allowed: Any) -> str:
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

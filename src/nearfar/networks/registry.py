@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nearfar.networks.backbone import Backbone
 from nearfar.networks.embedder import Embedder
+from nearfar.settings import nearest
 
 B = TypeVar("B", bound=type[Backbone])
 _BACKBONES: dict[str, type[Backbone]] = {}
@@ -36,7 +36,7 @@ def names() -> list[str]:
 def get(name: str) -> type[Backbone]:
     """The class behind a key."""
     if name not in _BACKBONES:
-        raise ValueError(f"network is {name!r}{_nearest(name, names())}; allowed are {', '.join(names())}")
+        raise ValueError(f"network is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
     return _BACKBONES[name]
 
 
@@ -102,7 +102,7 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
     for key in settings:
         if key not in allowed:
             raise TypeError(
-                f"{name} has no setting {key!r}{_nearest(key, allowed)}; it has {', '.join(allowed) or 'none'}"
+                f"{name} has no setting {key!r}{nearest(key, allowed)}; it has {', '.join(allowed) or 'none'}"
             )
     missing = [key for key, default in allowed.items() if default is inspect.Parameter.empty and key not in settings]
     if missing:
@@ -113,8 +113,3 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
 
         weights.load_pretrained(backbone, name, pretrained, ignore=backbone.ignored_keys)
     return backbone
-
-
-def _nearest(word: str, allowed: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

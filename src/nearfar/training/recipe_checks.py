@@ -12,10 +12,10 @@ import torch
 from nearfar import data, losses, networks
 from nearfar.data import registry as data_sets
 from nearfar.networks import registry as backbones
+from nearfar.settings import nearest
 from nearfar.training.recipe_base import Section
 from nearfar.training.recipe_losses import create
 from nearfar.training.recipe_sections import Loss, Optimizer, Sampler, Schedule, SplitRule
-from nearfar.training.recipe_values import nearest
 
 if TYPE_CHECKING:
     from nearfar.training.recipe import Recipe

@@ -19,13 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from nearfar.settings import nearest
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_base import Section
 from nearfar.training.recipe_checks import chooser, foreign, not_of
 from nearfar.training.recipe_overrides import Overrides, apply
 from nearfar.training.recipe_sections import Loss, Stage
 from nearfar.training.recipe_toml import written
-from nearfar.training.recipe_values import NOTHING, nearest
+from nearfar.training.recipe_values import NOTHING
 
 NAME = "recipe.toml"
 _TYPES: dict[str, Any] = get_type_hints(Recipe)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
+
+from nearfar.settings import nearest
 
 NOTHING = "none"  # what stands for None in TOML, which has no word for it
 
@@ -29,16 +30,6 @@ def fit(name: str, wanted: Any, value: Any) -> Any:
     if words and isinstance(value, str):
         raise ValueError(f"{name} is {value!r}{nearest(value, words)}; allowed are {_described(choices)}")
     raise TypeError(f"{name} is {_shown(value)}; needed is {_described(choices)}")
-
-
-def nearest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
-    """The most similar of the allowed words, as a question; nothing where none is similar.
-
-    >>> nearest("epoch", ["epochs", "seed"])
-    " (did you mean 'epochs'?)"
-    """
-    close = difflib.get_close_matches(str(word), list(allowed), n=1)
-    return f" (did you mean '{prefix}{close[0]}'?)" if close else ""
 
 
 def _choices(wanted: Any) -> tuple[Any, ...]:
