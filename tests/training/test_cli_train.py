@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import nearfar.cli.train  # noqa: F401
 from nearfar.cli import main
@@ -52,6 +53,15 @@ def test_a_recipe_becomes_a_run_folder_and_a_model(
     assert capsys.readouterr().out.startswith(f"{out}: test recall@1 0.")
     assert load_recipe(out).loss.settings == {"alpha": 5}
     assert load(out).dim == 3
+
+
+def test_a_run_is_exported(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run("train", recipe, "--out", out, "--quiet") == 0
+    assert run("export", out, "--format", "safetensors", "--out", tmp_path / "model.safetensors") == 0
+    exported, trained = (load(place).state_dict() for place in (tmp_path / "model.safetensors", out))
+    assert exported.keys() == trained.keys()
+    assert all(torch.equal(exported[name], trained[name]) for name in trained)
 
 
 def test_a_run_is_named_after_its_recipe(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

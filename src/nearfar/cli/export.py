@@ -12,7 +12,7 @@ from nearfar.cli.app import app
 
 @app.command(name="export", short_help="Write a network for use elsewhere: ONNX or plain weights.")
 def export_network(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder with model.safetensors and model.json.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one with model.safetensors.")],
     format: Annotated[str, typer.Option(help="onnx, or safetensors with a .json file beside it.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The file to write; RUN/model.onnx unless given.")
@@ -25,10 +25,11 @@ def export_network(
     from nearfar.networks import saving
     from nearfar.networks.exporting import FORMATS, export
     from nearfar.settings import one_of
+    from nearfar.training.starting import model_folder
 
     one_of("--format", format, FORMATS)
     if out is None and format == "safetensors":
         raise ValueError("--out is needed for safetensors: RUN holds such files already")
-    model = saving.load(run)
-    used = saving.load_preprocessing(run)
+    place = model_folder(run)
+    model, used = saving.load(place), saving.load_preprocessing(place)
     print(f"wrote {export(model, out or run / 'model.onnx', format=format, preprocessing=used)}")

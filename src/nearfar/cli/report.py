@@ -28,6 +28,8 @@ def report_run(
     """
     from nearfar.training.report import report
 
+    if not run.is_dir():
+        raise FileNotFoundError(f"{run} is not there; needed is a run folder, as nearfar train leaves one")
     with bars() as watch:
         file = report(run, out=out, map=map, queries=queries, worst=worst, device=device, seed=seed, watch=watch)
     say(f"wrote {file}")

@@ -109,15 +109,21 @@ def open_model(where: str | Path) -> Embedder | Ensemble:
         where   a run folder, a checkpoint, or a folder or file that ``nearfar.networks.saving`` wrote.
     """
     from nearfar.networks import saving
+
+    return saving.load(model_folder(where))
+
+
+def model_folder(where: str | Path) -> Path:
+    """Where the files of a run's model lie, or of whatever else holds one: see ``open_model``."""
     from nearfar.training import checkpoints
     from nearfar.training.run import RunFolder
 
     run = RunFolder(where)
     if not run.recipe.is_file():
-        return saving.load(where)
+        return Path(where)
     for place in (run.best, run.last):
         if checkpoints.exists(place):
-            return saving.load(checkpoints.find(place))
+            return Path(checkpoints.find(place))
     raise FileNotFoundError(f"{run.folder} has no checkpoint yet: its training has not saved one")
 
 
