@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from nearfar.networks import preprocessing, registry
@@ -52,6 +50,8 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     >>> describe(again) == describe(model)
     True
     """
+    from safetensors.torch import save_file
+
     file = _weights_file(where)
     file.parent.mkdir(parents=True, exist_ok=True)
     header = card(model, preprocessing)
@@ -69,6 +69,9 @@ def load(where: str | Path) -> Model:
     Parameters
         where   the folder with model.safetensors and model.json, or such a .safetensors file with its .json beside.
     """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
     file, header = read_card(where)
     model = _build(header["model"], file.with_suffix(".json"))
     try:
