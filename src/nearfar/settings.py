@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
@@ -56,3 +57,19 @@ def nearest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     """
     close = difflib.get_close_matches(str(word), list(allowed), n=1)
     return f" (did you mean {prefix + close[0]!r}?)" if close else ""
+
+
+def refuse_unknown(owner: str, given: Iterable[str], allowed: Collection[str]) -> None:
+    """That whoever is called ``owner`` has all settings that are given."""
+    for name in given:
+        if name not in allowed:
+            raise TypeError(
+                f"{owner} has no setting {name!r}{nearest(name, allowed)}; it has {', '.join(allowed) or 'none'}"
+            )
+
+
+def refuse_missing(owner: str, given: Collection[str], defaults: Mapping[str, object]) -> None:
+    """That all settings without a default (``inspect.Parameter.empty``) are given."""
+    missing = [name for name, value in defaults.items() if value is inspect.Parameter.empty and name not in given]
+    if missing:
+        raise TypeError(f"{owner} needs {' and '.join(missing)}")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nearfar.data.dataset import DataSet
-from nearfar.settings import nearest
+from nearfar.settings import nearest, refuse_missing, refuse_unknown
 
 Opener = TypeVar("Opener", bound=Callable[..., DataSet])
 Root = str | os.PathLike[str]
@@ -47,18 +47,12 @@ def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
     """
     allowed = settings_of(name)
     needs_root = takes_root(name)
-    for key in settings:
-        if key not in allowed:
-            raise TypeError(
-                f"{name} has no setting {key!r}{nearest(key, allowed)}; it has {', '.join(allowed) or 'none'}"
-            )
+    refuse_unknown(name, settings, allowed)
     if needs_root is None and root is not None:
         raise TypeError(f"root is {root!r}; {name} takes none")
     if needs_root and root is None:
         raise TypeError(f"{name} needs root, the place where it lies")
-    missing = [key for key, default in allowed.items() if default is inspect.Parameter.empty and key not in settings]
-    if missing:
-        raise TypeError(f"{name} needs {' and '.join(missing)}")
+    refuse_missing(name, settings, allowed)
     return _OPENERS[name](**settings) if root is None else _OPENERS[name](root, **settings)
 
 

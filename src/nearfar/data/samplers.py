@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearfar.data.groups import Groups, HardClasses, Pairs
 from nearfar.data.sampling import Indices, Sampler
 from nearfar.data.streams import stream
-from nearfar.settings import nearest, whole
+from nearfar.settings import nearest, refuse_missing, refuse_unknown, whole
 
 __all__ = ["Groups", "HardClasses", "Pairs", "Random", "Sampler", "create", "names"]
 
@@ -84,12 +84,8 @@ def create(key: str, labels: NDArray[Any], **settings: Any) -> Sampler:
         raise ValueError(f"sampler is {key!r}{nearest(key, names())}; allowed are {', '.join(names())}")
     parameters = inspect.signature(SAMPLERS[key].__init__).parameters
     allowed = {name: parameter.default for name, parameter in parameters.items() if name not in ("self", "labels")}
-    for name in settings:
-        if name not in allowed:
-            raise TypeError(f"{key} has no setting {name!r}{nearest(name, allowed)}; it has {', '.join(allowed)}")
-    missing = [name for name, default in allowed.items() if default is inspect.Parameter.empty and name not in settings]
-    if missing:
-        raise TypeError(f"{key} needs {' and '.join(missing)}")
+    refuse_unknown(key, settings, allowed)
+    refuse_missing(key, settings, allowed)
     # Every sampler takes labels and, by name, what was just checked.
     sampler: Callable[..., Sampler] = SAMPLERS[key]
     return sampler(labels, **settings)

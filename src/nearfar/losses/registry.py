@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, TypeVar
 
 from nearfar.losses.base import Loss
-from nearfar.settings import nearest
+from nearfar.settings import nearest, refuse_missing, refuse_unknown
 
 L = TypeVar("L", bound=type[Loss])
 _LOSSES: dict[str, type[Loss]] = {}
@@ -41,14 +41,8 @@ def create(key: str, **settings: Any) -> Loss:
     """
     loss = get(key)
     allowed = defaults(key)
-    for name in settings:
-        if name not in allowed:
-            raise TypeError(
-                f"{key} has no setting {name!r}{nearest(name, allowed)}; it has {', '.join(allowed) or 'none'}"
-            )
-    missing = [name for name, default in allowed.items() if default is inspect.Parameter.empty and name not in settings]
-    if missing:
-        raise TypeError(f"{key} needs {' and '.join(missing)}")
+    refuse_unknown(key, settings, allowed)
+    refuse_missing(key, settings, allowed)
     return loss(**settings)
 
 

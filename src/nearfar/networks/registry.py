@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from nearfar.networks.backbone import Backbone
 from nearfar.networks.embedder import Embedder
-from nearfar.settings import nearest
+from nearfar.settings import nearest, refuse_missing, refuse_unknown
 
 B = TypeVar("B", bound=type[Backbone])
 _BACKBONES: dict[str, type[Backbone]] = {}
@@ -99,14 +99,8 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
             raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
         return adapters.create(name, pretrained=pretrained)
     allowed = defaults(name)
-    for key in settings:
-        if key not in allowed:
-            raise TypeError(
-                f"{name} has no setting {key!r}{nearest(key, allowed)}; it has {', '.join(allowed) or 'none'}"
-            )
-    missing = [key for key, default in allowed.items() if default is inspect.Parameter.empty and key not in settings]
-    if missing:
-        raise TypeError(f"{name} needs {' and '.join(missing)}")
+    refuse_unknown(name, settings, allowed)
+    refuse_missing(name, settings, allowed)
     backbone = get(name)(**settings)
     if pretrained is not False:
         from nearfar.networks import weights
