@@ -1,0 +1,1 @@
+"""Comparing losses fairly: protocols, grids, tuning, tournaments."""

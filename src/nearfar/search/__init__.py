@@ -1,0 +1,1 @@
+"""Finding pictures by pictures: an index of embeddings."""
