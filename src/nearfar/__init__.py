@@ -1,5 +1,6 @@
 """nearfar: train, compare and serve embedding models. Near what is alike, far what is not."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nearfar import data, losses, metrics, mining, networks
@@ -15,16 +16,8 @@ __all__ = ["Index", "__version__", "bench", "data", "load", "losses", "metrics",
 
 def __getattr__(name: str) -> Any:
     """Training, comparing and searching are brought when they are asked for: a loss or a metric is there at once."""
-    if name in ("load", "train"):
-        from nearfar import training
-
-        return getattr(training, name)
-    if name == "bench":
-        from importlib import import_module
-
-        return import_module("nearfar.bench")
-    if name == "Index":
-        from nearfar.search import Index
-
-        return Index
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = {"Index": "search", "bench": "bench", "load": "training", "train": "training"}.get(name)
+    if room is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = import_module(f"nearfar.{room}")
+    return found if name == room else getattr(found, name)
