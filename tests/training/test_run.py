@@ -87,7 +87,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
     found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock"}
     checkpoint = {"model.safetensors", "model.json", "training.safetensors", "state.json"}
-    files = {"recipe.toml", "manifest.json", "log.jsonl", "metrics.json", "embeddings.safetensors"}
+    files = {
+        "recipe.toml",
+        "manifest.json",
+        "log.jsonl",
+        "metrics.json",
+        "embeddings.safetensors",
+        "queries.safetensors",
+    }
     assert found == files | {f"checkpoint/last/{name}" for name in checkpoint}
 
 
@@ -106,6 +113,19 @@ def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
     with torch.no_grad():
         expected = saving.load(run / "checkpoint" / "last")(torch.from_numpy(content["X"][rows]))
     assert torch.allclose(found["embeddings"], expected, atol=1e-6)
+
+
+def test_what_each_query_found_makes_up_the_metrics(run: Path) -> None:
+    found, measured = load_file(run / "queries.safetensors"), json.loads((run / "metrics.json").read_text())
+    assert found["rows"].tolist() == load_file(run / "embeddings.safetensors")["rows"].tolist()
+    for name in ("recall@1", "map@r"):
+        assert found[name].double().mean().item() == pytest.approx(measured["test"][name], abs=1e-6)
+
+
+def test_it_says_what_it_took(run: Path) -> None:
+    measured = json.loads((run / "metrics.json").read_text())
+    assert measured["seconds"] > 0
+    assert measured["memory"] > 1  # MiB
 
 
 def test_its_manifest_names_what_can_change_the_number(run: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from nearfar import metrics
 from nearfar.data.store import Store
 from nearfar.training import evaluation
 from nearfar.training.building import Parts
@@ -67,13 +68,40 @@ class Judge:
 
     def write(self, file: Path, found: Mapping[str, Embedded]) -> None:
         """The test's "embeddings", "labels" and "rows" (of the data set); of a gallery with "gallery_" before them."""
-        store, tensors = self.parts.store, {}
+        tensors = {}
         for part in self.tested:
             one, start = found[part], "gallery_" if part == "gallery" else ""
-            rows = store.rows[one.rows] if isinstance(store, Store) else one.rows
+            rows = self._places(one)
             tensors[f"{start}embeddings"] = one.points.cpu().contiguous()
             # As the data set numbers its classes; in training, those that are learned come first.
             tensors[f"{start}labels"] = torch.from_numpy(self.parts.dataset.labels[rows].copy())
             tensors[f"{start}rows"] = torch.from_numpy(np.array(rows))
         with whole_file(file) as draft:
             save_file(tensors, draft)
+
+    def write_queries(self, file: Path, found: Mapping[str, Embedded]) -> None:
+        """What each query of the test found: "rows" (of the data set), "recall@1" and "map@r".
+
+        Queries without a match are left out, so that means over the rest are the metrics of the test.
+        """
+        asking = [part for part in self.tested if part != "gallery"]
+        if not asking:
+            return
+        one, gallery = found[asking[0]], found.get("gallery")
+        pair = () if gallery is None else (gallery.points, gallery.labels)
+        measure = self.recipe.evaluation.measure
+        values = metrics.retrieval(one.points, one.labels, *pair, ks=(1,), measure=measure, per_query=True)
+        each = {name: value.cpu() for name, value in values["per_query"].items()}
+        answered = ~each["mrr"].isnan()
+        tensors = {
+            "rows": torch.from_numpy(np.array(self._places(one)))[answered],
+            "recall@1": each["recall@1"][answered].to(torch.uint8),
+            "map@r": each["map@r"][answered].float(),
+        }
+        with whole_file(file) as draft:
+            save_file(tensors, draft)
+
+    def _places(self, one: Embedded) -> evaluation.Rows:
+        """Where embedded rows stand in the data set."""
+        store = self.parts.store
+        return store.rows[one.rows] if isinstance(store, Store) else one.rows

@@ -1,7 +1,9 @@
-"""Which kernels a training runs on."""
+"""Which kernels a training runs on, and how much memory they took."""
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,3 +29,21 @@ def chosen(*, deterministic: bool) -> Iterator[None]:
     finally:
         torch.backends.cudnn.benchmark = before[0]
         torch.use_deterministic_algorithms(before[1])
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Begin to count anew; a process without a GPU cannot."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory in use at once, in MiB: of tensors on a GPU, and otherwise of this whole process.
+
+    >>> peak_memory(torch.device("cpu")) > 1
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -36,6 +36,7 @@ class RunFolder:
         self.log = self.folder / "log.jsonl"
         self.metrics = self.folder / "metrics.json"
         self.embeddings = self.folder / "embeddings.safetensors"
+        self.queries = self.folder / "queries.safetensors"
         self.nonfinite = self.folder / "nonfinite.json"
         self.last = self.folder / "checkpoint" / "last"
         self.best = self.folder / "checkpoint" / "best"

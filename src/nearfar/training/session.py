@@ -32,6 +32,7 @@ class Place:
         iteration    steps done in all.
         skipped      steps that were not finite.
         seconds      spent, over all sittings.
+        memory       most of it at once, in MiB, in any sitting: of the GPU, or of the process without one.
         best         {"epoch", "value"} of the best validation metric yet, or None.
         metrics      by part, of the last evaluation.
     """
@@ -41,6 +42,7 @@ class Place:
     iteration: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    memory: float = 0.0
     best: dict[str, Any] | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
 

@@ -93,6 +93,7 @@ class Trainer:
             stack.enter_context(kernels.chosen(deterministic=self.recipe.training.deterministic))
             rank, ranks = self.world.rank, self.world.ranks
             self.parts = build(self.recipe, rank=rank, ranks=ranks, cache=self.cache, watch=self.display.watch)
+            kernels.forget_peak_memory(self.parts.device)
             self.session, self.judge = Session(self.parts, self.world), Judge(self.parts)
             if self.world.is_main:
                 self._write_what_it_is()
@@ -248,7 +249,9 @@ class Trainer:
         now = time.monotonic()
         if not self.world.is_main or (not always and now - self._saved < self._saving / MOST_SAVING):
             return
-        self.session.place.seconds = now - self._began
+        place = self.session.place
+        place.seconds = now - self._began
+        place.memory = max(place.memory, kernels.peak_memory(self.parts.device))
         self.session.save(self.run_folder, self.log.size())
         self._saved = time.monotonic()
         self._saving = self._saved - now
@@ -275,10 +278,12 @@ class Trainer:
             "epoch": epoch,
             "steps": place.iteration,
             "seconds": round(place.seconds, 2),
+            "memory": round(place.memory, 1),
             "skipped": place.skipped,
             **measured,
         }
         self.judge.write(self.run_folder.embeddings, self._found)
+        self.judge.write_queries(self.run_folder.queries, self._found)
         write_json(self.run_folder.metrics, metrics)
         words = f"finished after {live.clock(place.seconds)}: {rule}, epoch {epoch + 1}"
         self.display.say("  ".join([words, *live.shown(measured)]))
