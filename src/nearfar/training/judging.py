@@ -31,7 +31,9 @@ class Judge:
 
     @property
     def tested(self) -> list[str]:
-        """The parts of the test: "test", or "query" and "gallery"."""
+        """The parts of the test: "test", or "query" and "gallery"; none where the recipe leaves the test out."""
+        if not self.recipe.evaluation.test:
+            return []
         return [part for part in self.parts.rows if part not in ("train", "validation")]
 
     def embedded(self, names: Sequence[str] | None = None) -> dict[str, Embedded]:
@@ -68,6 +70,8 @@ class Judge:
 
     def write(self, file: Path, found: Mapping[str, Embedded]) -> None:
         """The test's "embeddings", "labels" and "rows" (of the data set); of a gallery with "gallery_" before them."""
+        if not self.tested:
+            return
         tensors = {}
         for part in self.tested:
             one, start = found[part], "gallery_" if part == "gallery" else ""

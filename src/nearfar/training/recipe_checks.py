@@ -179,5 +179,10 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         yield f"selection.metric is {metric!r}{nearest(metric, known)}; allowed are {', '.join(known)}"
     elif metric in CLUSTERING and not evaluation.clustering:
         yield f"selection.metric is {metric!r}; it needs evaluation.clustering = true"
+    if not evaluation.test and recipe.split.kind == "standard":
+        yield (
+            "evaluation.test is false and split.kind is 'standard', which has no validation classes: nothing is left "
+            "to measure; split.kind = 'fixed_validation' sets some aside"
+        )
     if recipe.schedule.name == "plateau" and evaluation.every == 0:
         yield "schedule.name is 'plateau', which watches evaluations, and evaluation.every is 0"

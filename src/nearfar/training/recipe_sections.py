@@ -253,10 +253,14 @@ class Stage(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Section):
-    """When the model is measured and how: ``every`` so many epochs, and always at the end (0: only then)."""
+    """When the model is measured and how: ``every`` so many epochs, and always at the end (0: only then).
+
+    Without ``test`` the test classes are never looked at: for trials, which only the validation classes may judge.
+    """
 
     section = "evaluation"
     every: int = 1
+    test: bool = True
     ks: tuple[int, ...] = (1, 2, 4, 8)
     clustering: bool = False
     train_recall: bool = False

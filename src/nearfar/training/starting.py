@@ -14,6 +14,7 @@ from nearfar.training.recipe_overrides import Overrides
 
 if TYPE_CHECKING:
     from nearfar.training.live import Display
+    from nearfar.training.logging import Logger
     from nearfar.training.trainer import Result
 
 RUNS = Path("runs")
@@ -57,7 +58,7 @@ def start(
     resume: str | Path | None = None,
     overrides: Overrides = (),
     display: Display | None = None,
-    loggers: Sequence[str] = (),
+    loggers: Sequence[str | Logger] = (),
     cache: str | Path | None = None,
 ) -> Result:
     """As ``train``, with all there is to choose.
@@ -65,7 +66,7 @@ def start(
     Parameters
         overrides   as for ``nearfar.training.load_recipe``.
         display     what a person sees, see ``nearfar.training.live``.
-        loggers     "tensorboard", "mlflow".
+        loggers     "tensorboard", "mlflow", or anything that is told as they are.
         cache       where decoded pictures are kept.
     """
     from nearfar.training import distributed, logging
@@ -83,7 +84,10 @@ def start(
     world = distributed.world(found.training.device)
     try:
         folder = Path(resume) if resume is not None else Path(world.share(str(out or free_folder(recipe, found))))
-        told = [logging.create(name, folder, settings=to_dict(found)) for name in loggers] if world.is_main else []
+        told = [
+            logging.create(each, folder, settings=to_dict(found)) if isinstance(each, str) else each
+            for each in (loggers if world.is_main else ())
+        ]
         try:
             trainer = Trainer(
                 found,
