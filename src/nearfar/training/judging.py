@@ -84,7 +84,7 @@ class Judge:
             save_file(tensors, draft)
 
     def write_queries(self, file: Path, found: Mapping[str, Embedded]) -> None:
-        """What each query of the test found: "rows" (of the data set), "recall@1" and "map@r".
+        """What each query of the test found: "rows" and "labels" (of the data set), "recall@1" and "map@r".
 
         Queries without a match are left out, so that means over the rest are the metrics of the test.
         """
@@ -97,8 +97,10 @@ class Judge:
         values = metrics.retrieval(one.points, one.labels, *pair, ks=(1,), measure=measure, per_query=True)
         each = {name: value.cpu() for name, value in values["per_query"].items()}
         answered = ~each["mrr"].isnan()
+        rows = self._places(one)[answered.numpy()]
         tensors = {
-            "rows": torch.from_numpy(np.array(self._places(one)))[answered],
+            "rows": torch.from_numpy(rows),
+            "labels": torch.from_numpy(self.parts.dataset.labels[rows]),
             "recall@1": each["recall@1"][answered].to(torch.uint8),
             "map@r": each["map@r"][answered].float(),
         }

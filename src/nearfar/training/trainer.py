@@ -278,7 +278,7 @@ class Trainer:
             "epoch": epoch,
             "steps": place.iteration,
             "seconds": round(place.seconds, 2),
-            "memory": round(place.memory, 1),
+            "memory": round(place.memory, 1) or None,
             "skipped": place.skipped,
             **measured,
         }
