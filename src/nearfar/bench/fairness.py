@@ -1,0 +1,169 @@
+"""Whether runs may be ranked: only where they differ in the loss and its own settings alone.
+
+docs/benchmark.md says for each kind of fact what a difference in it means, and why.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nearfar.bench import facts
+from nearfar.bench.facts import flat
+from nearfar.bench.results import Outcome, repetitions
+
+__all__ = ["Verdict", "differences", "flat", "judge"]
+
+Differences = dict[str, dict[str, Any]]
+
+# What a baseline shares with those it stands beside: it was not trained.
+UNTRAINED = ("data", "network", "weights", "recipe.data", "recipe.split", "recipe.network", "recipe.evaluation")
+# What follows from settings; told only where no setting explains it.
+CAUSES = {
+    "network": ("recipe.network", "recipe.augmentation", "recipe.evaluation", "recipe.data", "weights"),
+    "batch": ("recipe.sampler", "recipe.data", "recipe.split"),
+    "length": ("recipe.training", "recipe.sampler", "recipe.stages", "recipe.data", "recipe.split"),
+    "selection": ("recipe.split", "recipe.selection"),
+    "data": ("recipe.data", "recipe.split"),
+}
+SHOWN = 4  # names of runs in a line
+GONE = "not set"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether some runs may be ranked.
+
+    Parameters
+        fair     whether they may.
+        reasons  why not, a line for each difference.
+        notes    what else to know: machines, versions, skipped steps.
+    """
+
+    fair: bool
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def judge(outcomes: Iterable[Outcome]) -> Verdict:
+    """Whether these runs differ in nothing but the loss, its settings, and repetitions that all of them have."""
+    outcomes = list(outcomes)
+    found = _explained(differences(outcomes))
+    reasons = [_line(key, values) for key, values in found.items()]
+    reasons += _repetitions(outcomes)
+    return Verdict(not reasons, reasons, _notes(outcomes))
+
+
+def differences(outcomes: Sequence[Outcome]) -> Differences:
+    """Facts that matter and are not the same everywhere: {key: {run: value}}.
+
+    What follows from seed and fold is compared between runs of the same seed and fold; what was not trained, only in
+    what it has.
+    """
+    names = _names(outcomes)
+    found: Differences = {}
+    kept = [(names[id(run)], run.is_baseline, facts.that_matter(run.manifest)) for run in outcomes]
+    found |= _unlike(kept)
+    repeated: dict[Any, list[tuple[str, bool, facts.Facts]]] = {}
+    for run in outcomes:
+        own = {key: value for key, value in flat(run.manifest).items() if facts.within(key, facts.REPETITION)}
+        repeated.setdefault((run.seed, run.fold), []).append((names[id(run)], run.is_baseline, own))
+    for runs in repeated.values():
+        for key, values in _unlike(runs).items():
+            found.setdefault(key, {}).update(values)
+    return found
+
+
+def _unlike(runs: Sequence[tuple[str, bool, facts.Facts]]) -> Differences:
+    found: Differences = {}
+    for key in dict.fromkeys(key for _, _, own in runs for key in own):
+        asked = [one for one in runs if not one[1] or facts.within(key, UNTRAINED)]
+        values = {name: own.get(key, GONE) for name, _, own in asked}
+        if len({_word(value) for value in values.values()}) > 1:
+            found[key] = values
+    return found
+
+
+def _explained(found: Differences) -> Differences:
+    """Without what only follows from another difference."""
+    kept = {}
+    for key, values in found.items():
+        causes = CAUSES.get(key.split(".")[0], ())
+        if not any(facts.within(other, causes) for other in found if other != key):
+            kept[key] = values
+    return kept
+
+
+def _repetitions(outcomes: Sequence[Outcome]) -> list[str]:
+    """That every loss has the same seeds and folds."""
+    groups = {key: runs for key, runs in repetitions(outcomes).items() if not runs[0].is_baseline}
+    had: dict[str, list[str]] = {}
+    for key, runs in groups.items():
+        had.setdefault(_times(runs), []).append(key.loss)
+    if len(had) < 2:
+        return []
+    return ["repetitions: " + "; ".join(f"{times} of {_few(losses)}" for times, losses in had.items())]
+
+
+def _times(runs: Sequence[Outcome]) -> str:
+    seeds = sorted({run.seed for run in runs})
+    folds = sorted({run.fold for run in runs if run.fold is not None})
+    words = f"seed {', '.join(map(str, seeds))}"
+    words += f", fold {', '.join(map(str, folds))}" if folds else ""
+    return words if len(runs) <= max(1, len(seeds)) * max(1, len(folds)) else f"{words} ({len(runs)} runs)"
+
+
+def _notes(outcomes: Sequence[Outcome]) -> list[str]:
+    names = _names(outcomes)
+    runs = []
+    for run in outcomes:
+        own = flat(run.manifest)
+        kept = {key: value for key, value in own.items() if facts.within(key, facts.NOTED)}
+        kept |= {key: own[key] for key in ("recipe.network.normalize",) if key in own}
+        kept = {key: value for key, value in kept.items() if not facts.within(key, facts.IGNORED)}
+        runs.append((names[id(run)], False, kept))
+    found = {key: values for key, values in _unlike(runs).items() if key not in differences(outcomes)}
+    lines = [_line(key, values) for key, values in found.items()]
+    if any(key.startswith("hardware") for key in found):
+        lines.append("seconds and memory are not comparable: they were measured on different machines")
+    for run in outcomes:
+        if run.metrics.get("skipped"):
+            lines.append(f"{names[id(run)]} left out {run.metrics['skipped']} steps whose loss was no number")
+    return lines + _doubles(outcomes, names)
+
+
+def _doubles(outcomes: Sequence[Outcome], names: dict[int, str]) -> list[str]:
+    lines = []
+    for runs in repetitions(outcomes).values():
+        seen: dict[Any, str] = {}
+        for run in runs:
+            before = seen.setdefault((run.seed, run.fold), names[id(run)])
+            if before != names[id(run)]:
+                lines.append(f"{before} and {names[id(run)]} are the same training twice")
+    return lines
+
+
+def _line(key: str, values: dict[str, Any]) -> str:
+    """ "network.dim: 64 in a, b; 512 in c"."""
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(_word(value), []).append(name)
+    return f"{key.removeprefix('recipe.')}: " + "; ".join(f"{word} in {_few(names)}" for word, names in groups.items())
+
+
+def _word(value: Any) -> str:
+    words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return words if len(words) <= 40 else f"{words[:12]}…"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _names(outcomes: Sequence[Outcome]) -> dict[int, str]:
+    """What to call each run: its folder's name, or the whole path where two folders share it."""
+    taken = [run.name for run in outcomes]
+    return {id(run): run.name if taken.count(run.name) == 1 else str(run.folder) for run in outcomes}

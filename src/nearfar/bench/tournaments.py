@@ -1,0 +1,135 @@
+"""Tournaments: who ranks where, over many experiments (Table 11 of the thesis)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.bench.fairness import Verdict, judge
+from nearfar.bench.results import Outcome, repetitions
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A loss in a tournament; reads as a table as well: ``row["total"]``, ``dict(row)``.
+
+    Parameters
+        loss     which.
+        total    sum of its ranks.
+        average  their mean.
+        std      their standard deviation with n − 1 degrees of freedom; NaN after one experiment.
+        ranks    one for each experiment, in order.
+    """
+
+    loss: str
+    total: int
+    average: float
+    std: float
+    ranks: tuple[int, ...]
+
+    def keys(self) -> Iterator[str]:
+        return iter(("loss", "total", "average", "std", "ranks"))
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.keys():
+            raise KeyError(f"{key!r}; a standing has {', '.join(self.keys())}")
+        return getattr(self, key)
+
+
+def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
+    """Rank losses in each experiment and add up: one row for each loss, best first.
+
+    The best score has rank 1; equal scores share the better rank (two firsts are followed by a third). Losses with the
+    same total stand in the order in which they came.
+
+    Parameters
+        scores   {experiment: {loss: score}}, where more is better; each experiment has all losses.
+
+    >>> for row in tournament({
+    ...     "resnet50/64": {"triplet": 57.6, "margin": 59.7, "proxy_anchor": 62.9},
+    ...     "resnet50/512": {"triplet": 63.5, "margin": 63.5, "proxy_anchor": 69.5},
+    ... }):
+    ...     print(row.loss, row.total, row.average, round(row.std, 2))
+    proxy_anchor 2 1.0 0.0
+    margin 4 2.0 0.0
+    triplet 5 2.5 0.71
+    """
+    if not scores:
+        raise ValueError("scores is empty; needed is at least one experiment")
+    losses = list(dict.fromkeys(loss for experiment in scores.values() for loss in experiment))
+    for name, experiment in scores.items():
+        missing = [loss for loss in losses if loss not in experiment]
+        if missing:
+            raise ValueError(f"experiment {name!r} has no score of {', '.join(missing)}; each needs all losses")
+        for loss, score in experiment.items():
+            if not isinstance(score, (int, float)) or not math.isfinite(score):
+                raise ValueError(f"the score of {loss!r} in {name!r} is {score!r}; a finite number is needed")
+    ranks = {loss: tuple(_rank(loss, experiment) for experiment in scores.values()) for loss in losses}
+    rows = [Standing(loss, sum(own), statistics.fmean(own), _std(own), own) for loss, own in ranks.items()]
+    return sorted(rows, key=lambda row: row.total)
+
+
+def experiments(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Runs by experiment: data set, network, size of the embedding and protocol; only what differs is named."""
+    outcomes = list(outcomes)
+    places = [(run.data, run.network, str(run.dim), run.protocol) for run in outcomes]
+    shown = [at for at in range(4) if len({place[at] for place in places}) > 1] or [0, 1, 2]
+    found: dict[str, list[Outcome]] = {}
+    for place, run in zip(places, outcomes, strict=True):
+        found.setdefault(" ".join(place[at] for at in shown), []).append(run)
+    return found
+
+
+def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, dict[str, float]]:
+    """{experiment: {loss: mean over seeds and folds}}, without baselines."""
+    found: dict[str, dict[str, float]] = {}
+    for name, runs in experiments(outcomes).items():
+        groups = repetitions(run for run in runs if not run.is_baseline)
+        words = labels(list(groups.values()))
+        found[name] = {
+            word: statistics.fmean(run.score(metric) for run in each)
+            for word, each in zip(words, groups.values(), strict=True)
+        }
+    return {name: each for name, each in found.items() if each}
+
+
+def judged(outcomes: Iterable[Outcome]) -> Verdict:
+    """Whether each experiment is fair on its own; a tournament asks no more."""
+    found = experiments(outcomes)
+    verdicts = {name: judge(runs) for name, runs in found.items()}
+
+    def lines(part: str) -> list[str]:
+        told: list[tuple[str, str]] = [(name, line) for name, one in verdicts.items() for line in getattr(one, part)]
+        return [f"{name}: {line}" if len(found) > 1 else line for name, line in told]
+
+    return Verdict(all(verdict.fair for verdict in verdicts.values()), lines("reasons"), lines("notes"))
+
+
+def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
+    """What to call each group of repetitions: the loss, with the settings that tell it from others of its name."""
+    own = [runs[0].loss for runs in groups]
+    found = []
+    for word, runs in zip(own, groups, strict=True):
+        alike = [other[0].recipe.get("loss", {}) for other in groups if other[0].loss == word]
+        section = runs[0].recipe.get("loss", {})
+        telling = {
+            key: section.get(key, "default")
+            for key in dict.fromkeys(key for one in alike for key in one)
+            if any(one.get(key) != alike[0].get(key) for one in alike)
+        }
+        settings = ", ".join(f"{key}={value}" for key, value in telling.items())
+        found.append(f"{word} ({settings})" if len(alike) > 1 and settings else word)
+    return [
+        word if found.count(word) == 1 else f"{word} [{runs[0].name}]" for word, runs in zip(found, groups, strict=True)
+    ]
+
+
+def _rank(loss: str, experiment: Mapping[str, float]) -> int:
+    return 1 + sum(other > experiment[loss] for other in experiment.values())
+
+
+def _std(values: Sequence[int]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else math.nan
