@@ -117,7 +117,8 @@ def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
 
 def test_what_each_query_found_makes_up_the_metrics(run: Path) -> None:
     found, measured = load_file(run / "queries.safetensors"), json.loads((run / "metrics.json").read_text())
-    assert found["rows"].tolist() == load_file(run / "embeddings.safetensors")["rows"].tolist()
+    tested = load_file(run / "embeddings.safetensors")
+    assert all(found[name].tolist() == tested[name].tolist() for name in ("rows", "labels"))
     for name in ("recall@1", "map@r"):
         assert found[name].double().mean().item() == pytest.approx(measured["test"][name], abs=1e-6)
 
