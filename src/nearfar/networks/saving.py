@@ -5,6 +5,7 @@ Opening such files runs nothing that is in them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
 
     Parameters
         where           a folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
-        preprocessing   what happens to pictures before; the usual for this network if not given.
+        preprocessing   what happens to pictures before; if not given, what the network was loaded with, or the usual.
 
     >>> import tempfile
     >>> model = registry.create("mlp", in_dim=8, dim=2)
@@ -86,6 +87,7 @@ def load(where: str | Path) -> Model:
     if report.unexpected:
         raise ValueError(f"{file} has {len(report.unexpected)} keys too many, as {report.unexpected[0]}")
     model.load_state_dict(state)
+    vars(model)["preprocessing"] = load_preprocessing(where)
     return model.eval()
 
 
@@ -96,9 +98,36 @@ def load_preprocessing(where: str | Path) -> Preprocessing | None:
     return None if found is None else preprocessing.from_json(found, str(file.with_suffix(".json")))
 
 
+def preprocessing_of(model: Model) -> Preprocessing | None:
+    """What happens to pictures before a network reads them: what it was loaded with, or the usual for it.
+
+    >>> preprocessing_of(registry.create("mlp", in_dim=8, dim=2)) is None
+    True
+    """
+    known: Preprocessing | None = vars(model).get("preprocessing")
+    return known or preprocessing.usual(model)
+
+
+def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
+    """64 hex digits that change with the network, its weights, or what happens to pictures before.
+
+    >>> model = registry.create("linear", in_dim=8, dim=2)
+    >>> before = fingerprint(model)
+    >>> _ = nn.init.zeros_(model.heads["high"].weight)
+    >>> fingerprint(model) == before
+    False
+    """
+    digest = hashlib.sha256(json.dumps(card(model, given), sort_keys=True).encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
     """What is written beside the weights, as a JSON object."""
-    used = given or preprocessing.usual(model)
+    used = given or preprocessing_of(model)
     header = {
         "format": FORMAT,
         "version": VERSION,

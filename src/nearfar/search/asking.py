@@ -1,0 +1,80 @@
+"""From a query to results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from nearfar.search.encoder import Picture, thumbnail
+from nearfar.search.filters import Where
+from nearfar.search.reranking import RERANKINGS, expanded, k_reciprocal
+from nearfar.search.results import Neighbour, Results
+from nearfar.settings import one_of, whole
+
+if TYPE_CHECKING:
+    from nearfar.search.index import Index
+
+Query = Picture | int | NDArray[Any] | Tensor
+
+
+def search(
+    index: Index,
+    query: Query,
+    k: int,
+    *,
+    where: Where | None,
+    expand: int,
+    rerank: str | None,
+    label: str | None,
+) -> Results:
+    """See ``Index.search``."""
+    whole("k", k)
+    whole("expand", expand, low=0)
+    if rerank is not None:
+        one_of("rerank", rerank, RERANKINGS)
+    name, vector, own, picture, known = _read(index, query)
+    allowed = None if where is None else index.select(where)
+    point = vector[None]
+    if expand:
+        point = expanded(index, point, expand, allowed, own)
+    spare = 0 if own is None else 1
+    if rerank is None:
+        scores, ids = index.nearest(point, k + spare, allowed=allowed)
+    else:
+        scores, ids = k_reciprocal(index, point, k + spare, allowed=allowed)
+    found = []
+    for id, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
+        item = index._shelf.table.find(id) if id >= 0 and id != own else None
+        if item is not None:
+            found.append(Neighbour(item, score))
+    pictures = [picture, *(index.thumbnail(each.item.id) for each in found[:k])]
+    return Results(name, known if label is None else label, tuple(found[:k]), tuple(pictures))
+
+
+def _read(index: Index, query: Query) -> tuple[str, NDArray[np.float32], int | None, bytes, str | None]:
+    """Name, vector, id, thumbnail and label of a query."""
+    if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
+        item = index.item(int(query))
+        return item.name, index.vector(item.id), item.id, index.thumbnail(item.id), item.label
+    if isinstance(query, Tensor):
+        query = query.detach().cpu().numpy()
+    if isinstance(query, np.ndarray) and query.dtype.kind == "f":
+        if query.ndim != 1:
+            raise ValueError(f"query has shape {query.shape}; needed is one vector [{index.dim}]")
+        return "a vector", query.astype(np.float32), None, b"", None
+    if isinstance(query, (str, Path)):
+        file = Path(query)
+        if not file.is_file():
+            raise FileNotFoundError(f"query is {str(query)!r}; there is no such file")
+        data = file.read_bytes()
+        return file.name, index.embed([data])[0], None, thumbnail(data), None
+    if isinstance(query, (bytes, Image.Image)) or (isinstance(query, np.ndarray) and query.dtype == np.uint8):
+        return "a picture", index.embed([query])[0], None, thumbnail(query), None
+    raise TypeError(
+        f"query is a {type(query).__name__}; needed is a path, a picture, a vector of floats, or the id of an item"
+    )

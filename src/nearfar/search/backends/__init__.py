@@ -1,0 +1,89 @@
+"""Ways of finding neighbours, with one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nearfar.progress import Progress
+from nearfar.search.backends.base import MEASURES, NOTHING, Backend, Ids, Vectors
+from nearfar.search.backends.exact import Exact
+
+__all__ = ["MEASURES", "NAMES", "NOTHING", "Backend", "Exact", "Surroundings", "check_name", "choose", "make", "reopen"]
+
+NAMES = ("auto", "exact", "faiss", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
+MANY = 20_000  # vectors from which on "auto" takes faiss, where it is installed
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a backend is told.
+
+    Parameters
+        measure   "cosine" or "euclidean".
+        index     the folder of the index.
+        device    where exact search computes.
+        progress  is told how far the making of it is.
+    """
+
+    measure: str
+    index: Path
+    device: torch.device | str = "cpu"
+    progress: Progress | None = None
+
+
+def check_name(name: str) -> str:
+    """The name of a backend; Milvus may be followed by an address, as in "milvus:http://host:19530"."""
+    if name not in NAMES and not name.startswith("milvus:"):
+        raise ValueError(f"backend is {name!r}; allowed are {', '.join(NAMES)} and milvus:ADDRESS")
+    return name
+
+
+def choose(name: str, count: int) -> str:
+    """The backend that is meant, for so many vectors.
+
+    >>> choose("auto", 500), choose("faiss", 500)
+    ('exact', 'faiss:flat')
+    """
+    if check_name(name) == "auto":
+        name = "faiss" if count >= MANY and find_spec("faiss") is not None else "exact"
+    if name == "faiss":
+        from nearfar.search.backends.faiss_backend import kind_for
+
+        return f"faiss:{kind_for(count)}"
+    return name
+
+
+def make(name: str, vectors: Vectors, ids: Ids, around: Surroundings) -> Backend:
+    """A new backend, of a name that ``choose`` gave, for these vectors."""
+    kind, _, words = name.partition(":")
+    if kind == "faiss":
+        from nearfar.search.backends.faiss_backend import Faiss
+
+        return Faiss.make(vectors, ids, kind=words, measure=around.measure, progress=around.progress)
+    if kind == "milvus":
+        from nearfar.search.backends.milvus import Milvus
+
+        return Milvus.make(vectors, ids, address=words, measure=around.measure, index=around.index)
+    return Exact(vectors, ids, measure=around.measure, device=around.device)
+
+
+def reopen(
+    name: str, vectors: Vectors, ids: Ids, around: Surroundings, *, folder: Path, facts: Mapping[str, Any]
+) -> Backend:
+    """A backend as it was saved in a folder, with what it told then."""
+    kind, _, words = name.partition(":")
+    if kind == "faiss":
+        from nearfar.search.backends.faiss_backend import Faiss
+
+        return Faiss.open(folder, vectors, ids, kind=words, measure=around.measure, facts=facts)
+    if kind == "milvus":
+        from nearfar.search.backends.milvus import Milvus
+
+        return Milvus.open(vectors, ids, address=words, measure=around.measure, index=around.index, facts=facts)
+    return Exact(vectors, ids, measure=around.measure, device=around.device)

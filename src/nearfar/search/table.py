@@ -1,0 +1,146 @@
+"""Items and their vectors in memory: rows are only ever added at the end, so that readers need not wait for writers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearfar.search.items import Item, Items, missing
+
+Vectors = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+class Growing:
+    """Rows of an array that grows at its end; what was handed out stays as it is.
+
+    >>> rows = Growing(np.zeros((0, 2), dtype=np.float32))
+    >>> before = rows.array
+    >>> rows.append(np.ones((3, 2), dtype=np.float32))
+    >>> before.shape, rows.array.shape
+    ((0, 2), (3, 2))
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._room = array
+        self.array = array  # [n, …]; a view of the room
+
+    def append(self, rows: NDArray[Any]) -> None:
+        count = len(self.array)
+        if count + len(rows) > len(self._room):
+            room = np.empty((max(64, 2 * (count + len(rows))), *self.array.shape[1:]), dtype=self.array.dtype)
+            room[:count] = self.array
+            self._room = room
+        self._room[count : count + len(rows)] = rows
+        self.array = self._room[: count + len(rows)]
+
+
+class Table:
+    """What an index knows.
+
+    Parameters
+        vectors  [n, d], perhaps a memory map; kept as they are.
+        items    one for each of them, by rising id.
+    """
+
+    def __init__(self, vectors: Vectors, items: Sequence[Item]) -> None:
+        if len(vectors) != len(items):
+            raise ValueError(f"there are {len(vectors)} vectors and {len(items)} items; needed is one for each")
+        self.base = vectors
+        self.tail = Growing(np.empty((0, vectors.shape[1]), dtype=np.float32))
+        self.version = 0  # goes up with every change
+        self._items: list[Item | None] = list(items)  # by row; None where it was removed
+        self._rows = {item.id: row for row, item in enumerate(items)}
+        self._lock = threading.RLock()
+        self._shown: tuple[int, Items, Ids] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    @property
+    def dim(self) -> int:
+        return int(self.base.shape[1])
+
+    def add(self, items: Sequence[Item], vectors: Vectors) -> None:
+        """More of them; ids must be higher than all before."""
+        with self._lock:
+            self.tail.append(vectors)
+            for item in items:
+                self._rows[item.id] = len(self._items)
+                self._items.append(item)
+            self.version += 1
+
+    def remove(self, ids: Iterable[int]) -> None:
+        with self._lock:
+            for id in ids:
+                self._items[self.row(id)] = None
+                del self._rows[id]
+            self.version += 1
+
+    def change(self, item: Item) -> None:
+        """Another name, label or metadata for an item."""
+        with self._lock:
+            self._items[self.row(item.id)] = item
+            self.version += 1
+
+    def rename(self, id: int, name: str, label: str | None) -> Item:
+        """The item under another name, for ``change``."""
+        return replace(self.item(id), name=name, label=label)
+
+    def item(self, id: int) -> Item:
+        with self._lock:
+            item = self._items[self.row(id)]
+        assert item is not None
+        return item
+
+    def find(self, id: int) -> Item | None:
+        """An item that may have been removed a moment ago."""
+        row = self._rows.get(id)
+        return None if row is None else self._items[row]
+
+    def items(self) -> Items:
+        return self._now()[0]
+
+    def ids(self) -> Ids:
+        """Of all items, rising."""
+        return self._now()[1]
+
+    def _now(self) -> tuple[Items, Ids]:
+        with self._lock:
+            if self._shown is None or self._shown[0] != self.version:
+                items = Items([item for item in self._items if item is not None])
+                self._shown = self.version, items, np.array([item.id for item in items], dtype=np.int64)
+            return self._shown[1], self._shown[2]
+
+    def vector(self, id: int) -> Vectors:
+        with self._lock:
+            row, tail = self.row(id), self.tail.array
+        return np.array(self.base[row] if row < len(self.base) else tail[row - len(self.base)])
+
+    def vectors(self, ids: Ids | None = None) -> Vectors:
+        """Of some items, or of all of them in the order of their ids."""
+        with self._lock:
+            wanted = self.ids() if ids is None else ids
+            if ids is None and len(self._rows) == len(self.base) == len(self._items):
+                return self.base
+            rows = np.fromiter((self.row(id) for id in wanted.tolist()), dtype=np.int64, count=len(wanted))
+            tail = self.tail.array
+        found = np.empty((len(rows), self.dim), dtype=np.float32)
+        old = rows < len(self.base)
+        found[old] = self.base[rows[old]]
+        found[~old] = tail[rows[~old] - len(self.base)]
+        return found
+
+    def row(self, id: int) -> int:
+        """Where an item lies; below ``len(base)`` where it was there from the beginning."""
+        if id not in self._rows:
+            raise missing(id, len(self._rows))
+        return self._rows[id]
