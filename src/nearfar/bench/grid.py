@@ -1,0 +1,232 @@
+"""Grids: what to compare, in a TOML file.
+
+>>> grid = load({
+...     "name": "small",
+...     "recipe": {
+...         "sampler": {"classes": 4, "per_class": 8},
+...         "network": {"name": "mlp"},
+...         "optimizer": {"lr": 1e-3},
+...         "training": {"epochs": 5},
+...     },
+...     "losses": {"raw": {}, "sharp": {"loss": {"name": "raw", "alpha": 8.0}}},
+...     "dims": [16, 32],
+... })
+>>> list(grid.losses), grid.dims, grid.seeds, grid.protocol.name
+(['raw', 'sharp'], (16, 32), (0,), 'default')
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nearfar import losses as losses_room
+from nearfar.bench import protocols
+from nearfar.bench.protocols import Protocol
+from nearfar.settings import nearest, whole
+from nearfar.training.recipe_file import SECTIONS
+from nearfar.training.recipe_toml import value, written
+
+Tables = Mapping[str, Any]
+KEYS = (
+    "name",
+    "recipe",
+    "protocol",
+    "protocol_settings",
+    "baseline",
+    "seeds",
+    "losses",
+    "networks",
+    "dims",
+    "data",
+)
+PARTS = (*SECTIONS, "stages")  # of a recipe
+FROZEN = "frozen"  # the label of the baseline
+
+
+class GridError(ValueError):
+    """A grid that cannot be run; the message names the file and the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What to compare: every loss with every network, dimension, data set and seed.
+
+    Parameters
+        name       of its folder.
+        recipe     what all cells share, as tables.
+        losses     by label, what a loss changes: [loss], and where it must any other section.
+        networks   the same for networks, under "losses" with changes for one loss on this network; may be empty.
+        data       the same for data sets; may be empty.
+        dims       of the embeddings; may be empty.
+        seeds      of the trainings.
+        protocol   which classes validate.
+        baseline   whether features without training are measured as well.
+    """
+
+    name: str
+    recipe: Tables
+    losses: Mapping[str, Tables]
+    networks: Mapping[str, Tables] = field(default_factory=dict)
+    data: Mapping[str, Tables] = field(default_factory=dict)
+    dims: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    protocol: Protocol = field(default_factory=Protocol)
+    baseline: bool = True
+
+
+def load(grid: str | Path | Tables | Grid) -> Grid:
+    """A grid from a TOML file, or from what such a file holds.
+
+    Parameters
+        grid   the file. Its ``recipe`` is the path of a recipe, from the folder of the grid on, or a table.
+    """
+    if isinstance(grid, Grid):
+        return grid
+    if isinstance(grid, Mapping):
+        return _read(grid, Path(), "")
+    file = Path(grid)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is not there; needed is a grid, a TOML file")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise GridError(f"{file} is no TOML: {error}") from None
+    try:
+        return _read(table, file.parent, file.stem)
+    except (TypeError, ValueError) as error:
+        raise GridError(f"{file}: {error}") from None
+
+
+def to_toml(grid: Grid) -> str:
+    """A grid as text that needs no other file: what ``load`` reads.
+
+    >>> print(to_toml(Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses={"raw": {"loss": {"name": "raw"}}})))
+    name = "one"
+    protocol = "default"
+    baseline = true
+    seeds = [0]
+    <BLANKLINE>
+    [recipe]
+    optimizer = {lr = 0.1}
+    <BLANKLINE>
+    [losses.raw]
+    loss = {name = "raw"}
+    <BLANKLINE>
+    """
+    protocol = grid.protocol
+    settings = {key: getattr(protocol, key) for key in protocols.SETTINGS[protocol.name]}
+    plain = {"name": grid.name, "protocol": protocol.name, "protocol_settings": settings, "baseline": grid.baseline}
+    plain |= {"seeds": list(grid.seeds), "dims": list(grid.dims)}
+    lines = [f"{key} = {value(each)}" for key, each in plain.items() if each not in ({}, [])]
+    blocks = ["\n".join(lines) + "\n", written({"recipe": grid.recipe})]
+    for axis, labels in {"losses": grid.losses, "networks": grid.networks, "data": grid.data}.items():
+        blocks += [written({label: changes}).replace("[", f"[{axis}.", 1) for label, changes in labels.items()]
+    return "\n".join(blocks)
+
+
+def _read(table: Tables, here: Path, name: str) -> Grid:
+    for key in table:
+        if key not in KEYS:
+            raise ValueError(f"unknown key {key}{nearest(key, KEYS)}; a grid has {', '.join(KEYS)}")
+    name = table.get("name", name)
+    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
+        raise ValueError(f"name is {name!r}; needed is the name of a folder")
+    baseline = table.get("baseline", True)
+    if not isinstance(baseline, bool):
+        raise TypeError(f"baseline is {baseline!r}; needed is true or false")
+    protocol = protocols.create(table.get("protocol", "default"), _table("protocol_settings", table))
+    recipe = _recipe(table, here)
+    kind = recipe.get("split", {}).get("kind")
+    if kind is not None and kind != protocols.KINDS[protocol.name]:
+        raise ValueError(
+            f"protocol is {protocol.name!r}, and the recipe has split.kind {kind!r}; the protocol says how to split, "
+            "so leave that out of the recipe"
+        )
+    chosen = {label: _named(label, changes) for label, changes in _axis("losses", table).items()}
+    if not chosen:
+        raise ValueError("losses is missing; needed is at least one [losses.LABEL]")
+    return Grid(
+        name=name,
+        recipe=recipe,
+        losses=chosen,
+        networks=_axis("networks", table, chosen),
+        data=_axis("data", table, chosen),
+        dims=_numbers("dims", table, low=1),
+        seeds=_numbers("seeds", table, low=0) or (0,),
+        protocol=protocol,
+        baseline=baseline,
+    )
+
+
+def _recipe(table: Tables, here: Path) -> Tables:
+    recipe = table.get("recipe", {})
+    if not isinstance(recipe, str):
+        _check_parts("recipe", recipe)
+        return dict(recipe)
+    file = here / recipe
+    if not file.is_file():
+        raise FileNotFoundError(f"recipe is {recipe!r}; {file} is not there")
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no TOML: {error}") from None
+    _check_parts(str(file), found)
+    return found
+
+
+def _table(key: str, table: Tables) -> Tables:
+    found = table.get(key, {})
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{key} is {found!r}; needed is a table, [{key}]")
+    return found
+
+
+def _axis(key: str, table: Tables, chosen: Mapping[str, Tables] | None = None) -> dict[str, Tables]:
+    """Labels and what each changes; with ``chosen`` losses, changes for one of these may stand inside."""
+    found = _table(key, table)
+    for label, changes in found.items():
+        where = f"{key}.{label}"
+        if label == FROZEN:
+            raise ValueError(f"{where}: {FROZEN!r} is what the baseline is called; choose another label")
+        if not isinstance(changes, Mapping):
+            raise TypeError(f"{where} is {changes!r}; needed is a table, [{where}]")
+        inner = changes.get("losses", {}) if chosen is not None else {}
+        _check_parts(where, {part: one for part, one in changes.items() if chosen is None or part != "losses"})
+        for loss, own in inner.items():
+            if chosen is not None and loss not in chosen:
+                raise ValueError(f"{where}.losses.{loss}: no loss has this label{nearest(loss, chosen)}")
+            _check_parts(f"{where}.losses.{loss}", own)
+    return dict(found)
+
+
+def _check_parts(where: str, changes: Any) -> None:
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"{where} is {changes!r}; needed is a table of a recipe's sections")
+    for part, content in changes.items():
+        if part not in PARTS:
+            raise ValueError(f"{where}: unknown section {part}{nearest(part, PARTS)}; a recipe has {', '.join(PARTS)}")
+        if part != "stages" and not isinstance(content, Mapping):
+            raise TypeError(f"{where}.{part} is {content!r}; needed is a table, as in {part}.name = …")
+
+
+def _named(label: str, changes: Tables) -> Tables:
+    """A label that is the name of a loss names it."""
+    loss = changes.get("loss", {})
+    if "name" in loss or label not in losses_room.names():
+        return changes
+    return {**changes, "loss": {"name": label, **loss}}
+
+
+def _numbers(key: str, table: Tables, *, low: int) -> tuple[int, ...]:
+    values = table.get(key, [])
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"{key} is {values!r}; needed is a list of whole numbers")
+    for each in values:
+        whole(key, each, low=low)
+    if len(set(values)) < len(values):
+        raise ValueError(f"{key} is {list(values)}; each number once is enough")
+    return tuple(values)

@@ -1,0 +1,185 @@
+"""Cells on this machine: a process each, a few at a time on every GPU, or on the processors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Protocol
+
+from nearfar.bench.job import COMMAND, Job, environment
+from nearfar.settings import whole
+
+
+class Engine(Protocol):
+    """Who does jobs."""
+
+    @property
+    def room(self) -> int:
+        """How many more jobs it would take now."""
+
+    def start(self, job: Job) -> None:
+        """Begin with a job."""
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Names and exit codes of jobs that have ended since it was last asked."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask all jobs to save and stop, or end them ``now``; they are among the ended when they have."""
+
+    def close(self) -> None:
+        """There are no more jobs."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Room for one job.
+
+    Parameters
+        device   what the job is to compute on; None leaves it to the recipe.
+        changes  to the environment of its process.
+    """
+
+    device: str | None = None
+    changes: dict[str, str] = field(default_factory=dict)
+
+
+def slots(*, device: str | None = None, jobs: int | None = None, per_gpu: int = 1) -> list[Slot]:
+    """Room on this machine: ``per_gpu`` jobs on each GPU that can be seen, or ``jobs`` on the processors.
+
+    Parameters
+        device    "auto" (None is the same), "cuda", "cuda:1" or "cpu".
+        jobs      at most so many at a time; on the processors, one unless told.
+        per_gpu   on each GPU.
+
+    >>> [slot.device for slot in slots(device="cpu", jobs=2)]
+    ['cpu', 'cpu']
+    """
+    whole("per_gpu", per_gpu)
+    most = None if jobs is None else whole("jobs", jobs)
+    gpus = _gpus(device)
+    if gpus:
+        # In turn, so that the first jobs go to different GPUs.
+        found = [Slot("cuda", {"CUDA_VISIBLE_DEVICES": gpu}) for _ in range(per_gpu) for gpu in gpus][:most]
+    else:
+        found = [Slot("cpu" if device in (None, "auto", "cpu") else device) for _ in range(most or 1)]
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = str(max(1, _processors() // len(found)))
+        for slot in found:
+            slot.changes["OMP_NUM_THREADS"] = threads
+    return found
+
+
+def _gpus(device: str | None) -> list[str]:
+    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    name, _, number = (device or "auto").partition(":")
+    if name not in ("auto", "cuda"):
+        return []
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        if name == "cuda":
+            raise ValueError(f"device is {device!r}, and PyTorch finds no GPU here")
+        return []
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = [word.strip() for word in seen.split(",")][:count] if seen else [str(each) for each in range(count)]
+    if not number:
+        return every
+    if not number.isdecimal() or int(number) >= count:
+        raise ValueError(f"device is {device!r}; GPUs here are cuda:0 to cuda:{count - 1}")
+    return [every[int(number)]]
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Process:
+    """A job under way.
+
+    Parameters
+        job      what to do.
+        changes  to the environment.
+    """
+
+    def __init__(self, job: Job, changes: dict[str, str]) -> None:
+        output = Path(job.output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(output, "ab") as file:
+            self._process = subprocess.Popen(
+                COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(changes),
+                # Ctrl-C on the terminal is for whoever asked for the job, and asks it to stop but once.
+                start_new_session=True,
+            )
+        stdin: IO[bytes] | None = self._process.stdin
+        assert stdin is not None
+        self._stdin = stdin
+        with suppress(BrokenPipeError):  # it ended before it read anything; the code says how
+            stdin.write(job.line())
+            stdin.flush()
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit code, None if it has not ended after so long."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+        return code
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask it to save and stop, or end it."""
+        if now:
+            self._process.kill()
+        else:
+            self._process.terminate()
+
+
+class Local:
+    """Does jobs on this machine.
+
+    Parameters
+        room   see ``slots``.
+    """
+
+    def __init__(self, room: Sequence[Slot]) -> None:
+        self._free = list(room)
+        self._under_way: dict[str, tuple[Process, Slot]] = {}
+
+    @property
+    def room(self) -> int:
+        return len(self._free)
+
+    def start(self, job: Job) -> None:
+        slot = self._free.pop(0)
+        if slot.device is not None:
+            job = replace(job, device=slot.device)
+        self._under_way[job.name] = Process(job, slot.changes), slot
+
+    def ended(self) -> list[tuple[str, int]]:
+        found = []
+        for name, (process, slot) in list(self._under_way.items()):
+            code = process.wait(0)
+            if code is not None:
+                found.append((name, code))
+                del self._under_way[name]
+                self._free.append(slot)
+        return found
+
+    def stop(self, *, now: bool = False) -> None:
+        for process, _ in self._under_way.values():
+            process.stop(now=now)
+
+    def close(self) -> None:
+        self.stop(now=True)
+        for process, _ in self._under_way.values():
+            process.wait()

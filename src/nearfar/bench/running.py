@@ -1,0 +1,216 @@
+"""A grid from its file to the numbers of all its cells, however often that is interrupted."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearfar.bench import cells as expanding
+from nearfar.bench import grid as grids
+from nearfar.bench import job as jobs_room
+from nearfar.bench.cells import Cell
+from nearfar.bench.grid import Grid, Tables
+from nearfar.bench.job import Job
+from nearfar.bench.local_engine import Engine, Local, slots
+from nearfar.bench.records import STATUS, Record, records, write_status
+from nearfar.bench.watching import Nobody, Watcher
+from nearfar.data.draft import locked
+from nearfar.progress import Watch
+from nearfar.settings import one_of
+from nearfar.training.recipe_file import to_dict
+from nearfar.training.recipe_overrides import Overrides
+from nearfar.training.run import RunError, RunFolder
+from nearfar.training.signals import Asked, listening
+from nearfar.writing import write_text
+
+OUT = Path("bench")
+ENGINES = ("local", "ray")
+STOPPING = (130, 143, -2, -15)  # codes of a process that was asked to stop, with its state saved or nothing to save
+PAUSE, GLANCE = 0.1, 1.0  # seconds between looking who has ended, and how far the others are
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a grid.
+
+    Parameters
+        folder    OUT and the name of the grid.
+        records   a record for each cell, in their order.
+    """
+
+    folder: Path
+    records: list[Record]
+
+    def having(self, state: str) -> list[Record]:
+        """The records in a state, such as "finished" or "failed"."""
+        return [record for record in self.records if record.state == state]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all cells are finished."""
+        return len(self.having("finished")) == len(self.records)
+
+
+def plan(
+    grid: str | Path | Tables | Grid,
+    out: str | Path = OUT,
+    *,
+    roots: Sequence[str] = (),
+    only: Sequence[str] = (),
+    overrides: Overrides = (),
+) -> Ran:
+    """What ``run`` would do: all cells, and how they stand now. Nothing is written."""
+    found = grids.load(grid)
+    cells = expanding.choose(expanding.expand(found, overrides=overrides, roots=roots), only)
+    place = Path(out) / found.name
+    return Ran(place, records(cells, place))
+
+
+def run(
+    grid: str | Path | Tables | Grid,
+    out: str | Path = OUT,
+    *,
+    engine: str = "local",
+    jobs: int | None = None,
+    per_gpu: int = 1,
+    device: str | None = None,
+    cache: str | Path | None = None,
+    roots: Sequence[str] = (),
+    only: Sequence[str] = (),
+    overrides: Overrides = (),
+    ray_address: str | None = None,
+    watcher: Watcher | None = None,
+) -> Ran:
+    """Train all cells of a grid that are not finished yet, each in a process of its own.
+
+    A cell that fails is recorded and the others go on. Being asked to stop (Ctrl-C, SIGTERM) is handed on to the cells,
+    which save; called again, it goes on from there.
+
+    Parameters
+        grid          the file, or what it holds.
+        out           where the folder of the grid lies, or is made.
+        engine        "local", or "ray" for a cluster.
+        jobs          at most so many cells at a time; one on processors unless told, as many as fit on GPUs.
+        per_gpu       cells that share a GPU.
+        device        where to compute, if not where the recipes say.
+        cache         where decoded pictures are kept.
+        roots         where data lies: "PLACE", or "LABEL=PLACE" for one data set.
+        only          labels of the cells to train; all of them unless told.
+        overrides     changes to every cell, as for ``nearfar.training.load_recipe``.
+        ray_address   of a Ray cluster; a local one is started unless told.
+        watcher       who is told how it goes, see ``nearfar.bench.watching``.
+    """
+    one_of("engine", engine, ENGINES)
+    found, watcher = grids.load(grid), watcher or Nobody()
+    ran = plan(found, out, roots=roots, only=only, overrides=overrides)
+    if device is None:
+        wanted = {record.cell.recipe.training.device for record in ran.records}
+        device = wanted.pop() if len(wanted) == 1 else None
+    with _alone(ran.folder):
+        write_text(ran.folder / "grid.toml", grids.to_toml(found))
+        rest = [record for record in ran.records if record.state != "finished"]
+        prepare([record.cell for record in rest], cache=cache, watch=watcher.watch)
+        with ExitStack() as stack:
+            asked = stack.enter_context(listening())
+            worker: Engine
+            if engine == "ray":
+                from nearfar.bench.ray_engine import Ray
+
+                worker = Ray(ran.folder, address=ray_address, jobs=jobs, per_gpu=per_gpu, device=device)
+            else:
+                worker = Local(slots(device=device, jobs=jobs, per_gpu=per_gpu))
+            stack.callback(worker.close)
+            _run(ran, worker, asked, watcher, found.name, None if cache is None else str(Path(cache).absolute()))
+    return ran
+
+
+def prepare(cells: Sequence[Cell], *, cache: str | Path | None = None, watch: Watch | None = None) -> None:
+    """Decode pictures and fetch weights once, so that processes that start together find them."""
+    from nearfar.networks import weights
+    from nearfar.training.ingredients import open_data, store_of
+
+    for name in dict.fromkeys(cell.recipe.network.name for cell in cells if cell.recipe.network.pretrained is True):
+        known = weights.find(name)
+        if known is not None:
+            weights.fetch(known)
+    seen = []
+    for cell in cells:
+        section = cell.recipe.data
+        if section not in seen:
+            seen.append(section)
+            store_of(cell.recipe, open_data(cell.recipe), cache, watch)
+
+
+def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, cache: str | None) -> None:
+    waiting = deque(record for record in ran.records if record.state != "finished")
+    under_way: dict[str, Record] = {}
+    stopping, glance = False, 0.0
+    watcher.begin(len(ran.having("finished")), len(ran.records))
+    write_status(ran.folder / STATUS, name, ran.records)
+    while waiting or under_way:
+        changed = False
+        if asked and not stopping:
+            stopping = True
+            waiting.clear()
+            watcher.say(f"stopping: {len(under_way)} cells save what they have; once more ends them at once")
+            worker.stop()
+        while waiting and worker.room:
+            record = waiting.popleft()
+            watcher.started(record)
+            record.state, under_way[record.name], changed = "running", record, True
+            worker.start(_job(record, cache))
+        for ended, code in worker.ended():
+            record = under_way.pop(ended)
+            _settle(record, code)
+            watcher.ended(record)
+            changed = True
+        if changed:
+            write_status(ran.folder / STATUS, name, ran.records)
+        elif under_way:
+            time.sleep(PAUSE)
+        if time.monotonic() - glance > GLANCE:
+            glance = time.monotonic()
+            watcher.show(list(under_way.values()))
+
+
+def _job(record: Record, cache: str | None) -> Job:
+    cell = record.cell
+    return Job(
+        name=cell.name,
+        key=cell.key,
+        labels=dict(cell.labels),
+        what=cell.what,
+        recipe=to_dict(cell.recipe),
+        folder=str(record.folder.absolute()),
+        output=str(record.output.absolute()),
+        cache=cache,
+    )
+
+
+def _settle(record: Record, code: int) -> None:
+    """See what became of a cell whose process has ended."""
+    if RunFolder(record.folder).metrics.is_file():
+        record.state = "finished"
+        return
+    if code in STOPPING:
+        record.state = "stopped"
+        return
+    record.state = "failed"
+    record.said = jobs_room.last_words(record.output)
+    record.error = jobs_room.why(code, record.said)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two that run the same grid would train the same cells."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def refuse() -> None:
+        raise RunError(f"{folder} is in use: another process runs this grid; wait for it, or stop it")
+
+    with locked(folder / ".lock", waiting=refuse):
+        yield
