@@ -1,0 +1,89 @@
+"""The application: an index behind an API and a page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nearfar.serve.limits import Limits
+from nearfar.serve.wants import Searchable
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+def create(
+    index: Searchable,
+    *,
+    name: str = "index",
+    runs: Sequence[str | Path] = (),
+    token: str | None = None,
+    read_only: bool = False,
+    limits: Limits | None = None,
+    hosts: Sequence[str] = (),
+    addresses: bool = False,
+) -> FastAPI:
+    """An application to serve with uvicorn or any other ASGI server. It owns the index and closes it at the end.
+
+    Parameters
+        index      an open ``nearfar.Index``.
+        name       what the page calls it.
+        runs       run folders, or folders of them, for the tabs that compare.
+        token      needed by every request but for the page itself; None lets everybody in who reaches the server.
+        read_only  refuse to add and remove.
+        limits     of uploads; the usual ones unless given.
+        hosts      names that the server is reached by, beside localhost.
+        addresses  whether it is reached by addresses in numbers other than the loopback's.
+    """
+    try:
+        import fastapi
+        import python_multipart  # noqa: F401
+    except ImportError as error:
+        raise ImportError("serving needs fastapi; install it with: pip install 'nearfar[serve]'") from error
+    from nearfar.serve import answers, comparing, keeping, pages, searching, telling
+    from nearfar.serve import token as tokens
+    from nearfar.serve.errors import answer_in_words
+    from nearfar.serve.guard import Guard
+    from nearfar.serve.room import Room
+
+    if token is not None:
+        tokens.check(token)
+    room = Room(index, limits or Limits(), read_only=read_only)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        room.start()
+        yield
+        room.stop()
+
+    app = fastapi.FastAPI(
+        title="nearfar",
+        description="Search pictures by pictures.",
+        version="1",
+        lifespan=life,
+        openapi_url=f"{answers.API}/openapi.json",
+        docs_url=None,  # their pages would fetch scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    answer_in_words(app)
+    app.include_router(telling.router(room, name=name, token=token, runs=bool(runs)))
+    app.include_router(searching.router(room))
+    app.include_router(keeping.router(room))
+    if runs:
+        app.include_router(comparing.router(runs))
+    app.include_router(pages.router())
+    telling.fit_schema(app, room)
+    app.add_middleware(
+        Guard,
+        limits=room.limits,
+        metrics=room.metrics,
+        secret=token,
+        public=[*pages.read(), *telling.PUBLIC],
+        names=hosts,
+        addresses=addresses,
+    )
+    app.state.room = room
+    return app

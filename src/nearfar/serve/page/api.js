@@ -1,0 +1,100 @@
+// Talking to the server. Whatever goes wrong becomes a Trouble, whose message is for people.
+
+export class Trouble extends Error {
+  constructor(message, code = "failed") {
+    super(message);
+    this.code = code;
+  }
+}
+
+const API = "/api/v1";
+let askForToken = async () => {
+  throw new Trouble("This server asks for a token.", "no_token");
+};
+
+export function onTokenNeeded(ask) {
+  askForToken = ask;
+}
+
+async function ask(path, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(API + path, { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Trouble("The server does not answer. Is it still running?", "offline");
+  }
+  if (answer.status === 401) {
+    await askForToken();
+    return ask(path, options);
+  }
+  if (!answer.ok) throw await inWords(answer);
+  return answer;
+}
+
+async function inWords(answer) {
+  try {
+    const { error } = await answer.json();
+    return new Trouble(sentence(error.message), error.code);
+  } catch {
+    return new Trouble(`The server answered ${answer.status} and did not say why.`);
+  }
+}
+
+function sentence(words) {
+  const whole = words.charAt(0).toUpperCase() + words.slice(1);
+  return /[.!?]$/.test(whole) ? whole : whole + ".";
+}
+
+const json = async (path, options) => (await ask(path, options)).json();
+const query = (values) => {
+  const found = new URLSearchParams();
+  for (const [key, value] of Object.entries(values)) if (value !== null && value !== undefined && value !== "") found.set(key, value);
+  return found.size ? `?${found}` : "";
+};
+
+export const info = () => json("/info");
+export const labels = () => json("/labels");
+export const item = (id) => json(`/items/${id}`);
+export const sample = (limit, shuffle, label) => json(`/items${query({ limit, shuffle, label })}`);
+export const map = async () => (await ask("/map")).arrayBuffer();
+export const runs = () => json("/runs");
+export const leaderboard = (metric) => json(`/leaderboard${query({ metric })}`);
+export const searchItem = (id, k, label, signal) => json(`/search/id/${id}${query({ k, label })}`, { method: "POST", signal });
+export const remove = (id) => json(`/items/${id}`, { method: "DELETE" });
+
+export function searchPicture(file, k, label, signal) {
+  const body = new FormData();
+  body.set("image", file, file.name || "picture");
+  return json(`/search${query({ k, label })}`, { method: "POST", body, signal });
+}
+
+export function add(file, label) {
+  const body = new FormData();
+  body.set("image", file, file.name || "picture");
+  if (label) body.set("label", label);
+  return json("/items", { method: "POST", body });
+}
+
+/** Trade the token for a session; false where it is the wrong one. */
+export async function login(token) {
+  let answer;
+  try {
+    answer = await fetch(`${API}/session`, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify({ token }),
+    });
+  } catch {
+    throw new Trouble("The server does not answer. Is it still running?", "offline");
+  }
+  if (answer.status === 401 || answer.status === 422) return false;
+  if (!answer.ok) throw await inWords(answer);
+  return true;
+}
+
+let version = "";
+export const keepThumbnails = (word) => {
+  version = word;
+};
+export const thumbnail = (id) => `${API}/items/${id}/thumbnail?v=${version}`;

@@ -1,0 +1,352 @@
+// The map: pan, zoom, hover, click, all by mouse, finger or keyboard.
+
+import * as api from "./api.js";
+import { $, counted, tell } from "./dom.js";
+import { Overlay } from "./overlay.js";
+import { Plane, palette, parse } from "./plane.js";
+import { found } from "./search.js";
+
+const LEGEND = 40; // classes that have a button
+const CALM = 140; // ms after the last move until soft edges and thumbnails come
+let facts, counts, plane, overlay;
+let loaded = null; // the version whose points are here
+let view = null;
+let whole = 1; // the scale at which everything is seen
+let colours = [];
+let wanted = null;
+let drawing = false;
+let moved = 0;
+let hovered = -1;
+const held = new Map(); // pointers that are down
+let dragged = 0;
+
+const canvas = $("points");
+const ratio = () => Math.min(2, window.devicePixelRatio || 1);
+const shown = () => !$("view-map").hidden;
+const night = () => {
+  const theme = document.documentElement.dataset.theme;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+
+export function begin(info, labels) {
+  facts = info;
+  counts = new Map(labels.map(({ label, count }) => [label, count]));
+  if (loaded && shown()) show();
+}
+
+export async function show() {
+  const words = `${counted(facts.count, "picture")}, near each other where they look alike`;
+  try {
+    if (loaded !== facts.version) {
+      $("map-words").textContent = "Laying out the map…";
+      plane = new Plane(parse(await api.map()));
+      overlay = new Overlay($("above"), plane);
+      loaded = facts.version;
+      view = null;
+      legend();
+    }
+  } catch (error) {
+    $("map-words").textContent = "";
+    return tell(error, () => show());
+  }
+  $("map-words").textContent = plane.count ? words : "The index is empty.";
+  hovered = -1;
+  resize();
+  if (!view) fit();
+  if (found.query !== null && show.last !== found.query) centre(found.query);
+  show.last = found.query;
+  draw();
+}
+
+/** Colours have changed. */
+export function repaint() {
+  if (!plane) return;
+  legend();
+  draw();
+}
+
+// — view —
+
+function resize() {
+  const box = $("map").getBoundingClientRect();
+  for (const each of [canvas, $("above")]) {
+    const [width, height] = [Math.round(box.width * ratio()), Math.round(box.height * ratio())];
+    if (each.width !== width || each.height !== height) [each.width, each.height] = [width, height];
+  }
+}
+
+function fit() {
+  const { left, top, width, height } = plane.bounds;
+  whole = 0.92 * Math.min(canvas.width / width, canvas.height / height);
+  view = { x: left + width / 2, y: top + height / 2, scale: whole };
+  draw();
+}
+
+function centre(id) {
+  const place = plane.places.get(id);
+  if (place === undefined) return;
+  view = { x: plane.xs[place], y: plane.ys[place], scale: Math.max(view.scale, 4 * whole) };
+}
+
+/** Zoom around a point of the canvas, in its pixels. */
+function zoom(factor, x = canvas.width / 2, y = canvas.height / 2) {
+  const scale = Math.max(0.6 * whole, Math.min(5000 * whole, view.scale * factor));
+  view.x += (x - canvas.width / 2) * (1 / view.scale - 1 / scale);
+  view.y += (y - canvas.height / 2) * (1 / view.scale - 1 / scale);
+  view.scale = scale;
+  moving();
+}
+
+function pan(x, y) {
+  const { left, top, width, height } = plane.bounds;
+  view.x = Math.max(left, Math.min(left + width, view.x - x / view.scale));
+  view.y = Math.max(top, Math.min(top + height, view.y - y / view.scale));
+  moving();
+}
+
+function moving() {
+  moved = performance.now();
+  draw();
+}
+
+// — drawing —
+
+function draw() {
+  if (drawing || !plane) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    if (shown() && view) frame();
+  });
+}
+
+let pixels = null;
+function frame() {
+  const began = performance.now();
+  const quick = began - moved < CALM;
+  const context = canvas.getContext("2d");
+  if (pixels?.width !== canvas.width || pixels?.height !== canvas.height) pixels = context.createImageData(canvas.width, canvas.height);
+  const style = getComputedStyle(document.documentElement);
+  const background = packed(style.getPropertyValue("--card"));
+  const painted = plane.paint(new Uint32Array(pixels.data.buffer), canvas.width, canvas.height, view, {
+    colours: [...colours.map(packed), packed(style.getPropertyValue("--accent"))],
+    background,
+    faint: packed(style.getPropertyValue("--edge")),
+    wanted,
+    radius: radius(),
+    quick: quick && plane.count > 20_000,
+  });
+  context.putImageData(pixels, 0, 0);
+  canvas.dataset.ms = (performance.now() - began).toFixed(1);
+  canvas.dataset.painted = painted;
+  canvas.dataset.zoom = (view.scale / whole).toFixed(2);
+  overlay.draw(view, {
+    ratio: ratio(),
+    zoom: view.scale / whole,
+    quick,
+    wanted,
+    colourOf: (number) => colours[number] ?? style.getPropertyValue("--accent"),
+    ink: style.getPropertyValue("--ink"),
+    card: style.getPropertyValue("--card"),
+    query: found.query,
+    hits: found.hits,
+    hovered,
+    cross: document.activeElement === canvas && canvas.matches(":focus-visible"),
+    ready: draw,
+  });
+  if (quick) setTimeout(draw, CALM);
+}
+
+/** Points grow as one comes nearer, and are small where there are many. */
+function radius() {
+  const many = Math.max(1.1, Math.min(3.6, 130 / Math.sqrt(plane.count)));
+  return ratio() * Math.min(7, many * Math.min(3, (view.scale / whole) ** 0.3));
+}
+
+const seen = new Map();
+/** A colour of CSS as a pixel. */
+function packed(colour) {
+  if (!seen.has(colour)) {
+    const probe = packed.probe ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+    probe.fillStyle = colour.trim();
+    probe.fillRect(0, 0, 1, 1);
+    const [red, green, blue] = probe.getImageData(0, 0, 1, 1).data;
+    seen.set(colour, (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0);
+  }
+  return seen.get(colour);
+}
+
+// — classes —
+
+function legend() {
+  colours = palette(plane.labels.length, night());
+  const few = plane.labels.length <= LEGEND ? plane.labels : [];
+  $("legend").replaceChildren(
+    ...few.map((label, number) => {
+      const [line, button, dot] = ["li", "button", "i"].map((tag) => document.createElement(tag));
+      dot.style.background = colours[number];
+      button.type = "button";
+      button.append(dot, label);
+      button.title = counted(counts.get(label) ?? 0, "picture");
+      button.setAttribute("aria-pressed", wanted === number);
+      button.addEventListener("click", () => choose(wanted === number ? "" : label));
+      line.append(button);
+      return line;
+    }),
+  );
+}
+
+function choose(label) {
+  const number = label === "" ? null : plane.labels.indexOf(label);
+  if (number === -1) {
+    return tell(Object.assign(new Error(`There is no class “${label}” in this index.`), { code: "no_label" }));
+  }
+  wanted = number;
+  $("map-filter").value = label;
+  for (const [place, button] of $("legend").querySelectorAll("button").entries()) button.setAttribute("aria-pressed", place === wanted);
+  draw();
+}
+
+// — pointing —
+
+const at = (event) => {
+  const box = canvas.getBoundingClientRect();
+  return { x: (event.clientX - box.left) * ratio(), y: (event.clientY - box.top) * ratio() };
+};
+
+function under({ x, y }) {
+  const thumbnail = overlay.thumbnailAt(x, y);
+  if (thumbnail >= 0) return thumbnail;
+  const reach = (14 * ratio()) / view.scale;
+  const place = { x: view.x + (x - canvas.width / 2) / view.scale, y: view.y + (y - canvas.height / 2) / view.scale };
+  return plane.nearest(place.x, place.y, reach, wanted);
+}
+
+let hovering = 0;
+async function hover(place, x, y) {
+  canvas.classList.toggle("over", place >= 0);
+  if (place !== hovered) {
+    hovered = place;
+    draw();
+    const tip = $("tip");
+    tip.hidden = place < 0;
+    const mine = (hovering += 1);
+    if (place < 0) return;
+    const id = plane.ids[place];
+    const image = tip.querySelector("img");
+    image.hidden = false;
+    image.onerror = () => (image.hidden = true);
+    image.onload = () => image.classList.toggle("small", image.naturalWidth < 64 && image.naturalHeight < 64);
+    image.src = api.thumbnail(id);
+    image.alt = "";
+    tip.querySelector("strong").textContent = plane.labels[plane.classes[place]] ?? `No. ${id}`;
+    tip.querySelector("span").textContent = " ";
+    setTimeout(async () => {
+      if (mine !== hovering) return;
+      try {
+        const item = await api.item(id);
+        if (mine === hovering) tip.querySelector("span").textContent = item.name;
+      } catch {} // it has no name then
+    }, 60);
+  }
+  if (place >= 0) placeTip(x / ratio(), y / ratio());
+}
+
+function placeTip(x, y) {
+  const tip = $("tip");
+  const [width, height] = [tip.offsetWidth, tip.offsetHeight];
+  const box = $("map");
+  const left = x + 18 + width > box.clientWidth ? x - 18 - width : x + 18;
+  const top = Math.max(8, Math.min(box.clientHeight - height - 8, y - height / 2));
+  tip.style.transform = `translate(${Math.max(8, left)}px, ${top}px)`;
+}
+
+const searchWith = (place) => (location.hash = `#item=${plane.ids[place]}`);
+
+canvas.addEventListener("pointerdown", (event) => {
+  if (!plane || event.button > 0) return;
+  canvas.setPointerCapture(event.pointerId);
+  held.set(event.pointerId, at(event));
+  if (held.size === 1) dragged = 0;
+});
+canvas.addEventListener("pointermove", (event) => {
+  if (!plane || !view) return;
+  const now = at(event);
+  const before = held.get(event.pointerId);
+  if (!before) return hover(under(now), now.x, now.y);
+  if (held.size === 2) {
+    const [other] = [...held].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
+    const spread = (place) => Math.hypot(place.x - other.x, place.y - other.y) || 1;
+    zoom(spread(now) / spread(before), (now.x + other.x) / 2, (now.y + other.y) / 2);
+    dragged += 10;
+  } else {
+    dragged += Math.hypot(now.x - before.x, now.y - before.y);
+    if (dragged > 4 * ratio()) {
+      canvas.classList.add("held");
+      hover(-1);
+      pan(now.x - before.x, now.y - before.y);
+    }
+  }
+  held.set(event.pointerId, now);
+});
+const release = (event) => {
+  const known = held.delete(event.pointerId);
+  canvas.classList.remove("held");
+  if (!known || event.type !== "pointerup" || held.size || dragged > 4 * ratio()) return;
+  const place = under(at(event));
+  if (place >= 0) searchWith(place);
+};
+canvas.addEventListener("pointerup", release);
+canvas.addEventListener("pointercancel", release);
+canvas.addEventListener("pointerleave", () => plane && hover(-1));
+canvas.addEventListener(
+  "wheel",
+  (event) => {
+    if (!plane) return;
+    event.preventDefault();
+    const pixelsMoved = event.deltaY * [1, 16, 200][event.deltaMode];
+    const { x, y } = at(event);
+    zoom(Math.exp(-Math.max(-400, Math.min(400, pixelsMoved)) * (event.ctrlKey ? 0.01 : 0.002)), x, y);
+    hover(-1);
+  },
+  { passive: false },
+);
+canvas.addEventListener("keydown", (event) => {
+  if (!plane || event.ctrlKey || event.metaKey || event.altKey) return;
+  const far = (event.shiftKey ? 200 : 50) * ratio();
+  const acts = {
+    ArrowLeft: () => pan(far, 0),
+    ArrowRight: () => pan(-far, 0),
+    ArrowUp: () => pan(0, far),
+    ArrowDown: () => pan(0, -far),
+    "+": () => zoom(1.4),
+    "=": () => zoom(1.4),
+    "-": () => zoom(1 / 1.4),
+    0: fit,
+    Enter: () => hovered >= 0 && searchWith(hovered),
+  };
+  const act = acts[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+  if (event.key !== "Enter") fromMiddle();
+});
+canvas.addEventListener("focus", () => plane && view && canvas.matches(":focus-visible") && fromMiddle());
+canvas.addEventListener("blur", () => plane && hover(-1));
+
+/** For the keyboard: the point nearest to the middle is the one pointed at. */
+function fromMiddle() {
+  const reach = Math.max(canvas.width, canvas.height) / 6 / view.scale;
+  hover(plane.nearest(view.x, view.y, reach, wanted), canvas.width / 2, canvas.height / 2);
+  draw();
+}
+
+$("zoom-in").addEventListener("click", () => plane && zoom(1.6));
+$("zoom-out").addEventListener("click", () => plane && zoom(1 / 1.6));
+$("zoom-all").addEventListener("click", () => plane && fit());
+$("map-filter").addEventListener("change", () => plane && choose($("map-filter").value.trim()));
+new ResizeObserver(() => {
+  if (!plane || !shown()) return;
+  resize();
+  draw();
+}).observe($("map"));

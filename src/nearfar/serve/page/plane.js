@@ -1,0 +1,185 @@
+// All points of a map: laid out by cells, so that a view draws and finds only what lies in it.
+//
+// Points are painted into pixels by hand: a hundred thousand of them take a few milliseconds, on any machine.
+
+const MAGIC = "NFMAP1";
+const PER_CELL = 6;
+
+/** Read what /api/v1/map sends; see docs/serve.md. */
+export function parse(buffer) {
+  const start = new TextDecoder().decode(buffer.slice(0, 6));
+  if (start !== MAGIC) throw new Error("this is no map");
+  const length = new DataView(buffer).getUint32(8, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 16, length)));
+  const { count } = header;
+  const at = 16 + length;
+  return {
+    labels: header.labels,
+    ids: new Uint32Array(buffer, at, count),
+    classes: new Int32Array(buffer, at + 4 * count, count),
+    points: new Float32Array(buffer, at + 8 * count, 2 * count),
+  };
+}
+
+export class Plane {
+  constructor({ labels, ids, classes, points }) {
+    this.labels = labels;
+    this.count = ids.length;
+    this.bounds = bounds(points);
+    const { left, top, width, height } = this.bounds;
+    const cells = Math.max(1, Math.min(512, Math.floor(Math.sqrt(this.count / PER_CELL))));
+    this.cells = cells;
+    const cellOf = (point) => {
+      const column = Math.min(cells - 1, Math.floor(((points[2 * point] - left) / width) * cells));
+      const row = Math.min(cells - 1, Math.floor(((points[2 * point + 1] - top) / height) * cells));
+      return row * cells + column;
+    };
+    // Sorted by cell, and by chance within one: no class is painted over all others.
+    this.starts = new Uint32Array(cells * cells + 1);
+    for (let point = 0; point < this.count; point += 1) this.starts[cellOf(point) + 1] += 1;
+    for (let cell = 0; cell < cells * cells; cell += 1) this.starts[cell + 1] += this.starts[cell];
+    const next = this.starts.slice(0, -1);
+    this.xs = new Float32Array(this.count);
+    this.ys = new Float32Array(this.count);
+    this.ids = new Uint32Array(this.count);
+    this.classes = new Int32Array(this.count);
+    this.places = new Map();
+    for (const point of shuffled(this.count)) {
+      const place = next[cellOf(point)]++;
+      this.xs[place] = points[2 * point];
+      this.ys[place] = points[2 * point + 1];
+      this.ids[place] = ids[point];
+      this.classes[place] = classes[point];
+      this.places.set(ids[point], place);
+    }
+  }
+
+  /** Call with the first and last place of each row of cells that a rectangle touches. */
+  rows(left, top, right, bottom, visit) {
+    const { bounds: box, cells } = this;
+    const column = (x) => Math.max(0, Math.min(cells - 1, Math.floor(((x - box.left) / box.width) * cells)));
+    const row = (y) => Math.max(0, Math.min(cells - 1, Math.floor(((y - box.top) / box.height) * cells)));
+    const [first, last] = [column(left), column(right)];
+    for (let at = row(top), end = row(bottom); at <= end; at += 1) visit(this.starts[at * cells + first], this.starts[at * cells + last + 1]);
+  }
+
+  /** The place of the point nearest to (x, y), within a distance; −1 where there is none. `wanted` is a class, or null. */
+  nearest(x, y, reach, wanted = null) {
+    let best = -1;
+    let least = reach * reach;
+    this.rows(x - reach, y - reach, x + reach, y + reach, (start, end) => {
+      for (let place = start; place < end; place += 1) {
+        if (wanted !== null && this.classes[place] !== wanted) continue;
+        const distance = (this.xs[place] - x) ** 2 + (this.ys[place] - y) ** 2;
+        if (distance <= least) [best, least] = [place, distance];
+      }
+    });
+    return best;
+  }
+
+  /**
+   * Paint what a view shows into pixels (Uint32, 0xAABBGGRR); returns how many points that were.
+   *
+   * view: {x, y} in the middle and `scale` in pixels per unit. colours: by class, the last one for none. faint: the colour
+   * of other classes than `wanted`. quick: leave out soft edges, for while it moves.
+   */
+  paint(pixels, width, height, view, { colours, background, faint, wanted = null, radius, quick = false }) {
+    pixels.fill(background);
+    const stamp = quick ? square(Math.max(1, Math.round(1.7 * radius))) : disc(radius);
+    const reach = (stamp.size + 1) / view.scale;
+    const half = { x: width / 2 / view.scale + reach, y: height / 2 / view.scale + reach };
+    let painted = 0;
+    const pass = (chosen, colourOf) =>
+      this.rows(view.x - half.x, view.y - half.y, view.x + half.x, view.y + half.y, (start, end) => {
+        for (let place = start; place < end; place += 1) {
+          if (!chosen(this.classes[place])) continue;
+          const x = Math.round((this.xs[place] - view.x) * view.scale + width / 2 - stamp.size / 2);
+          const y = Math.round((this.ys[place] - view.y) * view.scale + height / 2 - stamp.size / 2);
+          if (x < 0 || y < 0 || x + stamp.size > width || y + stamp.size > height) continue;
+          painted += 1;
+          (quick ? fill : blend)(pixels, width, x, y, stamp, colourOf(this.classes[place]));
+        }
+      });
+    const colour = (number) => colours[number < 0 ? colours.length - 1 : number];
+    if (wanted === null) pass(() => true, colour);
+    else {
+      pass((number) => number !== wanted, () => faint);
+      pass((number) => number === wanted, colour);
+    }
+    return painted;
+  }
+}
+
+function fill(pixels, width, x, y, { size }, colour) {
+  for (let row = 0, at = y * width + x; row < size; row += 1, at += width) for (let column = 0; column < size; column += 1) pixels[at + column] = colour;
+}
+
+function blend(pixels, width, x, y, { size, cover }, colour) {
+  const [red, green, blue] = [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
+  let from = 0;
+  for (let row = 0, at = y * width + x; row < size; row += 1, at += width) {
+    for (let column = 0; column < size; column += 1) {
+      const share = cover[from++];
+      if (share === 0) continue;
+      const under = pixels[at + column];
+      const r = (under & 255) + (((red - (under & 255)) * share) >> 8);
+      const g = ((under >> 8) & 255) + (((green - ((under >> 8) & 255)) * share) >> 8);
+      const b = ((under >> 16) & 255) + (((blue - ((under >> 16) & 255)) * share) >> 8);
+      pixels[at + column] = 0xff000000 | (b << 16) | (g << 8) | r;
+    }
+  }
+}
+
+const square = (size) => ({ size, cover: null });
+const discs = new Map();
+
+/** How much of each pixel a disc covers, 0 to 256; dense places show through. */
+function disc(radius) {
+  const key = Math.round(4 * radius);
+  if (!discs.has(key)) {
+    const size = Math.ceil(2 * radius + 1);
+    const cover = new Uint16Array(size * size);
+    for (let row = 0; row < size; row += 1)
+      for (let column = 0; column < size; column += 1) {
+        const distance = Math.hypot(row + 0.5 - size / 2, column + 0.5 - size / 2);
+        cover[row * size + column] = Math.round(216 * Math.max(0, Math.min(1, radius + 0.5 - distance)));
+      }
+    discs.set(key, { size, cover });
+  }
+  return discs.get(key);
+}
+
+function bounds(points) {
+  let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
+  for (let at = 0; at < points.length; at += 2) {
+    left = Math.min(left, points[at]);
+    right = Math.max(right, points[at]);
+    top = Math.min(top, points[at + 1]);
+    bottom = Math.max(bottom, points[at + 1]);
+  }
+  if (!points.length) [left, top, right, bottom] = [0, 0, 1, 1];
+  return { left, top, width: right - left || 1e-6, height: bottom - top || 1e-6 };
+}
+
+/** 0 … count − 1, always in the same random order. */
+function shuffled(count) {
+  const order = Uint32Array.from({ length: count }, (_, at) => at);
+  let state = 12345;
+  for (let at = count - 1; at > 0; at -= 1) {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    const other = Math.floor((state / 2 ** 32) * (at + 1));
+    [order[at], order[other]] = [order[other], order[at]];
+  }
+  return order;
+}
+
+const FEW = ["#2f6fbf", "#d9730d", "#1f9254", "#a34bb5", "#c93a3a", "#0f9aa8", "#b08a00", "#e0569b", "#7a5c3e", "#6b7785"];
+const FEW_AT_NIGHT = ["#6ea8ea", "#f59a4c", "#4fc78c", "#cf8fe0", "#f27b73", "#45c6d3", "#dcb93b", "#f58abb", "#bd9a78", "#a3adb8"];
+
+/** A colour for each class, as CSS: well apart where there are few, around the circle where there are many. */
+export function palette(count, night) {
+  const few = night ? FEW_AT_NIGHT : FEW;
+  return Array.from({ length: count }, (_, at) =>
+    count <= few.length ? few[at] : `hsl(${((at * 137.508) % 360).toFixed(1)} ${at % 2 ? 62 : 74}% ${(night ? 64 : 44) + (at % 3) * 5}%)`,
+  );
+}

@@ -1,0 +1,166 @@
+// Runs side by side, and who leads.
+
+import * as api from "./api.js";
+import { lineChart } from "./chart.js";
+import { $, counted, make, tell } from "./dom.js";
+import { palette } from "./plane.js";
+
+const DRAWN = 8; // runs whose curves are drawn at first
+const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(1));
+const NAMES = { "recall@1": "R@1", "map@r": "MAP@R", "r-precision": "R-precision", r_precision: "R-precision", nmi: "NMI", ami: "AMI", f1: "F1" };
+const named = (metric) => NAMES[metric] ?? metric.replace(/^recall@/, "R@");
+
+let chosen = null; // names of runs with curves
+let order = { key: null, down: true };
+let metric = "recall@1";
+
+export async function showRuns() {
+  try {
+    runsView(await api.runs());
+  } catch (error) {
+    tell(error, showRuns);
+  }
+}
+
+function runsView({ runs, unfinished, metrics }) {
+  const view = $("view-runs");
+  if (!runs.length) {
+    const words = unfinished.length ? `${counted(unfinished.length, "run is", "runs are")} under way: ${unfinished.join(", ")}.` : "The folder has no runs yet.";
+    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: words })));
+  }
+  const first = metrics.includes("recall@1") ? "recall@1" : metrics[0];
+  order.key ??= `score ${first}`;
+  chosen ??= new Set([...runs].sort((a, b) => (b.scores[first] ?? 0) - (a.scores[first] ?? 0)).slice(0, DRAWN).map((run) => run.name));
+  const shownMetrics = metrics.filter((each) => ["recall@1", "map@r", "recall@2", "recall@4", "recall@8", "nmi"].includes(each));
+  const columns = [
+    { key: "name", title: "run", value: (run) => run.name, head: true },
+    { key: "loss", title: "loss", value: (run) => run.loss },
+    { key: "network", title: "network", value: (run) => run.network },
+    { key: "dim", title: "dim", value: (run) => run.dim, number: true },
+    { key: "data", title: "data", value: (run) => run.data },
+    { key: "seed", title: "seed", value: (run) => run.seed, number: true },
+    ...shownMetrics.map((each) => ({ key: `score ${each}`, title: `${named(each)} %`, value: (run) => run.scores[each] ?? null, shown: percent, number: true })),
+    { key: "seconds", title: "time", value: (run) => run.seconds, shown: duration, number: true },
+    { key: "memory", title: "MiB", value: (run) => run.memory, shown: (value) => (value === null ? "–" : Math.round(value).toLocaleString("en")), number: true },
+  ];
+  const colours = palette(runs.length, night());
+  const colourOf = new Map(runs.map((run, place) => [run.name, colours[place]]));
+  const charts = make("div", { class: "charts" });
+  const draw = () => charts.replaceChildren(...curves(runs.filter((run) => chosen.has(run.name)), colourOf));
+  const block = make("div", { class: "block" }, make("h2", { textContent: counted(runs.length, "run") }));
+  const waiting = unfinished.length ? ` ${counted(unfinished.length, "run is", "runs are")} not finished.` : "";
+  block.append(make("p", { class: "soft", textContent: `Measured on classes that training never saw. Tick runs to draw their curves.${waiting}` }));
+  const sortable = () => {
+    const column = columns.find((each) => each.key === order.key) ?? columns[0];
+    const sorted = [...runs].sort((a, b) => compare(column.value(a), column.value(b)) * (order.down ? -1 : 1));
+    return table(columns, sorted, {
+      sort: (key) => {
+        order = { key, down: order.key === key ? !order.down : columns.find((each) => each.key === key).number === true };
+        block.querySelector(".scroll").replaceWith(sortable());
+        block.querySelector("[aria-sort] button").focus();
+      },
+      tick: (run, on) => {
+        if (on) chosen.add(run.name);
+        else chosen.delete(run.name);
+        draw();
+      },
+      ticked: (run) => chosen.has(run.name),
+    });
+  };
+  block.append(sortable());
+  draw();
+  view.replaceChildren(block, make("div", { class: "block" }, make("h2", { textContent: "Curves" }), charts));
+}
+
+function curves(runs, colourOf) {
+  const parts = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
+  if (!parts.length) return [make("p", { class: "soft", textContent: runs.length ? "These runs were not measured along the way." : "Tick a run to see its curve." })];
+  return parts.map((part) => {
+    const lines = runs.filter((run) => run.curves[part]?.length).map((run) => ({ name: run.name, colour: colourOf.get(run.name), points: run.curves[part] }));
+    const keys = lines.map(({ name, colour }) => {
+      const dash = make("i");
+      dash.style.background = colour;
+      return make("li", {}, dash, name);
+    });
+    return make("figure", {}, make("figcaption", { class: "soft", textContent: `R@1 % on ${part === "train" ? "training classes" : `${part} classes`}, by epoch` }), lineChart(lines), make("ul", { class: "lines" }, ...keys));
+  });
+}
+
+function table(columns, rows, { sort, tick, ticked }) {
+  const head = columns.map(({ key, title, number }) => {
+    const cell = make("th", { scope: "col", class: number ? "number" : "" }, make("button", { type: "button", textContent: title + (order.key === key ? (order.down ? " ↓" : " ↑") : ""), onclick: () => sort(key) }));
+    if (order.key === key) cell.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+    return cell;
+  });
+  const body = rows.map((run) => {
+    const box = make("input", { type: "checkbox", checked: ticked(run), attrs: { "aria-label": `Draw ${run.name}` } });
+    box.addEventListener("change", () => tick(run, box.checked));
+    const cells = columns.map(({ value, shown, number, head: first }) => make(first ? "th" : "td", { class: number ? "number" : "", textContent: shown ? shown(value(run)) : String(value(run) ?? "–") }));
+    return make("tr", {}, make("td", {}, box), ...cells);
+  });
+  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("td"), ...head)), make("tbody", {}, ...body)));
+}
+
+export async function showLeaderboard() {
+  try {
+    leaderboardView(await api.leaderboard(metric));
+  } catch (error) {
+    tell(error, showLeaderboard);
+  }
+}
+
+function leaderboardView({ metrics, experiments, tournament }) {
+  const view = $("view-leaderboard");
+  if (!experiments.length) {
+    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: "Losses are ranked here once runs are finished." })));
+  }
+  const select = make("select", { id: "metric" }, ...metrics.map((each) => make("option", { value: each, textContent: named(each), selected: each === metric })));
+  select.addEventListener("change", () => {
+    metric = select.value;
+    showLeaderboard();
+  });
+  const chooser = make("div", { class: "row block" }, make("label", { htmlFor: "metric", class: "soft", textContent: "Ranked by" }), select, make("span", { class: "soft", textContent: "on classes that training never saw" }));
+  view.replaceChildren(chooser, ...(tournament.rows.length && tournament.experiments.length > 1 ? [standings(tournament)] : []), ...experiments.map(experiment));
+}
+
+function standings({ experiments, rows }) {
+  const body = rows.map((row, place) => make("tr", { class: place === 0 ? "best" : "" }, make("th", { scope: "row", textContent: row.loss }), ...[row.total, row.average.toFixed(2), row.std === null ? "–" : row.std.toFixed(2)].map((value) => make("td", { class: "number", textContent: value }))));
+  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Ranks added up over ${counted(experiments.length, "fair experiment")}; fewer is better.` }), plainTable(["loss", "total", "average", "std"], body));
+}
+
+function experiment({ name, fair, reasons, notes, rows }) {
+  const best = Math.max(...rows.filter((row) => !row.baseline).map((row) => row.mean));
+  const body = rows.map((row) =>
+    make(
+      "tr",
+      { class: row.baseline ? "baseline" : fair && row.mean === best ? "best" : "" },
+      make("td", { class: "number", textContent: row.rank ?? "–" }),
+      make("th", { scope: "row", textContent: row.loss }),
+      ...[percent(row.mean), row.std === null ? "–" : `± ${percent(row.std)}`, row.runs, duration(row.seconds)].map((value) => make("td", { class: "number", textContent: value })),
+    ),
+  );
+  const verdict = fair ? "A fair comparison: these runs differ in the loss and its own settings alone." : "Not ranked: these runs differ in more than the loss.";
+  const listed = (lines) => (lines.length ? make("ul", { class: "reasons soft" }, ...lines.map((line) => make("li", { textContent: line }))) : null);
+  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1));
+}
+
+function plainTable(titles, body, wordsAt = 0) {
+  const head = titles.map((title, place) => make("th", { scope: "col", class: place === wordsAt ? "" : "number", textContent: title }));
+  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+}
+
+function compare(a, b) {
+  if (a === null || a === undefined) return -1;
+  if (b === null || b === undefined) return 1;
+  return typeof a === "number" ? a - b : String(a).localeCompare(String(b));
+}
+
+function duration(seconds) {
+  if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  return seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+function night() {
+  const theme = document.documentElement.dataset.theme;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}

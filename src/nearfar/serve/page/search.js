@@ -1,0 +1,317 @@
+// Search: a picture in, neighbours out, and on from there.
+
+import * as api from "./api.js";
+import { $, confirmWords, counted, hush, make, picture, tell } from "./dom.js";
+
+const SHOWN_AT_START = 24;
+const KEPT = 24; // steps of the history that are shown
+const uploads = new Map(); // pictures of this sitting, by number
+let facts, labels;
+let step = { kind: "start", key: 0 };
+let trail = []; // what was searched with, oldest first
+let working = null;
+let shuffle = 1 + Math.floor(Math.random() * 1e6);
+let byKeyboard = false;
+
+/** What was found last, for the map. */
+export const found = { query: null, hits: [] };
+
+export function begin(info, known) {
+  facts = info;
+  relabel(known);
+  $("drop").disabled = !facts.pictures;
+  if (!facts.pictures) {
+    $("drop").querySelector("strong").textContent = "This index has no model";
+    $("drop").querySelector(".drop-words span").textContent = "It was made of vectors: search with what is in it.";
+  }
+}
+
+export function relabel(known) {
+  labels = new Map(known.map(({ label, count }) => [label, count]));
+  $("labels").replaceChildren(...known.map(({ label, count }) => make("option", { value: label, label: `${label} · ${count}` })));
+  const none = !known.length;
+  $("filter").disabled = $("map-filter").disabled = none;
+  if (none) $("filter").placeholder = $("map-filter").placeholder = "none known";
+}
+
+/** The address of what is shown. */
+export const address = () => (step.kind === "start" ? "" : `#${step.kind}=${step.key}`);
+
+export async function show(next) {
+  step = next;
+  const label = filter();
+  if (label === false) return;
+  working?.abort();
+  working = new AbortController();
+  $("hits").classList.add("waiting");
+  $("view-search").classList.toggle("asked", step.kind !== "start");
+  try {
+    if (step.kind === "start") await showStart(label);
+    else if (step.kind === "item") await showItem(label);
+    else await showUpload(label);
+    remember();
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    empty("Nothing to show", "");
+    tell(error, error.code === "offline" || error.code === "busy" ? () => show(step) : null);
+  }
+  $("hits").classList.remove("waiting");
+}
+
+// — kinds of steps —
+
+async function showStart(label) {
+  const { total, items } = await api.sample(SHOWN_AT_START, shuffle, label);
+  $("query").hidden = true;
+  found.query = null;
+  found.hits = [];
+  if (!total) return empty("Nothing here yet", facts.read_only ? "The index is empty." : "The index is empty: drop a picture and add it.");
+  title("Start anywhere", `Some of ${counted(total, "picture")}${label ? ` of ${label}` : ""}. Click one to find its neighbours.`);
+  cards(items);
+  $("again").hidden = total <= SHOWN_AT_START;
+}
+
+async function showItem(label) {
+  const answer = await api.searchItem(step.key, count(), label, working.signal);
+  const { query } = answer;
+  asked(api.thumbnail(query.id), query.label ?? `No. ${query.id}`, query.name, true);
+  neighbours(answer, query.label, label);
+  found.query = query.id;
+}
+
+async function showUpload(label) {
+  const upload = uploads.get(step.key);
+  if (!upload) {
+    $("query").hidden = true;
+    return empty("That picture is gone", "Uploads are not kept over a reload: drop it once more.");
+  }
+  asked(upload.url, "Your picture", upload.file.name || "pasted", false);
+  title("Searching…", "");
+  const answer = await api.searchPicture(upload.file, count(), label, working.signal);
+  neighbours(answer, null, label);
+  found.query = null;
+}
+
+/** Search with a file. */
+export function upload(file) {
+  if (!facts?.pictures) return tell(Object.assign(new Error("This index has no model and cannot read pictures."), { code: "no_model" }));
+  if (file.size > facts.limits.bytes) {
+    const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
+    return tell(Object.assign(new Error(`That file has ${size(file.size)}; this server takes at most ${size(facts.limits.bytes)}.`), { code: "too_large" }));
+  }
+  const key = Math.max(0, ...uploads.keys()) + 1;
+  uploads.set(key, { file, url: URL.createObjectURL(file) });
+  location.hash = `#upload=${key}`;
+}
+
+// — showing —
+
+function asked(source, heading, words, inIndex) {
+  $("query").hidden = false;
+  const image = picture(source, `Searched with: ${heading}`, "no preview");
+  image.id = "query-image";
+  image.loading = "eager";
+  document.querySelector(".frame").replaceChildren(image);
+  $("query-title").textContent = heading;
+  $("query-words").textContent = words;
+  $("to-map").hidden = !inIndex;
+  $("remove").hidden = !inIndex || facts.read_only;
+  $("query-actions").hidden = !inIndex;
+  $("add").hidden = inIndex || facts.read_only;
+}
+
+function neighbours({ hits, milliseconds }, label, only) {
+  $("again").hidden = true;
+  found.hits = hits.map((hit) => hit.id);
+  if (!hits.length) return empty("No neighbours", only ? `There is nothing else of ${only}.` : "There is nothing else in the index.");
+  const same = label ? hits.filter((hit) => hit.label === label).length : null;
+  const words = same === null || only ? "" : `${same} of ${hits.length} of the same class · `;
+  title("Nearest", `${words}${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms${only ? ` · ${only} only` : ""}`);
+  cards(hits, only ? null : label);
+}
+
+function title(heading, words) {
+  $("results-title").textContent = heading;
+  $("results-words").textContent = words;
+}
+
+function empty(heading, words) {
+  title(heading, words);
+  $("hits").replaceChildren();
+  $("again").hidden = true;
+}
+
+function cards(items, label = null) {
+  const scores = items.map((item) => item.score).filter((score) => score !== undefined);
+  const cosine = scores.every((score) => Math.abs(score) <= 1.001);
+  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  const length = (score) => (cosine ? Math.max(0, score) : (score - low) / (high - low || 1));
+  $("hits").replaceChildren(...items.map((item, place) => card(item, place, label, length)));
+  if (byKeyboard) $("hits").querySelector("button")?.focus();
+  byKeyboard = false;
+}
+
+function card(item, place, label, length) {
+  const kind = label === null || item.score === undefined ? "" : item.label === label ? "same" : "other";
+  const sign = { same: "✓", other: "✗" }[kind];
+  const words = item.label ?? `No. ${item.id}`;
+  const scored = item.score !== undefined;
+  const spoken = scored ? `${place + 1}: ${words}, similarity ${item.score.toFixed(3)}${{ same: ", same class", other: ", another class" }[kind] ?? ""}` : `${words}, ${item.name}`;
+  const button = make(
+    "button",
+    { type: "button", attrs: { "aria-label": spoken, title: item.name } },
+    make("span", { class: "picture" }, picture(api.thumbnail(item.id), "", item.name)),
+    scored ? make("span", { class: "bar" }, bar(length(item.score))) : null,
+    make(
+      "span",
+      { class: "words" },
+      make("span", { class: "label" }, sign ? make("span", { class: "sign", textContent: sign }) : null, words),
+      scored ? make("span", { class: "score", textContent: item.score.toFixed(3) }) : null,
+      make("span", { class: "name", textContent: item.name }),
+    ),
+  );
+  button.addEventListener("click", (event) => {
+    byKeyboard = event.detail === 0;
+    location.hash = `#item=${item.id}`;
+  });
+  return make("li", { class: `hit ${kind}` }, button);
+}
+
+function bar(share) {
+  const filled = make("i");
+  filled.style.width = `${(100 * share).toFixed(1)}%`;
+  return filled;
+}
+
+// — history —
+
+function remember() {
+  if (step.kind !== "start") {
+    trail = trail.filter((each) => !(each.kind === step.kind && each.key === step.key));
+    if (step.kind === "item" || uploads.has(step.key)) trail.push(step);
+    trail = trail.slice(-KEPT);
+  }
+  $("trail").hidden = !trail.length;
+  $("steps").replaceChildren(
+    ...[...trail].reverse().map((each) => {
+      const source = each.kind === "item" ? api.thumbnail(each.key) : uploads.get(each.key).url;
+      const words = each.kind === "item" ? `Picture no. ${each.key}` : "Your picture";
+      const button = make("button", { type: "button", title: words, attrs: { "aria-label": words } }, picture(source, "", "?"));
+      if (each.kind === step.kind && each.key === step.key) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => (location.hash = `#${each.kind}=${each.key}`));
+      return make("li", {}, button);
+    }),
+  );
+}
+
+// — controls —
+
+const count = () => Math.min(Number($("count").value), facts.limits.neighbours);
+
+/** The class to search among; null for all, false for one that is not there. */
+function filter() {
+  const word = $("filter").value.trim();
+  const known = !word || labels.has(word);
+  $("filter").setAttribute("aria-invalid", !known);
+  if (!known) {
+    tell(Object.assign(new Error(`There is no class “${word}” in this index.`), { code: "no_label" }));
+    return false;
+  }
+  return word || null;
+}
+
+const refresh = () => {
+  hush();
+  show(step);
+};
+$("filter").addEventListener("change", refresh);
+$("filter").addEventListener("input", () => labels.has($("filter").value.trim()) && refresh());
+$("count").addEventListener("change", refresh);
+$("again").addEventListener("click", () => {
+  shuffle += 1;
+  refresh();
+});
+$("to-map").addEventListener("click", () => (location.hash = "#map"));
+$("drop").addEventListener("click", () => $("file").click());
+$("file").addEventListener("change", () => {
+  const [file] = $("file").files;
+  $("file").value = "";
+  if (file) upload(file);
+});
+$("hits").addEventListener("keydown", (event) => {
+  const buttons = [...$("hits").querySelectorAll("button")];
+  const at = buttons.indexOf(document.activeElement);
+  if (at < 0) return;
+  const columns = buttons.filter((button) => button.offsetTop === buttons[0].offsetTop).length;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: buttons.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  buttons[Math.max(0, Math.min(buttons.length - 1, to))].focus();
+});
+
+$("remove").addEventListener("click", () => {
+  const id = step.key;
+  $("sure-words").textContent = `${$("query-words").textContent} will no longer be found. The file itself stays where it is.`;
+  const dialog = $("sure-dialog");
+  dialog.returnValue = "no";
+  dialog.onclose = async () => {
+    if (dialog.returnValue !== "yes") return;
+    try {
+      await api.remove(id);
+      trail = trail.filter((each) => each.key !== id || each.kind !== "item");
+      document.dispatchEvent(new Event("nearfar:changed"));
+      location.hash = "#search";
+      confirmWords(`No. ${id} was removed.`);
+    } catch (error) {
+      tell(error);
+    }
+  };
+  dialog.showModal();
+});
+
+$("add").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const chosen = uploads.get(step.key);
+  const button = $("add").querySelector("button");
+  button.disabled = true;
+  try {
+    const { id } = await api.add(chosen.file, $("add-label").value.trim());
+    document.dispatchEvent(new Event("nearfar:changed"));
+    location.hash = `#item=${id}`;
+    setTimeout(() => confirmWords(`Added as no. ${id}.`), 50); // after the new step has wiped old messages
+  } catch (error) {
+    tell(error);
+  }
+  button.disabled = false;
+});
+
+// — dropping and pasting, anywhere on the page —
+
+let inside = 0;
+const holdsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+document.addEventListener("dragenter", (event) => {
+  if (!holdsFiles(event)) return;
+  inside += 1;
+  $("dropping").hidden = false;
+});
+document.addEventListener("dragleave", (event) => {
+  if (holdsFiles(event) && --inside <= 0) $("dropping").hidden = true;
+});
+document.addEventListener("dragover", (event) => holdsFiles(event) && event.preventDefault());
+document.addEventListener("drop", (event) => {
+  inside = 0;
+  $("dropping").hidden = true;
+  if (!holdsFiles(event)) return;
+  event.preventDefault();
+  const [file] = event.dataTransfer.files;
+  if (file) upload(file);
+});
+document.addEventListener("paste", (event) => {
+  const [file] = event.clipboardData?.files ?? [];
+  if (file) {
+    event.preventDefault();
+    upload(file);
+  } else if (!event.target.closest?.("input")) {
+    tell(Object.assign(new Error("There is no picture in the clipboard."), { code: "no_picture" }));
+  }
+});

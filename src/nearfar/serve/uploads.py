@@ -1,0 +1,78 @@
+"""Pictures from strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+from fastapi import UploadFile
+from PIL import Image
+
+from nearfar.data.decode import BadImage, decode
+from nearfar.serve.errors import Refusal
+from nearfar.serve.limits import Limits
+from nearfar.serve.metrics import Metrics
+
+SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
+THREADS = 2
+LONGEST_NAME = 200
+
+
+class Pictures:
+    """Decodes uploads in threads of its own, a few at a time: whoever sends a hard one holds up nobody else's search.
+
+    Parameters
+        limits   pixels and seconds, and how many may wait.
+        metrics  where refusals are counted.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self._limits, self._metrics = limits, metrics
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
+        self._waiting = 0
+
+    async def read(self, upload: UploadFile) -> Image.Image:
+        """The picture, upright, in colour, large ones shrunk; or a refusal that says why."""
+        if self._waiting >= self._limits.waiting:
+            raise Refusal(
+                503, "too many pictures are being decoded; come back in a moment", headers={"retry-after": "1"}
+            )
+        data = await upload.read()
+        self._waiting += 1
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data)
+            return await asyncio.wait_for(work, self._limits.seconds)
+        except BadImage as error:
+            self._metrics.count("uploads_refused_total", "Uploads that were no picture.")
+            raise Refusal(
+                422, f"this is no picture that can be searched with: {error.reason}", word="bad_image"
+            ) from None
+        except TimeoutError:
+            raise Refusal(
+                422, f"the picture took more than {self._limits.seconds:g} seconds to decode", word="bad_image"
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    def _decode(self, data: bytes) -> Image.Image:
+        return Image.fromarray(decode(data, max_pixels=self._limits.pixels, side=SIDE))
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+
+def cleaned(name: str | None) -> str:
+    """What an upload is called in the index: the last part of its name, without what cannot be read.
+
+    >>> cleaned("../../etc/passwd"), cleaned("C:\\\\me\\\\cat\\n.jpg"), cleaned(None)
+    ('passwd', 'cat.jpg', 'upload')
+    """
+    last = (name or "").replace("\\", "/").rsplit("/", 1)[-1]
+    return readable(last) or "upload"
+
+
+def readable(text: str) -> str:
+    """Text of at most 200 characters without control characters and lone surrogates."""
+    kept = "".join(letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Co", "Cn"))
+    return kept.strip()[:LONGEST_NAME].strip()

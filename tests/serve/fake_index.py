@@ -1,0 +1,111 @@
+"""An index in memory: colours as vectors. The server's own specifications need no network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from nearfar.search.items import Hit, Item, MissingItem
+
+SIDE = 4
+DIM = 3 * SIDE * SIDE
+
+
+class FakeIndex:
+    """Vectors are tiny pictures, centred and of length one."""
+
+    def __init__(self, count: int = 0, classes: int = 4, *, model: str | None = "fake") -> None:
+        self._lock = threading.Lock()
+        self._items: dict[int, Item] = {}
+        self._vectors: dict[int, NDArray[np.float32]] = {}
+        self._pictures: dict[int, Image.Image] = {}
+        self._next, self._model = 0, model
+        self.batches: list[int] = []
+        self.closed = False
+        if count:
+            self.add_images(
+                [(f"{n % classes}/{n}.png", picture(n, classes), f"class {n % classes}", {}) for n in range(count)]
+            )
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return tuple(self._items.values())
+
+    def info(self) -> dict[str, Any]:
+        return {"format": 1, "count": len(self), "dim": DIM, "backend": "exact", "model": self._model, "built": "now"}
+
+    def item(self, id: int) -> Item:
+        if id not in self._items:
+            raise MissingItem(f"id is {id}; the index has no such item")
+        return self._items[id]
+
+    def vector(self, id: int) -> NDArray[np.float32]:
+        self.item(id)
+        return self._vectors[id]
+
+    def embed(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+        self.batches.append(len(images))
+        pixels = np.stack([np.asarray(image.convert("RGB").resize((SIDE, SIDE)), dtype=np.float32) for image in images])
+        vectors = pixels.reshape(len(images), -1) - 127.5
+        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6), dtype=np.float32)
+
+    def search_vectors(
+        self, vectors: NDArray[np.float32], k: int, *, where: Mapping[str, Any] | None = None
+    ) -> list[list[Hit]]:
+        label = (where or {}).get("label")
+        kept = [id for id, item in self._items.items() if label is None or item.label == label]
+        if not kept:
+            return [[] for _ in vectors]
+        scores = vectors @ np.stack([self._vectors[id] for id in kept]).T
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return [[Hit(kept[at], float(row[at])) for at in order] for row, order in zip(scores, best, strict=True)]
+
+    def add_images(self, images: Sequence[tuple[str, Image.Image, str | None, Mapping[str, Any]]]) -> list[int]:
+        vectors = self.embed([image for _, image, _, _ in images])
+        with self._lock:
+            ids = list(range(self._next, self._next + len(images)))
+            self._next += len(images)
+            for id, (name, image, label, metadata), vector in zip(ids, images, vectors, strict=True):
+                self._items = {**self._items, id: Item(id, name, label, metadata=metadata)}
+                self._vectors[id], self._pictures[id] = vector, image
+        return ids
+
+    def remove(self, ids: Sequence[int]) -> None:
+        with self._lock:
+            self._items = {id: item for id, item in self._items.items() if id not in ids}
+
+    def thumbnail(self, id: int) -> bytes:
+        self.item(id)
+        file = BytesIO()
+        self._pictures[id].convert("RGB").save(file, "JPEG")
+        return file.getvalue()
+
+    def map(self, method: str = "pca") -> NDArray[np.float32]:
+        vectors = np.stack([self._vectors[id] for id in self._items]) if self._items else np.zeros((0, DIM))
+        return np.asarray(vectors[:, :2], dtype=np.float32)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def picture(number: int, classes: int = 4, side: int = 32) -> Image.Image:
+    """Pictures of one class look alike."""
+    base = np.random.default_rng(number % classes).integers(0, 256, (SIDE, SIDE, 3))
+    noise = np.random.default_rng(1000 + number).integers(-40, 40, (SIDE, SIDE, 3))
+    small = np.clip(base + noise, 0, 255).astype(np.uint8)
+    return Image.fromarray(small).resize((side, side), Image.Resampling.NEAREST)
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **settings: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **settings)
+    return file.getvalue()
