@@ -9,7 +9,8 @@ optimiser, on a batch that lies on the device: what nobody can do without. "step
 gradient and the look for what is no number, on the same batch. "training" is what a run does: new batches out of the
 loader, the step, the schedule, and the book that is kept of losses. Pictures are as large as a cache of 8/7 of the
 size keeps them; they are cut at random (--crop random) or resized and cut (random_resized), and flipped. The three take
-turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be.
+turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be. On a GPU a training
+replays the recorded kernels of the network (``nearfar.training.recorded``); the bare network is called as anybody would.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from nearfar.training import steps as training
 from nearfar.training.ahead import ahead
 from nearfar.training.ledger import Ledger
 from nearfar.training.recipe_sections import Optimizer, Schedule
+from nearfar.training.recorded import Recorded
 
 COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
 TARGET = 1.10
@@ -67,6 +69,7 @@ def bare(options: argparse.Namespace, batch: Batch) -> Step:
 def embedder(options: argparse.Namespace) -> networks.Embedder:
     torch.manual_seed(0)
     settings: dict[str, Any] = {"channels": 1} if options.network == "small_cnn" else {}
+    settings |= {"freeze_batchnorm": options.freeze_batchnorm}
     network = networks.create(options.network, dim=DIM, **settings).train()
     return network.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
@@ -77,7 +80,7 @@ def ours(options: argparse.Namespace) -> tuple[training.Step, torch.optim.Optimi
     needed = {} if issubclass(kind, PairLoss) else {"num_classes": CLASSES, "dim": DIM}
     loss = losses.create(options.loss, **needed).to(options.device)
     optimizer = optimizers.create(Optimizer(lr=1e-4), network, loss, options.device)
-    member = training.Member(network, {"high": loss})
+    member = training.Member(network, {"high": loss}, embed=Recorded(network))
     return training.Step([member], optimizer, precision=options.precision), optimizer
 
 
@@ -145,6 +148,7 @@ def main() -> None:
     parser.add_argument("--network", help="efficientnet_lite0 on a GPU and small_cnn elsewhere unless told")
     parser.add_argument("--loss", default="proxy_anchor")
     parser.add_argument("--batch", type=int, default=120)
+    parser.add_argument("--freeze-batchnorm", action="store_true", help="as recipes with pretrained weights do")
     parser.add_argument("--crop", choices=("random", "random_resized"), default="random_resized")
     parser.add_argument("--precision", choices=training.PRECISIONS, help="bfloat16 on a GPU unless told")
     parser.add_argument("--seconds", type=float, default=20.0)

@@ -23,6 +23,7 @@ from nearfar.training.ahead import ahead
 from nearfar.training.ledger import Ledger
 from nearfar.training.memory import Memory
 from nearfar.training.recipe_sections import Optimizer
+from nearfar.training.recorded import Recorded
 from nearfar.training.signals import Stopped
 from nearfar.training.steps import Member, Step
 
@@ -190,3 +191,44 @@ def test_pictures_with_convolutions_resume_with_fused_optimisers(tmp_path: Path)
     with pytest.raises(Stopped):
         train(chosen, tmp_path / "run", display=Interrupts(50))
     assert train(chosen, tmp_path / "run", resume=True).metrics["test"]["recall@1"] > 0.5
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings", [{"freeze_batchnorm": True}, {}, {"levels": ("low", "mid", "high")}], ids=["frozen", "free", "levels"]
+)
+def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, Any], precision: str) -> None:
+    models = [network(**settings) for _ in range(2)]
+    rng = torch.Generator().manual_seed(0)
+    batches = [torch.randn(16, 3, 64, 64, generator=rng) for _ in range(9)]
+    recorded = Recorded(models[1])
+    for model, embed in zip(models, (None, recorded), strict=True):
+        kinds = {level: losses.create("multi_similarity") for level in model.levels}
+        step = Step([Member(model, kinds, embed=embed)], optimizer("adamw", model), precision=precision)
+        labels = torch.arange(16).cuda() // 2
+        for number, images in enumerate(batches):
+            if number == 0:
+                model.freeze_backbone()
+            if number == 4:
+                model.unfreeze_backbone()
+            assert bool(step(Batch(images.cuda(), labels, labels)).finite)
+    assert recorded._recording is not None
+    for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
+    model = network()
+    forward = model.levels_forward
+
+    def curious(images: Tensor) -> Any:
+        float(images.sum())  # the host waits, which no recording can do
+        return forward(images)
+
+    model.levels_forward = curious
+    recorded = Recorded(model)
+    images = torch.randn(8, 3, 64, 64, device="cuda")
+    recorded(images), recorded(images)
+    with pytest.warns(UserWarning, match="without a CUDA graph"):
+        recorded(images)
+    assert recorded(images)["high"].requires_grad

@@ -94,7 +94,7 @@ def test_only_batch_norms_are_frozen() -> None:
     assert asleep == {f"backbone.stages.{stage}.1.{part}" for stage in range(3) for part in ("weight", "bias")}
     modes = {type(layer): layer.training for layer in model.backbone.modules()}
     assert modes[nn.Dropout]
-    assert not modes[nn.BatchNorm2d]
+    assert not modes[batchnorm.FixedBatchNorm2d]
 
 
 def test_frozen_is_not_sealed_published_weights_still_come_in() -> None:
@@ -136,3 +136,44 @@ def test_all_batch_norms_of_a_published_network(name: str) -> None:
     assert len(layers) == sum(key.endswith("running_mean") for key in model.state_dict())
     assert layers
     assert not any(layer.training or parameter.requires_grad for layer in layers for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_gradient_passes_a_fixed_batch_norm_as_it_passes_any_other(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    usual = nn.BatchNorm2d(3, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    for tensor in usual.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 2.0)
+    usual.eval()
+    fixed = copy.deepcopy(usual)
+    batchnorm.freeze(fixed)
+    assert isinstance(fixed, batchnorm.FixedBatchNorm2d)
+    x = torch.randn(4, 3, 5, 5, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    wanted = torch.randn_like(x)
+    results = []
+    for layer in (usual, fixed):
+        leaf = x.clone().requires_grad_()
+        out = layer(leaf)
+        results.append((out.detach(), *torch.autograd.grad(out, leaf, wanted)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    assert results[1][1].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_fixed_batch_norm_that_is_woken_learns_again() -> None:
+    layer = nn.BatchNorm2d(3)
+    batchnorm.freeze(layer)
+    layer.train().requires_grad_(True)
+    layer(torch.randn(4, 3, 2, 2, requires_grad=True)).sum().backward()
+    assert layer.bias.grad is not None
+    assert int(layer.num_batches_tracked) == 1
+
+
+def test_a_fixed_batch_norm_keeps_nothing_of_its_input() -> None:
+    layer = nn.BatchNorm2d(3)
+    batchnorm.freeze(layer)
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda _: None):
+        layer(torch.randn(4, 3, 5, 5, requires_grad=True))
+    assert kept == [torch.Size([3])]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -31,3 +35,43 @@ def freeze(module: nn.Module) -> None:
     for layer in layers(module):
         layer.eval()
         layer.requires_grad_(False)
+        if type(layer) is nn.BatchNorm2d:
+            layer.__class__ = FixedBatchNorm2d
+
+
+class FixedBatchNorm2d(nn.BatchNorm2d):
+    """A batch norm that, while nothing of it is trained, knows so: a gradient passes it in one multiplication.
+
+    The usual one keeps its input for a gradient that nobody asked for, and for maps with the channels last it takes
+    five times as long. A layer that ``freeze`` met is one; when it is woken it is as any other.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameters = (self.running_mean, self.running_var, self.weight, self.bias)
+        learns = any(each.requires_grad for each in self.parameters())
+        if (
+            self.training
+            or learns
+            or not (torch.is_grad_enabled() and x.requires_grad)
+            or any(each is None for each in parameters)
+        ):
+            return super().forward(x)
+        found: Tensor = _Fixed.apply(x, *parameters, self.eps)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Fixed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(weight * (variance + eps).rsqrt())
+        return batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (scale,) = ctx.saved_tensors
+        found = torch.empty_like(gradient)  # the product is rounded once, whatever the gradient's precision is
+        torch.mul(gradient, scale.view(1, -1, 1, 1), out=found)
+        return found, None, None, None, None, None

@@ -208,7 +208,8 @@ class Training(Section):
     """How long and how: ``epochs`` or ``iterations``.
 
     ``warmup_epochs`` train head and loss alone. ``chunk`` is how many pictures go through the network at once where
-    the batch is too large for that. ``memory`` is how many embeddings of earlier batches are compared with, from
+    the batch is too large for that. ``graphs`` replays the network's kernels on a GPU, see
+    ``nearfar.training.recorded``. ``memory`` is how many embeddings of earlier batches are compared with, from
     iteration ``memory_warmup`` on. ``checkpoint_steps`` saves within epochs as well.
     """
 
@@ -221,6 +222,7 @@ class Training(Section):
     seed: int = 0
     chunk: int | None = None
     compile: bool = False
+    graphs: bool = True
     channels_last: bool = True
     device: str = "auto"
     on_nonfinite: Literal["stop", "skip"] = "stop"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,8 @@ from nearfar.training.building import Parts
 from nearfar.training.distributed import World
 from nearfar.training.memory import Memory
 from nearfar.training.phases import Stage, dims_of, members_of
+from nearfar.training.recipe_sections import Training
+from nearfar.training.recorded import Recorded
 from nearfar.training.run import RunFolder
 from nearfar.training.steps import Member, Outcome, Step, check_chunks
 
@@ -68,10 +70,7 @@ class Session:
             for key, dim in dims_of(parts.model).items()
             if training.memory
         }
-        self._embed = [
-            torch.compile(network.levels_forward) if training.compile else network.levels_forward
-            for network in members_of(parts.model)
-        ]
+        self._embed = [_embedding(network, training) for network in members_of(parts.model)]
         self._stage: Stage | None = None
         self._members: list[Member] = []
 
@@ -198,6 +197,14 @@ class Session:
             "sampler": sampler,
         }
         return parts, values
+
+
+def _embedding(network: Embedder, training: Training) -> Callable[[Tensor], dict[str, Tensor]]:
+    """How a network is to be called: as it is, compiled, or recorded where that may be."""
+    if training.compile:
+        compiled: Callable[[Tensor], dict[str, Tensor]] = torch.compile(network.levels_forward)
+        return compiled
+    return Recorded(network) if training.graphs and training.chunk is None else network.levels_forward
 
 
 def wants_means(parts: Parts) -> bool:

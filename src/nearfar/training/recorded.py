@@ -1,0 +1,165 @@
+"""CUDA graphs of a network: on a GPU a small one takes longer to launch than to compute, so it is launched once."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.networks.embedder import Embedder
+
+CALLS_BEFORE_RECORDING = 2
+
+
+class Recorded:
+    """From images to the embeddings of each level, as the network does it; on a GPU its kernels are replayed.
+
+    The third batch of a shape is recorded, forward and backward. A replay gives the same numbers, but they stand in
+    buffers that the next one overwrites, and so do the gradients, which it *sets* instead of adding them: this is for a
+    step that begins without gradients and ends before the next batch. What cannot be recorded is computed as usual.
+
+    Parameters
+        network   what embeds. Which of its parameters learn may change; the recording is then made again.
+    """
+
+    def __init__(self, network: Embedder) -> None:
+        self.network = network
+        self._key: Hashable = None
+        self._calls = 0
+        self._recording: _Recording | None = None
+
+    def __call__(self, images: Tensor) -> dict[str, Tensor]:
+        """The embedding of every level, [b, dim] each."""
+        if not images.is_cuda or not torch.is_grad_enabled() or images.requires_grad:
+            return self.network.levels_forward(images)
+        key = self._state(images)
+        if key != self._key:
+            self._key, self._calls, self._recording = key, 0, None
+        self._calls += 1
+        if self._calls == CALLS_BEFORE_RECORDING + 1:
+            self._recording = _record(self.network, images)
+        if self._recording is None:
+            return self.network.levels_forward(images)
+        found = _Replay.apply(self._recording.leaf, self._recording, images)  # type: ignore[no-untyped-call]
+        return dict(zip(self._recording.levels, found, strict=True))
+
+    def _state(self, images: Tensor) -> Hashable:
+        """All that decides which kernels run."""
+        return (
+            images.shape,
+            images.stride(),
+            images.dtype,
+            torch.cuda.current_stream(images.device),
+            torch.is_autocast_enabled("cuda"),
+            torch.get_autocast_dtype("cuda"),
+            tuple(module.training for module in self.network.modules()),
+            tuple((each.requires_grad, each.data_ptr()) for each in self.network.parameters()),
+        )
+
+
+@dataclass
+class _Recording:
+    """The kernels of one shape, and the buffers they read and write."""
+
+    levels: tuple[str, ...]
+    images: Tensor
+    forward: torch.cuda.CUDAGraph
+    embeddings: list[Tensor]
+    backward: torch.cuda.CUDAGraph
+    incoming: list[Tensor]
+    parameters: list[nn.Parameter]
+    gradients: Sequence[Tensor | None]
+    leaf: Tensor  # stands for all parameters, so that a backward pass comes by
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, recording: _Recording, images: Tensor) -> tuple[Tensor, ...]:
+        ctx.recording = recording
+        recording.images.copy_(images)
+        recording.forward.replay()
+        return tuple(each.detach() for each in recording.embeddings)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+        recording: _Recording = ctx.recording
+        for buffer, gradient in zip(recording.incoming, gradients, strict=True):
+            if gradient is None:
+                buffer.zero_()
+            else:
+                buffer.copy_(gradient)
+        recording.backward.replay()
+        for parameter, found in zip(recording.parameters, recording.gradients, strict=True):
+            parameter.grad = found
+        return None, None, None
+
+
+def _record(network: Embedder, images: Tensor) -> _Recording | None:
+    """Record a network on a copy of a batch; None (and a warning) where that is not possible."""
+    current = torch.cuda.current_stream(images.device)
+    stream = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
+    before = [each.clone() for each in network.buffers()], torch.cuda.get_rng_state(images.device)
+    torch.cuda.empty_cache()  # recordings keep memory of their own
+    stream.wait_stream(current)
+    collecting = gc.isenabled()
+    gc.disable()  # freeing an older recording would break this one
+    try:
+        with torch.cuda.stream(stream):
+            return _capture(network, images.detach().clone())
+    except RuntimeError as error:
+        warnings.warn(f"{network.backbone.key} trains without a CUDA graph: {error}", stacklevel=2)
+        return None
+    finally:
+        if collecting:
+            gc.enable()
+        current.wait_stream(stream)
+        with torch.no_grad():
+            for buffer, was in zip(network.buffers(), before[0], strict=True):
+                buffer.copy_(was)
+        torch.cuda.set_rng_state(before[1], images.device)
+
+
+def _capture(network: Embedder, images: Tensor) -> _Recording | None:
+    parameters = [each for each in network.parameters() if each.requires_grad]
+    if not parameters:
+        return None
+    forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    precision, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    # Weights are to be rounded anew in every replay.
+    with torch.autocast("cuda", dtype=kind, enabled=precision, cache_enabled=False):
+        found = network.levels_forward(images)  # libraries set themselves up outside
+        incoming = [torch.zeros_like(each) for each in found.values()]
+        torch.autograd.grad(list(found.values()), parameters, incoming, allow_unused=True)
+        forward.capture_begin(capture_error_mode="thread_local")
+        try:
+            found = network.levels_forward(images)
+        finally:
+            forward.capture_end()
+    backward.capture_begin(pool=forward.pool(), capture_error_mode="thread_local")
+    try:
+        gradients = torch.autograd.grad(list(found.values()), parameters, incoming, allow_unused=True)
+        # Optimisers want a gradient to lie in memory as its parameter does.
+        placed = [
+            gradient
+            if gradient is None or gradient.stride() == each.stride()
+            else torch.empty_like(each).copy_(gradient)
+            for each, gradient in zip(parameters, gradients, strict=True)
+        ]
+    finally:
+        backward.capture_end()
+    return _Recording(
+        levels=tuple(found),
+        images=images,
+        forward=forward,
+        embeddings=[each.detach() for each in found.values()],
+        backward=backward,
+        incoming=incoming,
+        parameters=parameters,
+        gradients=placed,
+        leaf=torch.zeros((), device=images.device, requires_grad=True),
+    )
