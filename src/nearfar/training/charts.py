@@ -17,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 54, 84, 14, 42
 MOST_POINTS = 600  # of a line; more than pixels tell nothing
 DASHES = ("", "7 4", "2 4", "10 4 2 4")
 WIDE_ENOUGH = 13  # pixels between two names at the ends of lines
+LETTER = 7.2  # pixels that one takes in such a name
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Line:
         color   number of one of the page's colours, from 1.
         faint   whether it is the background of another one: thin, and without its name.
         dots    whether each point is marked.
+        joined  whether there is a line at all; marks alone have no name at an end.
     """
 
     name: str
@@ -36,10 +38,23 @@ class Line:
     color: int = 1
     faint: bool = False
     dots: bool = False
+    joined: bool = True
+
+    @property
+    def named(self) -> bool:
+        """Whether its name stands at its end."""
+        return self.joined and not self.faint
 
 
 def line_chart(
-    lines: Sequence[Line], *, title: str, x: str, y: str, percent: bool = False, from_zero: bool = False
+    lines: Sequence[Line],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    percent: bool = False,
+    from_zero: bool = False,
+    ticks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Lines over a common axis.
 
@@ -48,21 +63,31 @@ def line_chart(
         x, y       what the axes show.
         percent    y is a share of 1.
         from_zero  whether 0 has to be on the y axis.
+        ticks      what stands where on the x axis, if that is not numbers at even distances.
     """
     shown = [line for line in lines if line.points]
     if not shown:
         return ""
     xs = [point[0] for line in shown for point in line.points]
     ys = [point[1] for line in shown for point in line.points]
-    across = _Scale(xs, LEFT, WIDTH - RIGHT, whole=all(float(value).is_integer() for value in xs))
-    up = _Scale([*ys, 0.0] if from_zero else ys, HEIGHT - BOTTOM, TOP, rounded=True)
-    parts = [_frame(across, up, x, y, percent)]
+    named = [line for line in shown if line.named]
+    # The frame stays; room for long names and for many of them is added around it.
+    width = WIDTH + max(0, round(max((LETTER * len(line.name) for line in named), default=0) + 12 - RIGHT))
+    height = max(HEIGHT, TOP + BOTTOM + WIDE_ENOUGH * len(named))
+    across = _Scale(
+        [*xs, *(place for place, _ in ticks)],
+        LEFT,
+        WIDTH - RIGHT,
+        whole=all(float(value).is_integer() for value in xs),
+    )
+    up = _Scale([*ys, 0.0] if from_zero else ys, height - BOTTOM, TOP, rounded=True)
+    parts = [_frame(across, up, x, y, percent, height, ticks)]
     dash = 0
     for line in shown:
         parts.append(_line(line, across, up, percent, "" if line.faint else DASHES[dash % len(DASHES)]))
         dash += not line.faint
-    parts += _names([line for line in shown if not line.faint], up)
-    return _svg(title, parts)
+    parts += _names(named, up, height)
+    return _svg(title, parts, width, height)
 
 
 def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> str:
@@ -70,7 +95,7 @@ def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> s
     path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in kept)
     style = f' stroke-dasharray="{dash}"' if dash else ""
     kind = "line faint" if line.faint else "line"
-    drawn = f'<polyline class="{kind} c{line.color}" points="{path}"{style}/>'
+    drawn = f'<polyline class="{kind} c{line.color}" points="{path}"{style}/>' if line.joined else ""
     if line.dots or len(kept) == 1:
         for px, py in kept:
             value = shown_number(py, percent)
@@ -79,16 +104,18 @@ def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> s
     return drawn
 
 
-def _names(lines: Sequence[Line], up: _Scale) -> list[str]:
+def _names(lines: Sequence[Line], up: _Scale, bottom: int) -> list[str]:
     """Names at the ends of lines, moved apart where they would cover each other."""
     ends = sorted(((up(line.points[-1][1]), line) for line in lines), key=lambda end: end[0])
     places: list[float] = []
     for height, _ in ends:
         places.append(max(height, places[-1] + WIDE_ENOUGH) if places else height)
-    over = max(0.0, places[-1] - (HEIGHT - BOTTOM)) if places else 0.0
+    lowest = float(bottom - BOTTOM)
+    for number in reversed(range(len(places))):  # those that were pushed below the frame push the others up
+        places[number] = lowest = min(places[number], lowest)
+        lowest -= WIDE_ENOUGH
     return [
-        f'<text class="name c{line.color}" x="{WIDTH - RIGHT + 8}" y="{place - over + 4:.1f}">'
-        f"{escape(line.name)}</text>"
+        f'<text class="name c{line.color}" x="{WIDTH - RIGHT + 8}" y="{place + 4:.1f}">{escape(line.name)}</text>'
         for place, (_, line) in zip(places, ends, strict=True)
     ]
 
@@ -197,17 +224,20 @@ def _nice(step: float) -> float:
     return next((factor * power for factor in (1.0, 2.0, 5.0) if factor * power >= step * (1 - 1e-9)), 10.0 * power)
 
 
-def _frame(across: _Scale, up: _Scale, x: str, y: str, percent: bool) -> str:
+def _frame(
+    across: _Scale, up: _Scale, x: str, y: str, percent: bool, bottom: int, ticks: Sequence[tuple[float, str]]
+) -> str:
     parts = []
     for value in up.ticks():
         height = f"{up(value):.1f}"
         parts.append(f'<line class="rule" x1="{LEFT}" y1="{height}" x2="{WIDTH - RIGHT}" y2="{height}"/>')
         shown = f"{100 * value:g}" if percent else f"{value:g}"
         parts.append(f'<text class="tick up" x="{LEFT - 8}" y="{up(value) + 4:.1f}">{shown}</text>')
-    for value in across.ticks():
-        parts.append(f'<text class="tick across" x="{across(value):.1f}" y="{HEIGHT - BOTTOM + 18}">{value:g}</text>')
-    parts.append(f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}">{escape(x)}</text>')
-    middle = (TOP + HEIGHT - BOTTOM) / 2
+    for value, name in ticks or [(value, f"{value:g}") for value in across.ticks()]:
+        place = f'x="{across(value):.1f}" y="{bottom - BOTTOM + 18}"'
+        parts.append(f'<text class="tick across" {place}>{escape(name)}</text>')
+    parts.append(f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{bottom - 4}">{escape(x)}</text>')
+    middle = (TOP + bottom - BOTTOM) / 2
     unit = f"{y}, %" if percent else y
     parts.append(f'<text class="axis" transform="translate(12 {middle}) rotate(-90)">{escape(unit)}</text>')
     return "".join(parts)

@@ -1,0 +1,338 @@
+"""Tuning: trials of a recipe with other settings, judged by the validation classes alone.
+
+The test classes are left out of every trial (``evaluation.test = false``), so that nothing can be chosen by them. What
+was found is in best.toml, a complete recipe; training it measures the test, once.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from nearfar.bench import tuning_results
+from nearfar.bench.tuning_points import Wait, grid_point, next_in_turn
+from nearfar.bench.tuning_space import Space, check, finite, from_dict, load, size
+from nearfar.bench.tuning_study import Study, optuna_module, quiet
+from nearfar.settings import one_of, whole
+from nearfar.training.live import Display, Silent, Status
+from nearfar.training.recipe import Recipe
+from nearfar.training.recipe_file import load as load_recipe
+from nearfar.training.recipe_overrides import Overrides
+from nearfar.training.run import RunFolder, read_log
+from nearfar.training.signals import Stopped
+
+SAMPLERS = ("tpe", "random", "grid", "in_turn")
+TRIALS = 50  # of samplers that have no end
+MOST_COMBINATIONS = 1000  # of a grid that nobody limited
+FAILURES = 3  # at the beginning, one after the other: then something is wrong with all of them
+STARTUP = 5  # trials that are never pruned: there must be something to compare with
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is tuned, and how.
+
+    Parameters
+        recipe    what all trials share; it must have validation classes.
+        space     which keys take which values.
+        out       where trials, best.toml, trials.json and the page are written.
+        sampler   "tpe", "random", "grid" (every combination) or "in_turn" (one key after the other).
+        trials    how many there are to be in all, those of earlier sittings included; None for all of a grid.
+        storage   the address of a data base that workers share; SQLite in ``out`` unless told.
+        study     its name there.
+        prune     whether trials end early that are worse than half of the others were at that time.
+        keep      whether checkpoints of trials are kept; by default only their numbers are.
+        seed      of the sampler.
+        cache     where decoded pictures are kept.
+    """
+
+    recipe: Recipe
+    space: Space
+    out: Path
+    sampler: str = "tpe"
+    trials: int | None = None
+    storage: str | None = None
+    study: str = "study"
+    prune: bool = True
+    keep: bool = False
+    seed: int = 0
+    cache: Path | None = None
+
+    @property
+    def metric(self) -> str:
+        """What is maximised, of the validation classes."""
+        return self.recipe.selection.metric
+
+
+class _Failed(Exception):
+    """A trial that came to nothing."""
+
+
+def plan(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    space: str | Path | Mapping[str, Any],
+    out: str | Path,
+    *,
+    sampler: str = "tpe",
+    trials: int | None = None,
+    storage: str | None = None,
+    study: str | None = None,
+    prune: bool = True,
+    keep: bool = False,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    overrides: Overrides = (),
+) -> Plan:
+    """A plan that can be followed; whatever is wrong with it is said before anything is trained.
+
+    Parameters
+        recipe     a TOML file or what one holds, changed by ``overrides``.
+        space      a TOML file or what one holds.
+        ...        and what else a ``Plan`` has.
+    """
+    one_of("sampler", sampler, SAMPLERS)
+    whole("seed", seed, low=0)
+    if trials is not None:
+        whole("trials", trials)
+    found = load_recipe(recipe, overrides=overrides)
+    if found.split.kind == "standard":
+        raise ValueError(
+            "split.kind is 'standard', which has no validation classes, and the test classes must not choose; set some "
+            "of the training classes aside: --set split.kind=fixed_validation"
+        )
+    searched = from_dict(space) if isinstance(space, Mapping) else load(space)
+    check(searched, found)
+    if sampler in ("grid", "in_turn"):
+        lengths = [len(values) for values in finite(searched, sampler).values()]
+        count = size(searched) or 0
+        if sampler == "grid" and trials is None and count > MOST_COMBINATIONS:
+            raise ValueError(
+                f"trials is missing; the grid has {count:,} combinations. Say how many are to be drawn from it, or "
+                f"take sampler 'in_turn', which makes {sum(lengths):,}"
+            )
+    elif trials is None:
+        trials = TRIALS
+    place = Path(out)
+    return Plan(
+        recipe=found,
+        space=searched,
+        out=place,
+        sampler=sampler,
+        trials=trials,
+        storage=storage,
+        study=study or place.absolute().name,
+        prune=prune,
+        keep=keep,
+        seed=seed,
+        cache=None if cache is None else Path(cache),
+    )
+
+
+def open_study(plan: Plan) -> Study:
+    """The study of a plan, new or as it was left; refused where it was begun with another recipe or space."""
+    every = plan.recipe.evaluation.every
+    pruners = optuna_module().pruners
+    pruner = pruners.NopPruner()
+    if plan.prune:
+        warmup = plan.recipe.training.warmup_epochs // every if every else 0
+        pruner = pruners.MedianPruner(n_startup_trials=STARTUP, n_warmup_steps=warmup)
+    return Study(plan.out, plan.study, plan.storage, plan.recipe, plan.space, pruner=pruner)
+
+
+def tune(
+    plan: Plan, *, display: Display | None = None, worker: int = 0, above: BaseProcess | None = None
+) -> tuning_results.Results:
+    """Make the trials that are missing, and write down what was found.
+
+    Parameters
+        plan      what is tuned.
+        display   what a person sees, see ``nearfar.training.live``.
+        worker    its number among those that work on the study in this sitting; see ``nearfar.bench.tuning_workers``.
+        above     no new trial is begun when this process has ended.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("tuning runs in one process for each trial, and not under torchrun; --jobs makes several")
+    return _Worker(plan, display or Silent(), worker, above).run()
+
+
+class _Worker:
+    """Makes trials, one after the other, until there are enough."""
+
+    def __init__(self, plan: Plan, display: Display, number: int, above: BaseProcess | None) -> None:
+        self.plan, self.display, self.number, self.above = plan, display, number, above
+        self.optuna, self.study = optuna_module(), open_study(plan)
+        self.study.study.sampler = self._sampler()
+        self.stopped: Stopped | None = None
+
+    def run(self) -> tuning_results.Results:
+        while self._go_on():
+            with quiet():
+                self.study.study.optimize(self._trial, n_trials=1, catch=(_Failed,))
+            tuning_results.write(self.study, self.plan)
+            gc.collect()  # what a trial held of a device, before the next one asks for it
+            if self.stopped is not None:
+                raise self.stopped
+            self._refuse_to_fail_forever()
+        return tuning_results.write(self.study, self.plan)
+
+    def _go_on(self) -> bool:
+        """Whether there is a trial to make; one that is queued, or one of a sampler's own."""
+        while self.above is None or self.above.is_alive():
+            self.study.recover()
+            counted = self.study.counted()
+            if any(trial.state == self.study.states.WAITING for trial in counted):
+                return True
+            if self.plan.trials is not None and len(counted) >= self.plan.trials:
+                return False
+            if self.plan.sampler not in ("grid", "in_turn"):
+                return True
+            values, tried = finite(self.plan.space, self.plan.sampler), self.study.tried()
+            try:
+                point = grid_point(values, tried, self.plan.seed) if self.plan.sampler == "grid" else None
+                point = next_in_turn(values, tried) if self.plan.sampler == "in_turn" else point
+            except Wait:
+                time.sleep(0.5)
+                continue
+            if point is not None:
+                self.study.enqueue(point)
+            return point is not None
+        return False
+
+    def _trial(self, trial: Any) -> float:
+        """A training, as a number to maximise."""
+        if self.study.is_superfluous(trial, self.plan.trials):
+            trial.set_user_attr("dropped", True)
+            raise _Failed
+        wanted = trial.user_attrs.get("point")
+        values = {one.key: one.suggested(trial) for one in self.plan.space if wanted is None or one.key in wanted}
+        with self.study.owned(trial) as folder:
+            listener = _Listener(trial, self.plan, self.optuna)
+            try:
+                metrics = self._trained(folder, values, listener)
+            except self.optuna.TrialPruned:
+                self._say(trial, f"pruned at {listener.best:.4f}, evaluation {listener.count}", values)
+                _clear(folder, keep=self.plan.keep)
+                raise
+            except Stopped as stopped:
+                self.stopped = stopped
+                raise _Failed from None
+            except (OSError, ImportError):
+                raise  # not this trial's fault
+            except Exception as error:
+                said = " ".join(str(error).split()) or type(error).__name__
+                trial.set_user_attr("error", said)
+                self._say(trial, f"failed: {said}", values)
+                _clear(folder, keep=self.plan.keep)
+                raise _Failed from None
+            trial.set_user_attr("seconds", metrics["seconds"])
+            trial.set_user_attr("epoch", metrics["epoch"])
+            if not self.plan.keep:
+                shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        value = float(metrics["validation"][self.plan.metric])
+        self._say(trial, f"validation {self.plan.metric} {value:.4f}", values)
+        return value
+
+    def _trained(self, folder: Path, values: Mapping[str, Any], listener: _Listener) -> dict[str, Any]:
+        from nearfar.training.starting import start
+
+        recipe = load_recipe(self.plan.recipe, overrides={**values, "evaluation.test": False})
+        begun = RunFolder(folder).recipe.is_file()
+        if begun:
+            listener.catch_up(folder)
+        result = start(
+            recipe,
+            out=None if begun else folder,
+            resume=folder if begun else None,
+            display=_Shown(self.display),
+            loggers=[listener],
+            cache=self.plan.cache,
+        )
+        return result.metrics
+
+    def _say(self, trial: Any, what: str, values: Mapping[str, Any]) -> None:
+        of = f"/{self.plan.trials}" if self.plan.trials else ""
+        self.display.say(f"trial {trial.number + 1}{of}: {what}  {tuning_results.shown(values)}")
+
+    def _refuse_to_fail_forever(self) -> None:
+        ended = [trial for trial in self.study.counted() if trial.state.is_finished()]
+        if len(ended) >= FAILURES and all("error" in trial.user_attrs for trial in ended):
+            raise RuntimeError(f"all {len(ended)} trials failed; the last one: {ended[-1].user_attrs['error']}")
+
+    def _sampler(self) -> Any:
+        """Optuna's. Another seed for each sitting and worker: the same would draw the same points again."""
+        import numpy as np
+
+        numbers = [self.plan.seed, len(self.study.study.get_trials(deepcopy=False)), self.number]
+        seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+        samplers = self.optuna.samplers
+        with quiet():
+            if self.plan.sampler == "tpe":
+                return samplers.TPESampler(seed=seed, constant_liar=True)
+            return samplers.RandomSampler(seed=seed)
+
+
+class _Listener:
+    """Hears the evaluations of a trial, passes them on to the study, and ends the trial when it is hopeless."""
+
+    def __init__(self, trial: Any, plan: Plan, optuna: Any) -> None:
+        self.trial, self.plan, self.pruned = trial, plan, optuna.TrialPruned
+        self.count, self.best = 0, float("-inf")
+        epochs, every = plan.recipe.training.epochs, plan.recipe.evaluation.every
+        self.last = -(-epochs // every) if epochs and every else None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        value = values.get(f"metrics/validation/{self.plan.metric}")
+        if value is None:
+            return
+        self._hear(value)
+        # The best epoch will be selected, so it is the best one that is compared; a last one has nothing to save.
+        if self.count != self.last and self.trial.should_prune():
+            raise self.pruned
+
+    def catch_up(self, folder: Path) -> None:
+        """Hear again what was evaluated before an interruption, up to the checkpoint that the run goes on from."""
+        from nearfar.training import checkpoints
+
+        last = RunFolder(folder).last
+        checkpoints.recover(last)
+        if checkpoints.exists(last):
+            iteration = checkpoints.load(last).values["place"]["iteration"]
+            for line in read_log(RunFolder(folder).log):
+                value = (line.get("metrics") or {}).get("validation", {}).get(self.plan.metric)
+                if value is not None and line["step"] <= iteration:
+                    self._hear(value)
+
+    def _hear(self, value: float) -> None:
+        self.count, self.best = self.count + 1, max(self.best, value)
+        self.trial.report(self.best, self.count)
+
+    def close(self) -> None:
+        pass
+
+
+class _Shown(Silent):
+    """Progress of a trial; what it says at each epoch is too much for many of them."""
+
+    def __init__(self, display: Display) -> None:
+        self.display = display
+
+    def watch(self, work: str) -> Any:
+        return self.display.watch(work)
+
+    def show(self, status: Status) -> None:
+        self.display.show(status)
+
+
+def _clear(folder: Path, *, keep: bool) -> None:
+    """Nothing stays of a trial without a result, unless it is wanted; then it is marked."""
+    if keep and folder.is_dir():
+        (folder / "given_up").touch()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""Several workers on one study: a process each, which share the data base and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from nearfar.bench import tuning_results
+from nearfar.bench.tuning import Plan, open_study, tune
+from nearfar.settings import whole
+from nearfar.training.live import Display, Lines, Silent
+from nearfar.training.recipe_file import load
+from nearfar.training.signals import Stopped, listening
+
+
+def run(plan: Plan, *, jobs: int = 1, display: Display | None = None) -> tuning_results.Results:
+    """Make the trials that are missing, with so many at a time.
+
+    Parameters
+        plan      what is tuned, see ``nearfar.bench.tuning.plan``.
+        jobs      processes; each takes another GPU where there are several. More may join from other machines, with the
+                  same plan and the same storage.
+        display   what a person sees, see ``nearfar.training.live``.
+    """
+    whole("jobs", jobs)
+    if jobs == 1:
+        return tune(plan, display=display)
+    study = open_study(plan)  # so that the first ones do not all make the tables
+    silent = isinstance(display, Silent)
+    context = multiprocessing.get_context("spawn")
+    workers: list[BaseProcess] = [
+        context.Process(target=_work, args=(plan, number, jobs, silent), name=f"worker {number}")
+        for number in range(jobs)
+    ]
+    with listening() as asked:
+        for worker in workers:
+            worker.start()
+        told = False
+        while any(worker.is_alive() for worker in workers):
+            if asked and not told:
+                _stop(workers)
+                told = True
+            for worker in workers:
+                worker.join(timeout=0.1)
+    if asked:
+        raise Stopped(asked.number or signal.SIGTERM, f"stopped; begin again with the same command: {plan.out}")
+    failed = [worker for worker in workers if worker.exitcode]
+    found = tuning_results.write(study, plan)
+    if failed and len(failed) == jobs:
+        raise RuntimeError("all workers failed; what went wrong stands above")
+    return found
+
+
+def _work(plan: Plan, number: int, jobs: int, silent: bool) -> None:
+    """One worker, in a process of its own."""
+    # Ctrl-C reaches all processes of a terminal; only the one above is to hear it, and asks the others to stop.
+    os.setpgid(0, 0)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    count = torch.cuda.device_count()
+    if plan.recipe.training.device in ("auto", "cuda") and count > 1:
+        recipe = load(plan.recipe, overrides={"training.device": f"cuda:{number % count}"})
+        plan = dataclasses.replace(plan, recipe=recipe)
+    display: Any = Silent() if silent else Lines()
+    try:
+        tune(plan, display=display, worker=number, above=multiprocessing.parent_process())
+    except Stopped as stopped:
+        raise SystemExit(stopped.code) from None
+    except Exception as error:
+        Lines().say(f"worker {number}: {' '.join(str(error).split())}")
+        raise SystemExit(1) from None
+
+
+def _stop(workers: list[BaseProcess]) -> None:
+    for worker in workers:
+        if worker.is_alive():
+            worker.terminate()  # SIGTERM: the step under way is saved

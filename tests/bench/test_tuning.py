@@ -1,0 +1,362 @@
+"""Searching for settings: on validation classes alone, interrupted and shared, to the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import Interrupts, recipe, train, vectors
+
+from nearfar.bench import tuning, tuning_points, tuning_results, tuning_space, tuning_workers
+from nearfar.bench.tuning_points import Tried, grid_point, next_in_turn
+from nearfar.training import evaluation
+from nearfar.training.live import Silent
+from nearfar.training.recipe_file import RecipeError, load
+from nearfar.training.run import RunFolder
+from nearfar.training.signals import Stopped
+
+optuna = pytest.importorskip("optuna")
+
+SPACES = Path(__file__).parents[2] / "recipes" / "spaces"
+MARGINS = {"loss.margin": {"low": 0.0, "high": 0.4, "step": 0.2}}
+VALIDATED = {"split__kind": "fixed_validation", "split__share": 0.34, "training__epochs": 2}
+
+
+def plan(folder: Path, space: Any = MARGINS, **settings: Any) -> tuning.Plan:
+    """A tuning of seconds; settings with "__" are the recipe's."""
+    chosen = VALIDATED | {key: value for key, value in settings.items() if "__" in key}
+    others = {key: value for key, value in settings.items() if "__" not in key}
+    file = folder / "vectors.npz"
+    found = recipe(file if file.exists() else vectors(folder), **chosen)
+    return tuning.plan(found, space, folder / "tuned", **{"sampler": "grid", **others})
+
+
+def states(found: tuning_results.Results) -> list[str]:
+    return [trial.state for trial in found.trials]
+
+
+class Told(Silent):
+    """Remembers what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+# --- a run without its test --------------------------------------------------------------------------------------
+
+
+def test_a_run_may_leave_the_test_classes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded: list[int] = []
+    original = evaluation.embed
+
+    def embed(model: Any, loader: Any, rows: Any, **settings: Any) -> Any:
+        embedded.extend(rows)
+        return original(model, loader, rows, **settings)
+
+    monkeypatch.setattr(evaluation, "embed", embed)
+    result = train(recipe(vectors(tmp_path), evaluation__test=False, **VALIDATED), tmp_path / "run")
+    assert "test" not in result.metrics
+    assert 0 < result.metrics["validation"]["recall@1"] <= 1
+    assert embedded
+    assert max(embedded) < 72, "the second half of the classes is the test"
+    run = RunFolder(tmp_path / "run")
+    assert not run.embeddings.exists()
+    assert not run.queries.exists()
+    assert json.loads(run.manifest.read_text())["recipe"]["evaluation"]["test"] is False
+
+
+def test_a_run_that_would_measure_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"evaluation\.test is false and split\.kind is 'standard'.*fixed_validation"):
+        recipe(vectors(tmp_path), evaluation__test=False)
+
+
+# --- spaces ------------------------------------------------------------------------------------------------------
+
+
+def test_keys_may_be_written_in_one_or_as_tables() -> None:
+    entry = {"low": 0, "high": 1, "step": 0.5}
+    one, other = (tuning_space.from_dict(table) for table in ({"loss.margin": entry}, {"loss": {"margin": entry}}))
+    assert one == other
+    assert one[0].values() == [0, 0.5, 1.0]
+    assert tuning_space.from_dict(tuning_space.to_dict(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({}, "the space is empty"),
+        ({"loss.margin": 0.5}, "loss.margin is 0.5; needed is a table"),
+        ({"loss.margin": {"low": 0.0}}, "loss.margin has no high"),
+        ({"loss.margin": {"lo": 0.0, "high": 1.0}}, "did you mean 'low'"),
+        ({"loss.margin": {"low": 1.0, "high": 0.0}}, "high must be > low"),
+        ({"loss.margin": {"low": 0.0, "high": 1.0, "step": 2.0}}, r"loss.margin.step is 2.0; it must be > 0 and ≤ 1.0"),
+        ({"loss.margin": {"low": 0.0, "high": 1.0, "log": True}}, "low > 0"),
+        ({"loss.margin": {"low": 0, "high": 1}}, "for all numbers between write 0.0 and 1.0"),
+        ({"loss.margin": {"low": "a", "high": 1}}, "loss.margin.low is 'a'; a number is needed"),
+        ({"loss.margin": {"choices": []}}, "at least one value"),
+        ({"loss.margin": {"choices": [1, 1]}}, "each value once"),
+        ({"loss.margin": {"choices": [1], "low": 0}}, "choices stand alone"),
+        ({"training.seed": {"choices": [0, 1]}}, "training.seed is how a model is judged"),
+        ({"split.share": {"low": 0.1, "high": 0.5}}, "split.share is how a model is judged"),
+        ({"evaluation.crop": {"choices": ["none"]}}, "evaluation.crop is how a model is judged"),
+    ],
+)
+def test_a_wrong_space_is_refused_with_what_is_allowed(table: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        tuning_space.from_dict(table)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"loss.marign": {"choices": [0.1]}}, "marign.*did you mean 'margin'"),
+        ({"loss.margin": {"choices": [0.1, "much"]}}, "margin is 'much'"),
+        ({"optimizer.lr": {"low": -1.0, "high": 1.0}}, "optimizer.lr is -1.0"),
+    ],
+)
+def test_keys_and_values_that_the_recipe_cannot_have_are_refused_before_anything_is_trained(
+    tmp_path: Path, space: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words):
+        plan(tmp_path, space)
+
+
+def test_a_recipe_without_validation_classes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"split\.kind is 'standard'.*--set split\.kind=fixed_validation"):
+        tuning.plan(recipe(vectors(tmp_path)), MARGINS, tmp_path / "tuned")
+
+
+def test_a_grid_needs_steps_and_a_huge_one_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"optimizer\.lr is any number.*give it a step"):
+        plan(tmp_path, {"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}})
+    huge = {key: {"low": 0.001, "high": 1.0, "step": 0.001} for key in ("loss.margin", "optimizer.lr")}
+    with pytest.raises(ValueError, match=r"1,000,000 combinations.*in_turn.*2,000"):
+        plan(tmp_path, huge)
+
+
+@pytest.mark.parametrize("file", sorted(SPACES.glob("*.toml")), ids=lambda file: file.stem)
+def test_published_spaces_fit_their_recipes(file: Path) -> None:
+    recipes = sorted((SPACES.parent / "cub").glob(f"*{file.stem}.toml"))
+    assert recipes
+    for one in recipes:
+        tuning_space.check(tuning_space.load(file), load(one))
+
+
+def test_spaces_of_the_thesis_hold_what_it_found() -> None:
+    """Table 15, "Optimal Value"."""
+    found = {
+        "multi_similarity": {"base": 0.8, "alpha": 18, "beta": 76, "epsilon": 0.4},
+        "soft_triple": {"margin": 0.4, "alpha": 78, "lr_multiplier": 0.5, "gamma": 58, "tau": 0.4},
+        "proxy_anchor": {"margin": 0.1, "alpha": 32},
+    }
+    for name, best in found.items():
+        space = tuning_space.load(SPACES / f"{name}.toml")
+        assert [one.key for one in space] == [f"loss.{key}" for key in best]
+        for one, value in zip(space, best.values(), strict=True):
+            assert value in (one.values() or []), one.key
+
+
+# --- points ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffled", [tuning_points.SHUFFLED, 2])
+def test_a_grid_goes_through_every_combination_once(monkeypatch: pytest.MonkeyPatch, shuffled: int) -> None:
+    monkeypatch.setattr(tuning_points, "SHUFFLED", shuffled)
+    values = {"a": [1, 2, 3], "b": ["x", "y"]}
+    tried: list[Tried] = []
+    while (point := grid_point(values, tried, seed=3)) is not None:
+        tried.append(Tried(point, None, False))
+    assert sorted((one.point["a"], one.point["b"]) for one in tried) == [(a, b) for a in (1, 2, 3) for b in ("x", "y")]
+
+
+def test_keys_in_turn_keep_the_best_value_of_those_before() -> None:
+    values = {"a": [1, 2], "b": [5, 6]}
+    score = {(1, None): 0.5, (2, None): 0.4, (1, 5): 0.6, (1, 6): 0.7}
+    tried: list[Tried] = []
+    while (point := next_in_turn(values, tried)) is not None:
+        tried.append(Tried(point, score[point["a"], point.get("b")], True))
+    assert [one.point for one in tried] == [{"a": 1}, {"a": 2}, {"a": 1, "b": 5}, {"a": 1, "b": 6}]
+
+
+def test_in_turn_waits_for_what_decides() -> None:
+    tried = [Tried({"a": 1}, 0.5, True), Tried({"a": 2}, None, False)]
+    with pytest.raises(tuning_points.Wait):
+        next_in_turn({"a": [1, 2], "b": [5, 6]}, tried)
+
+
+def test_a_key_whose_trials_all_failed_stays_as_it_is() -> None:
+    tried = [Tried({"a": 1}, None, True)]
+    assert next_in_turn({"a": [1], "b": [5]}, tried) == {"b": 5}
+
+
+# --- studies -----------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_searched_and_written_down(tmp_path: Path) -> None:
+    chosen = plan(tmp_path)
+    found = tuning.tune(chosen)
+    assert states(found) == ["finished"] * 3
+    assert sorted(trial.values["loss.margin"] for trial in found.trials) == [0.0, 0.2, 0.4]
+    best = found.best
+    assert best is not None
+    assert best.value == max(trial.value or 0 for trial in found.trials)
+    written = load(chosen.out / "best.toml")
+    assert written.loss.settings["margin"] == best.values["loss.margin"]
+    assert written.evaluation.test, "training the best recipe measures the test"
+    listed = json.loads((chosen.out / "trials.json").read_text())
+    assert listed["part"] == "validation"
+    assert listed["best"] == best.number
+    assert [trial["value"] for trial in listed["trials"]] == [trial.value for trial in found.trials]
+    assert "<svg" in (chosen.out / "tuning.html").read_text()
+
+
+def test_the_value_of_a_trial_is_that_of_training_it_with_its_test(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, {"loss.margin": {"choices": [0.3]}})
+    found = tuning.tune(chosen)
+    again = train(load(chosen.out / "best.toml"), tmp_path / "again")
+    assert found.trials[0].value == again.metrics["validation"]["recall@1"]
+    assert 0 < again.metrics["test"]["recall@1"] <= 1
+
+
+def test_trials_keep_numbers_and_no_checkpoints(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, {"loss.margin": {"choices": [0.3]}})
+    tuning.tune(chosen)
+    (folder,) = (chosen.out / "trials").iterdir()
+    assert (folder / "metrics.json").is_file()
+    assert "test" not in json.loads((folder / "metrics.json").read_text())
+    assert not (folder / "checkpoint").exists()
+
+
+def test_what_is_done_is_not_done_again_and_more_can_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"loss.margin": {"low": 0.0, "high": 0.9}}
+    settings: dict[str, Any] = {"sampler": "random", "training__epochs": 1, "prune": False}
+    first = tuning.tune(plan(tmp_path, space, trials=2, **settings))
+    second = tuning.tune(plan(tmp_path, space, trials=4, **settings))
+    assert [trial.values for trial in second.trials[:2]] == [trial.values for trial in first.trials]
+    assert len({trial.values["loss.margin"] for trial in second.trials}) == 4, "a sitting draws other points"
+    monkeypatch.setattr("nearfar.training.starting.start", lambda *_, **__: pytest.fail("nothing is left to train"))
+    assert tuning.tune(plan(tmp_path, space, trials=4, **settings)) == second
+
+
+def test_another_recipe_or_space_needs_another_study(tmp_path: Path) -> None:
+    tuning.tune(plan(tmp_path))
+    with pytest.raises(ValueError, match=r"begun with another recipe \(optimizer.lr: 0.01 → 0.02\)"):
+        tuning.tune(plan(tmp_path, optimizer__lr=0.02))
+    with pytest.raises(ValueError, match="begun with another space"):
+        tuning.tune(plan(tmp_path, {"loss.margin": {"choices": [0.1]}}))
+
+
+def test_hopeless_trials_are_pruned_and_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "STARTUP", 1)
+    space = {"optimizer.lr": {"choices": [0.01, 1e-7, 2e-7]}}
+    chosen = plan(tmp_path, space, sampler="in_turn", training__epochs=3, **{"network__settings": {"hidden": [2]}})
+    scores = iter([0.5, 0.6, 0.7, *[0.1] * 9])
+    monkeypatch.setattr(evaluation, "measure", lambda found, **_: {part: {"recall@1": next(scores)} for part in found})
+    told = Told()
+    found = tuning.tune(chosen, display=told)
+    assert states(found) == ["finished", "pruned", "pruned"]
+    assert [len(trial.reports) for trial in found.trials] == [3, 1, 1]
+    assert [folder.name for folder in (chosen.out / "trials").iterdir()] == ["0001"]
+    assert any("pruned at 0.1000" in line for line in told.lines)
+
+
+def test_a_kept_pruned_trial_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "STARTUP", 1)
+    chosen = plan(tmp_path, {"optimizer.lr": {"choices": [0.01, 1e-7]}}, sampler="in_turn", keep=True)
+    scores = iter([0.5, 0.6, *[0.1] * 9])
+    monkeypatch.setattr(evaluation, "measure", lambda found, **_: {part: {"recall@1": next(scores)} for part in found})
+    assert states(tuning.tune(chosen)) == ["finished", "pruned"]
+    assert (chosen.out / "trials" / "0002" / "given_up").exists()
+    assert not (chosen.out / "trials" / "0002" / "metrics.json").exists()
+    assert (chosen.out / "trials" / "0001" / "checkpoint").is_dir()
+
+
+def test_a_trial_that_fails_does_not_end_the_search(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, {"sampler.per_class": {"choices": [3, 500]}})
+    found = tuning.tune(chosen)
+    assert sorted(states(found)) == ["failed", "finished"]
+    (failed,) = [trial for trial in found.trials if trial.state == "failed"]
+    assert "per_class" in (failed.error or "") or "batch" in (failed.error or "")
+    assert tuning.tune(chosen) == found, "and is not tried again"
+
+
+def test_trials_that_all_fail_end_it_and_may_be_mended(tmp_path: Path) -> None:
+    space = {"loss.margin": {"choices": [0.1, 0.2, 0.3, 0.4, 0.5]}}
+    with pytest.raises(RuntimeError, match="all 3 trials failed; the last one: "):
+        tuning.tune(plan(tmp_path, space, sampler__per_class=500))
+    assert states(tuning.tune(plan(tmp_path, space))) == ["finished"] * 5
+
+
+def test_missing_data_ends_it_at_once(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, data__root=str(tmp_path / "nowhere.npz"))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        tuning.tune(chosen)
+
+
+def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, {"loss.margin": {"choices": [0.3]}}, training__epochs=4)
+    with pytest.raises(Stopped):
+        tuning.tune(chosen, display=Interrupts(12, signal.SIGINT))
+    assert (chosen.out / "trials" / "0001" / "checkpoint").is_dir()
+    told = Told()
+    found = tuning.tune(chosen, display=told)
+    (trial,) = found.trials
+    assert trial.state == "finished"
+    assert trial.folder == "0001"
+    whole = tuning.tune(dataclasses.replace(chosen, out=tmp_path / "whole", study="whole"))
+    assert trial.value == whole.trials[0].value
+    assert trial.reports == whole.trials[0].reports
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from nearfar.bench import tuning
+from nearfar.training.live import Lines
+space = {"loss.margin": {"low": 0.0, "high": 0.8, "step": 0.1}}
+tuning.tune(tuning.plan(sys.argv[1], space, sys.argv[2], sampler="grid"), display=Lines(sys.stdout))
+"""
+
+
+def test_a_killed_worker_leaves_nothing_undone_and_two_share_a_study(tmp_path: Path) -> None:
+    from nearfar.training.recipe_file import to_toml
+
+    (tmp_path / "recipe.toml").write_text(to_toml(recipe(vectors(tmp_path), **VALIDATED)))
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "recipe.toml"), str(tmp_path / "tuned")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    victim = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    while not (tmp_path / "tuned" / "trials" / "0002").is_dir() and victim.poll() is None:
+        time.sleep(0.01)
+    victim.kill()
+    victim.wait()
+    workers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [worker.communicate()[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    listed = json.loads((tmp_path / "tuned" / "trials.json").read_text())["trials"]
+    assert sorted(trial["values"]["loss.margin"] for trial in listed) == [n / 10 for n in range(9)]
+    assert all(trial["state"] in ("finished", "pruned") for trial in listed), said
+
+
+def test_jobs_share_the_work(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, {"loss.margin": {"choices": [0.0, 0.1, 0.2]}}, trials=3, sampler="random")
+    found = tuning_workers.run(chosen, jobs=2, display=Silent())
+    assert [state for state in states(found) if state in ("finished", "pruned")] == states(found)
+    assert len(found.trials) == 3
+
+
+def test_optuna_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = plan(tmp_path)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"pip install 'nearfar\[tune\]'"):
+        tuning.tune(chosen)
