@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nearfar.bench.grid import FROZEN
 from nearfar.writing import write_json
@@ -38,6 +39,7 @@ class Job:
         output              the file that all it says goes to.
         cache               where decoded pictures are kept.
         device              where to compute, if not where the recipe says.
+        lean                whether weights and embeddings are thrown away once the numbers are there.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Job:
     output: str
     cache: str | None = None
     device: str | None = None
+    lean: bool = False
 
     def line(self) -> bytes:
         """The job as the process reads it."""
@@ -79,6 +82,35 @@ def work(job: Job) -> None:
         start(recipe, resume=run.folder, display=Lines(), cache=job.cache)
     else:
         start(recipe, out=run.folder, display=Lines(), cache=job.cache)
+    if job.lean:
+        shutil.rmtree(run.last.parent, ignore_errors=True)
+        run.embeddings.unlink(missing_ok=True)
+
+
+def perform(job: Job) -> int:
+    """Do it, and say how it ended as processes do; errors go to standard error, whole."""
+    try:
+        work(job)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def end_with(caller: int) -> None:
+    """From now on this process is asked to stop when the other end of a pipe is gone."""
+
+    def wait() -> None:
+        while os.read(caller, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def last_words(output: str | Path, *, lines: int = 20) -> list[str]:
@@ -110,25 +142,13 @@ def why(code: int, said: list[str]) -> str:
     return said[-1] if said else f"ended with code {code} and said nothing"
 
 
-def _end_with(caller: IO[bytes]) -> None:
-    """Ask this process to stop when its caller is gone."""
-    while caller.read(1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def main() -> None:
-    """Read the job and do it; errors go to standard error, whole."""
+    """Read the job and do it."""
     # Unbuffered: a thread that waits in a buffer's lock cannot be left behind when the process ends.
-    caller = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
-    job = Job(**json.loads(caller.readline()))
-    threading.Thread(target=_end_with, args=(caller,), daemon=True).start()
-    try:
-        work(job)
-    except Exception as error:
-        traceback.print_exc()
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
+    with open(0, "rb", buffering=0, closefd=False) as caller:
+        job = Job(**json.loads(caller.readline()))
+    end_with(0)
+    sys.exit(perform(job))
 
 
 if __name__ == "__main__":

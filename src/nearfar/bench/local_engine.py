@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
-from nearfar.bench.job import COMMAND, Job, environment
+from nearfar.bench.job import Job
+from nearfar.bench.nursery import Nursery
+from nearfar.bench.processes import Processes
 from nearfar.settings import whole
 
 
@@ -98,50 +98,16 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Process:
-    """A job under way.
+class Workers(Protocol):
+    """Who makes processes: ``Nursery``, or ``Processes`` where a process cannot be forked."""
 
-    Parameters
-        job      what to do.
-        changes  to the environment.
-    """
+    def start(self, job: Job, changes: Mapping[str, str]) -> None: ...
 
-    def __init__(self, job: Job, changes: dict[str, str]) -> None:
-        output = Path(job.output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with open(output, "ab") as file:
-            self._process = subprocess.Popen(
-                COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment(changes),
-                # Ctrl-C on the terminal is for whoever asked for the job, and asks it to stop but once.
-                start_new_session=True,
-            )
-        stdin: IO[bytes] | None = self._process.stdin
-        assert stdin is not None
-        self._stdin = stdin
-        with suppress(BrokenPipeError):  # it ended before it read anything; the code says how
-            stdin.write(job.line())
-            stdin.flush()
+    def code(self, name: str) -> int | None: ...
 
-    def wait(self, seconds: float | None = None) -> int | None:
-        """The exit code, None if it has not ended after so long."""
-        try:
-            code = self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        with suppress(BrokenPipeError):
-            self._stdin.close()
-        return code
+    def stop(self, name: str, *, now: bool = False) -> None: ...
 
-    def stop(self, *, now: bool = False) -> None:
-        """Ask it to save and stop, or end it."""
-        if now:
-            self._process.kill()
-        else:
-            self._process.terminate()
+    def close(self) -> None: ...
 
 
 class Local:
@@ -153,7 +119,8 @@ class Local:
 
     def __init__(self, room: Sequence[Slot]) -> None:
         self._free = list(room)
-        self._under_way: dict[str, tuple[Process, Slot]] = {}
+        self._under_way: dict[str, Slot] = {}
+        self._workers: Workers = Nursery(room[0].changes) if sys.platform == "linux" else Processes()
 
     @property
     def room(self) -> int:
@@ -163,23 +130,19 @@ class Local:
         slot = self._free.pop(0)
         if slot.device is not None:
             job = replace(job, device=slot.device)
-        self._under_way[job.name] = Process(job, slot.changes), slot
+        self._under_way[job.name] = slot
+        self._workers.start(job, slot.changes)
 
     def ended(self) -> list[tuple[str, int]]:
-        found = []
-        for name, (process, slot) in list(self._under_way.items()):
-            code = process.wait(0)
-            if code is not None:
-                found.append((name, code))
-                del self._under_way[name]
-                self._free.append(slot)
+        codes = {name: self._workers.code(name) for name in self._under_way}
+        found = [(name, code) for name, code in codes.items() if code is not None]
+        self._free += [self._under_way.pop(name) for name, _ in found]
         return found
 
     def stop(self, *, now: bool = False) -> None:
-        for process, _ in self._under_way.values():
-            process.stop(now=now)
+        for name in self._under_way:
+            self._workers.stop(name, now=now)
 
     def close(self) -> None:
         self.stop(now=True)
-        for process, _ in self._under_way.values():
-            process.wait()
+        self._workers.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.job import Job
-from nearfar.bench.local_engine import Process
+from nearfar.bench.processes import Process
 from nearfar.settings import whole
 
 GLANCE = 0.3  # seconds between a task's looks at whether it should stop

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nearfar.bench import cells as expanding
 from nearfar.bench import grid as grids
-from nearfar.bench import job as jobs_room
 from nearfar.bench.cells import Cell
 from nearfar.bench.grid import Grid, Tables
-from nearfar.bench.job import Job
+from nearfar.bench.job import Job, last_words, why
 from nearfar.bench.local_engine import Engine, Local, slots
 from nearfar.bench.records import STATUS, Record, records, write_status
 from nearfar.bench.watching import Nobody, Watcher
@@ -83,6 +83,7 @@ def run(
     only: Sequence[str] = (),
     overrides: Overrides = (),
     ray_address: str | None = None,
+    lean: bool = False,
     watcher: Watcher | None = None,
 ) -> Ran:
     """Train all cells of a grid that are not finished yet, each in a process of its own.
@@ -102,6 +103,7 @@ def run(
         only          labels of the cells to train; all of them unless told.
         overrides     changes to every cell, as for ``nearfar.training.load_recipe``.
         ray_address   of a Ray cluster; a local one is started unless told.
+        lean          throw weights and embeddings of a cell away once its numbers are there.
         watcher       who is told how it goes, see ``nearfar.bench.watching``.
     """
     one_of("engine", engine, ENGINES)
@@ -124,7 +126,8 @@ def run(
             else:
                 worker = Local(slots(device=device, jobs=jobs, per_gpu=per_gpu))
             stack.callback(worker.close)
-            _run(ran, worker, asked, watcher, found.name, None if cache is None else str(Path(cache).absolute()))
+            settings = {"cache": None if cache is None else str(Path(cache).absolute()), "lean": lean}
+            _run(ran, worker, asked, watcher, found.name, settings)
     return ran
 
 
@@ -145,7 +148,7 @@ def prepare(cells: Sequence[Cell], *, cache: str | Path | None = None, watch: Wa
             store_of(cell.recipe, open_data(cell.recipe), cache, watch)
 
 
-def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, cache: str | None) -> None:
+def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, settings: Mapping[str, Any]) -> None:
     waiting = deque(record for record in ran.records if record.state != "finished")
     under_way: dict[str, Record] = {}
     stopping, glance = False, 0.0
@@ -162,7 +165,7 @@ def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, ca
             record = waiting.popleft()
             watcher.started(record)
             record.state, under_way[record.name], changed = "running", record, True
-            worker.start(_job(record, cache))
+            worker.start(_job(record, settings))
         for ended, code in worker.ended():
             record = under_way.pop(ended)
             _settle(record, code)
@@ -177,7 +180,8 @@ def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, ca
             watcher.show(list(under_way.values()))
 
 
-def _job(record: Record, cache: str | None) -> Job:
+def _job(record: Record, settings: Mapping[str, Any]) -> Job:
+    """A job with settings that all jobs share."""
     cell = record.cell
     return Job(
         name=cell.name,
@@ -187,7 +191,8 @@ def _job(record: Record, cache: str | None) -> Job:
         recipe=to_dict(cell.recipe),
         folder=str(record.folder.absolute()),
         output=str(record.output.absolute()),
-        cache=cache,
+        cache=settings["cache"],
+        lean=settings["lean"],
     )
 
 
@@ -200,8 +205,8 @@ def _settle(record: Record, code: int) -> None:
         record.state = "stopped"
         return
     record.state = "failed"
-    record.said = jobs_room.last_words(record.output)
-    record.error = jobs_room.why(code, record.said)
+    record.said = last_words(record.output)
+    record.error = why(code, record.said)
 
 
 @contextmanager

@@ -50,6 +50,9 @@ def run_grid(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe of every cell; repeatable."),
     ] = None,
     ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Ray cluster.")] = None,
+    lean: Annotated[
+        bool, typer.Option("--lean", help="Throw weights and embeddings of a cell away once its numbers are there.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells and how they stand.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what came out.")] = False,
 ) -> None:
@@ -82,6 +85,7 @@ def run_grid(
             only=labels,
             overrides=overrides,
             ray_address=ray_address,
+            lean=lean,
             watcher=watcher,
         )
     finally:
