@@ -138,7 +138,7 @@ def _grow_up(job: Job, changes: Mapping[str, str], nursery: int) -> int:
 
 def main() -> None:
     """Import, and then fork for each line that comes in; when no more can come, end all and go."""
-    import sklearn.datasets  # of the digits, and slow to come
+    import sklearn.datasets  # noqa: F401 - of the digits, and slow to come
 
     import nearfar.bench.baseline
     import nearfar.training.starting
