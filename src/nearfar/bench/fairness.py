@@ -18,8 +18,18 @@ __all__ = ["Verdict", "differences", "flat", "judge"]
 
 Differences = dict[str, dict[str, Any]]
 
-# What a baseline shares with those it stands beside: it was not trained.
-UNTRAINED = ("data", "network", "weights", "recipe.data", "recipe.split", "recipe.network", "recipe.evaluation")
+# What a baseline shares with those it stands beside: it was not trained, and may have no head.
+UNTRAINED = (
+    "data",
+    "weights",
+    "network.preprocessing",
+    "recipe.data",
+    "recipe.split",
+    "recipe.network",
+    "recipe.evaluation.crop",
+    "recipe.evaluation.measure",
+    "recipe.evaluation.resize",
+)
 # What follows from settings; told only where no setting explains it.
 CAUSES = {
     "network": ("recipe.network", "recipe.augmentation", "recipe.evaluation", "recipe.data", "weights"),

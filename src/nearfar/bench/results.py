@@ -85,10 +85,12 @@ class Outcome:
 
     @property
     def dim(self) -> int:
-        """How long an embedding is, levels and members together."""
+        """How long an embedding is, levels and members together; that of the runs beside it for a baseline."""
+        section = self.recipe.get("network", {})
+        if self.is_baseline:
+            return (section.get("dim") or 0) * len(section.get("levels") or [1]) * int(section.get("members", 1))
         model = self.manifest.get("network", {}).get("model", {})
         each = model.get("ensemble", [model])
-        section = self.recipe.get("network", {})
         sizes = [(one.get("dim") or section.get("dim") or 0) * len(one.get("levels") or [1]) for one in each]
         return int(sum(sizes))
 

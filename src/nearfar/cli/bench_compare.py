@@ -1,1 +1,66 @@
 """nearfar bench compare"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearfar.cli.bench import bench
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some, such as bench/digits.")
+]
+Metric = Annotated[str, typer.Option(help="Which number of the test: recall@1, map@r, nmi, …")]
+Anyway = Annotated[bool, typer.Option("--anyway", help="Rank what is unfair as well, marked UNFAIR.")]
+Format = Annotated[str, typer.Option(help="text, csv, latex or html.")]
+Over = Annotated[str, typer.Option(help="What is drawn for intervals and p: classes or queries.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write to a file instead.")]
+
+
+@bench.command(name="compare", short_help="Rank runs, where they differ in the loss alone.")
+def compare_runs(
+    runs: Runs,
+    metric: Metric = "recall@1",
+    anyway: Anyway = False,
+    format: Format = "text",
+    over: Over = "classes",
+    out: Out = None,
+) -> None:
+    """Rank runs by a number of the test. Runs that differ in seed or fold alone make one row.
+
+    Where runs differ in more than the loss and its own settings, the table is shown without ranks, with the differences
+    that make it unfair, and the exit code is 1. --anyway ranks them all the same and says UNFAIR in every format.
+
+    Example: nearfar bench compare bench/digits
+
+    Example: nearfar bench compare runs/one runs/two --metric map@r --format latex -o table.tex
+    """
+    from nearfar.bench import comparing, results
+
+    found = comparing.compare(results.find(*runs), metric=metric, anyway=anyway, over=over)
+    show(found, runs, format, out)
+
+
+def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
+    """Write a comparison and what was left out of it; exit code 1 where it was refused to rank."""
+    from nearfar.bench import results
+    from nearfar.bench.comparing import Comparison
+    from nearfar.bench.tables import write
+    from nearfar.cli.tables import say
+    from nearfar.writing import write_text
+
+    assert isinstance(found, Comparison)
+    written = write(found.table, format)
+    if out is None:
+        print(written)
+    else:
+        write_text(out, written + "\n")
+        say(f"wrote {out}")
+    for folder in results.unfinished(*runs):
+        print(f"nearfar: left out {folder}: it is not finished", file=sys.stderr)
+    if not found.ranked:
+        print("nearfar: not ranked, as the comparison is unfair; --anyway ranks all the same", file=sys.stderr)
+        raise typer.Exit(1)
