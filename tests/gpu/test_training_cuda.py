@@ -204,7 +204,7 @@ def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, A
     recorded = Recorded(models[1])
     for model, embed in zip(models, (None, recorded), strict=True):
         kinds = {level: losses.create("multi_similarity") for level in model.levels}
-        step = Step([Member(model, kinds, embed=embed)], optimizer("adamw", model), precision=precision)
+        step = Step([Member(model, kinds, embed=embed)], optimizer("sgd", model), precision=precision)
         labels = torch.arange(16).cuda() // 2
         for number, images in enumerate(batches):
             if number == 0:

@@ -176,4 +176,4 @@ def test_a_fixed_batch_norm_keeps_nothing_of_its_input() -> None:
     kept: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda _: None):
         layer(torch.randn(4, 3, 5, 5, requires_grad=True))
-    assert kept == [torch.Size([3])]
+    assert set(kept) == {torch.Size([3])}
