@@ -19,7 +19,7 @@ from nearfar.bench import tuning, tuning_points, tuning_results, tuning_space, t
 from nearfar.bench.tuning_points import Tried, grid_point, next_in_turn
 from nearfar.training import evaluation
 from nearfar.training.live import Silent
-from nearfar.training.recipe_file import RecipeError, load
+from nearfar.training.recipe_file import RecipeError, load, to_toml
 from nearfar.training.run import RunFolder
 from nearfar.training.signals import Stopped
 
@@ -321,31 +321,24 @@ def test_an_interrupted_trial_goes_on_where_it_was(tmp_path: Path) -> None:
 
 WORKER = """
 import sys
-from pathlib import Path
 from nearfar.bench import tuning
-from nearfar.training.live import Lines
-space = {"loss.margin": {"low": 0.0, "high": 0.8, "step": 0.1}}
-tuning.tune(tuning.plan(sys.argv[1], space, sys.argv[2], sampler="grid"), display=Lines(sys.stdout))
+tuning.tune(tuning.plan(sys.argv[1], {"loss.margin": {"choices": [0.1, 0.2, 0.3]}}, sys.argv[2], sampler="grid"))
 """
 
 
-def test_a_killed_worker_leaves_nothing_undone_and_two_share_a_study(tmp_path: Path) -> None:
-    from nearfar.training.recipe_file import to_toml
-
-    (tmp_path / "recipe.toml").write_text(to_toml(recipe(vectors(tmp_path), **VALIDATED)))
-    command = [sys.executable, "-c", WORKER, str(tmp_path / "recipe.toml"), str(tmp_path / "tuned")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    victim = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    while not (tmp_path / "tuned" / "trials" / "0002").is_dir() and victim.poll() is None:
+def test_a_killed_worker_leaves_nothing_undone(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, {"loss.margin": {"choices": [0.1, 0.2, 0.3]}}, training__epochs=6)
+    (tmp_path / "recipe.toml").write_text(to_toml(chosen.recipe))
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "recipe.toml"), str(chosen.out)]
+    victim = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while not (chosen.out / "trials" / "0002" / "log.jsonl").is_file() and victim.poll() is None:
         time.sleep(0.01)
     victim.kill()
-    victim.wait()
-    workers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [worker.communicate()[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0]
-    listed = json.loads((tmp_path / "tuned" / "trials.json").read_text())["trials"]
-    assert sorted(trial["values"]["loss.margin"] for trial in listed) == [n / 10 for n in range(9)]
-    assert all(trial["state"] in ("finished", "pruned") for trial in listed), said
+    assert victim.wait() == -signal.SIGKILL
+    found = tuning.tune(chosen)
+    assert sorted(trial.values["loss.margin"] for trial in found.trials) == [0.1, 0.2, 0.3]
+    assert states(found) == ["finished"] * 3
+    assert sorted(trial.folder or "" for trial in found.trials)[:2] == ["0001", "0002"], "the second went on"
 
 
 def test_jobs_share_the_work(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nearfar.bench import tuning_results
 from nearfar.bench.tuning_points import Wait, grid_point, next_in_turn
 from nearfar.bench.tuning_space import Space, check, finite, from_dict, load, size
@@ -176,7 +178,9 @@ class _Worker:
             with quiet():
                 self.study.study.optimize(self._trial, n_trials=1, catch=(_Failed,))
             tuning_results.write(self.study, self.plan)
-            gc.collect()  # what a trial held of a device, before the next one asks for it
+            if torch.cuda.is_initialized():  # what a trial held of a device, before the next one asks for it
+                gc.collect()
+                torch.cuda.empty_cache()
             if self.stopped is not None:
                 raise self.stopped
             self._refuse_to_fail_forever()
