@@ -17,13 +17,13 @@ from nearfar.search.results import Neighbour, Results
 from nearfar.settings import one_of, whole
 
 if TYPE_CHECKING:
-    from nearfar.search.index import Index
+    from nearfar.search.lookup import Lookup
 
 Query = Picture | int | NDArray[Any] | Tensor
 
 
 def search(
-    index: Index,
+    index: Lookup,
     query: Query,
     k: int,
     *,
@@ -46,7 +46,7 @@ def search(
     if rerank is None:
         scores, ids = index.nearest(point, k + spare, allowed=allowed)
     else:
-        scores, ids = k_reciprocal(index, point, k + spare, allowed=allowed)
+        scores, ids = k_reciprocal(index, point, k, allowed=allowed, own=own)
     found = []
     for id, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
         item = index._shelf.table.find(id) if id >= 0 and id != own else None
@@ -56,7 +56,7 @@ def search(
     return Results(name, known if label is None else label, tuple(found[:k]), tuple(pictures))
 
 
-def _read(index: Index, query: Query) -> tuple[str, NDArray[np.float32], int | None, bytes, str | None]:
+def _read(index: Lookup, query: Query) -> tuple[str, NDArray[np.float32], int | None, bytes, str | None]:
     """Name, vector, id, thumbnail and label of a query."""
     if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
         item = index.item(int(query))

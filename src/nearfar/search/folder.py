@@ -26,6 +26,7 @@ import numpy as np
 from nearfar.data.draft import locked
 from nearfar.search import thumbnails
 from nearfar.search.items import Item
+from nearfar.search.journal import sync_folder
 from nearfar.search.table import Ids, Table, Vectors
 from nearfar.writing import whole_file, write_json, write_text
 
@@ -72,6 +73,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     write_json(folder / CARD, {"format": FORMAT, "version": VERSION, **card})
+    sync_folder(folder)
 
 
 @contextmanager

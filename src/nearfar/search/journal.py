@@ -51,16 +51,16 @@ class Journal:
     """
 
     def __init__(self, file: Path, *, read_only: bool = False) -> None:
+        self._handle: int | None = None
         self.file, self.read_only = file, read_only
         self.damaged = 0  # records that cannot be read, though others come after them
         self._lock = threading.Lock()
-        self._handle: int | None = None
         if read_only:
             if file.exists():
                 self._handle = os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         else:
             self._handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-            _sync_folder(file.parent)
+            sync_folder(file.parent)
         self.size = 0  # bytes up to the end of the last whole record
         for record in self.records():
             self.size = record.offset + len(record.payload)
@@ -123,7 +123,11 @@ class Journal:
             yield record
             place = record.offset + len(record.payload)
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Let go of the file; whoever only drops the journal does the same."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -146,7 +150,7 @@ def _record(data: bytes, place: int) -> Record | None:
     return Record(header, bytes(body[words:]), start + words) if isinstance(header, dict) else None
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """That a new file's name is on disk, too."""
     if os.name == "nt":
         return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import overload
 
 from nearfar.search.items import Item
-
-if TYPE_CHECKING:
-    pass
+from nearfar.writing import write_text
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,11 @@ class Results(Sequence[Neighbour]):
     def __len__(self) -> int:
         return len(self.neighbours)
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, place: int) -> Neighbour: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Neighbour, ...]: ...
+    def __getitem__(self, place: int | slice) -> Neighbour | tuple[Neighbour, ...]:
         return self.neighbours[place]
 
     def __iter__(self) -> Iterator[Neighbour]:
@@ -66,3 +69,18 @@ class Results(Sequence[Neighbour]):
     def right(self) -> list[bool | None]:
         """Whether each neighbour is of the query's class; None where either has none."""
         return [None if None in (self.label, label) else label == self.label for label in self.labels]
+
+    def write(self, file: str | Path) -> None:
+        """The query and its neighbours as a page (.html) or a picture (.png, .jpg, .webp), framed green and red."""
+        write([self], file)
+
+
+def write(found: Sequence[Results], file: str | Path) -> None:
+    """Several queries and what they found, as a page or a picture, by the ending of the file's name."""
+    from nearfar.search import pages, sheets
+
+    file = Path(file)
+    if file.suffix.lower() in (".html", ".htm"):
+        write_text(file, pages.results_page(found))
+    else:
+        sheets.write(found, file)

@@ -64,6 +64,7 @@ class Shelf:
                     if tries == TRIES - 1:
                         raise
             self.next_id = max(int(self.card["next_id"]), self._replay())
+            self.state.backend.settle(self.table.ids(), self.table.vectors())
             if not read_only:
                 folder.sweep(place, self.state.generation)
         except BaseException:
@@ -156,11 +157,11 @@ class Shelf:
         """Bytes of the journal: what ``save`` would fold in."""
         return self.state.journal.size
 
-    def save(self, *, backend: str | None = None, progress: Progress | None = None, always: bool = False) -> None:
+    def save(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
         """Fold the journal into the files. Reads go on meanwhile, changes wait."""
         with self._writing:
             self._check_open()
-            if not (self.pending or backend or always):
+            if not (self.pending or backend):
                 return
             old = self.state
             number, table = old.generation + 1, old.table
@@ -178,7 +179,10 @@ class Shelf:
                 card |= {"uses": uses, "facts": found.save(draft, ids, vectors)}
             folder.write_card(self.place, card)
             self.card = card
-            self.state = self._open(number)
+            self.state = self._open(number, found)
+            if found is not old.backend:
+                old.backend.discard()
+                old.backend.close()
             folder.sweep(self.place, number)
 
     def close(self) -> None:
@@ -190,7 +194,8 @@ class Shelf:
 
     # --- from disk ----------------------------------------------------------------------------------------
 
-    def _open(self, generation: int) -> State:
+    def _open(self, generation: int, known: Backend | None = None) -> State:
+        """A generation; ``known`` is the backend that has saved itself there."""
         place = folder.data_folder(self.place, generation)
         table = folder.read_table(place)
         if table.dim != self.card["dim"]:
@@ -198,9 +203,12 @@ class Shelf:
                 f"{place} is damaged: its vectors have {table.dim} dimensions, not {self.card['dim']}"
             )
         journal = Journal(folder.journal_file(self.place, generation), read_only=self.read_only)
-        around = Surroundings(self.card["measure"], self.place, self.device)
+        around = Surroundings(self.card["measure"], self.place, self.device, read_only=self.read_only)
         ids, facts = table.ids(), self.card["facts"]
-        backend = reopen(self.card["uses"], table.base, ids, around, folder=place, facts=facts)
+        if known is not None:
+            backend = known.renew(place, ids, table.base, facts)
+        else:
+            backend = reopen(self.card["uses"], table.base, ids, around, folder=place, facts=facts)
         return State(generation, table, backend, folder.open_pack(place), journal)
 
     def _replay(self) -> int:

@@ -8,12 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from nearfar.inputs import as_vectors, check_finite
 from nearfar.search.items import Item, Items, missing
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
+
+SMALLEST = 1e-30  # length of a vector that has no direction
 
 
 class Growing:
@@ -144,3 +148,16 @@ class Table:
         if id not in self._rows:
             raise missing(id, len(self._rows))
         return self._rows[id]
+
+
+def checked_vectors(name: str, vectors: NDArray[Any], dim: int | None, measure: str) -> Vectors:
+    """Vectors [n, d] as they are compared: float32, and of length one for cosines."""
+    points = as_vectors(name, vectors)
+    if dim is not None and points.shape[1] != dim:
+        raise ValueError(f"{name} has {points.shape[1]} dimensions; those of this index have {dim}")
+    check_finite(name, points)
+    points = points.float()
+    if measure == "cosine":
+        points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_(min=SMALLEST)
+    found: Vectors = np.ascontiguousarray(points.cpu().numpy(), dtype=np.float32)
+    return found

@@ -29,12 +29,14 @@ class Surroundings:
         index     the folder of the index.
         device    where exact search computes.
         progress  is told how far the making of it is.
+        read_only nothing may be written outside the index folder.
     """
 
     measure: str
     index: Path
     device: torch.device | str = "cpu"
     progress: Progress | None = None
+    read_only: bool = False
 
 
 def check_name(name: str) -> str:
@@ -85,5 +87,13 @@ def reopen(
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus
 
-        return Milvus.open(vectors, ids, address=words, measure=around.measure, index=around.index, facts=facts)
+        return Milvus.open(
+            vectors,
+            ids,
+            address=words,
+            measure=around.measure,
+            index=around.index,
+            facts=facts,
+            read_only=around.read_only,
+        )
     return Exact(vectors, ids, measure=around.measure, device=around.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,8 +44,17 @@ class Backend(Protocol):
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Write what is needed to open it again for just these, and return what is worth telling of it."""
 
+    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Backend:
+        """The same for what ``save`` wrote to a folder; this one can still be searched."""
+
+    def settle(self, ids: Ids, vectors: Vectors) -> None:
+        """See that what is kept outside the index folder fits it: just these, after an index was opened."""
+
     def close(self) -> None:
         """Let go of files and connections."""
+
+    def discard(self) -> None:
+        """Remove what is kept outside the index folder: another backend has taken over."""
 
 
 def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:

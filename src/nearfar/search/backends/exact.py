@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,17 @@ class Exact:
         """The vectors are all it needs."""
         return {}
 
+    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Exact:
+        return Exact(vectors, ids, measure=self.measure, device=self.device)
+
+    def settle(self, ids: Ids, vectors: Vectors) -> None:
+        """All of it lies in the folder."""
+
     def close(self) -> None:
         """There is nothing to let go of."""
+
+    def discard(self) -> None:
+        """All of it lies in the folder."""
 
     def _part(self, vectors: Vectors, ids: Ids) -> _Part:
         tensor = as_vectors("vectors", vectors) if len(vectors) else torch.empty(0, self.dim)

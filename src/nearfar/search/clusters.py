@@ -1,0 +1,93 @@
+"""The whole index in groups, and a page of contact sheets."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nearfar.metrics.kmeans import kmeans
+from nearfar.progress import Watch
+from nearfar.search.items import Item
+from nearfar.search.pages import cluster_page
+from nearfar.settings import whole
+from nearfar.writing import write_text
+
+if TYPE_CHECKING:
+    from nearfar.search.lookup import Lookup
+
+SHOWN = 24  # pictures of a contact sheet
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Items that lie together.
+
+    Parameters
+        items   the nearest to the centre first.
+        label   the class that most of them have, where any has one.
+        share   of those with a class that have this one.
+    """
+
+    items: tuple[Item, ...]
+    label: str | None
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """All items of an index in groups, the largest first."""
+
+    groups: tuple[Cluster, ...]
+    index: Lookup
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def purity(self) -> float | None:
+        """Share of the items with a class that have the class of their cluster."""
+        known = [(sum(item.label is not None for item in group.items), group.share) for group in self.groups]
+        total = sum(count for count, share in known if share is not None)
+        return sum(count * share for count, share in known if share is not None) / total if total else None
+
+    def assignment(self) -> dict[int, int]:
+        """The number of each item's cluster, by id."""
+        return {item.id: number for number, group in enumerate(self.groups) for item in group.items}
+
+    def write(self, file: str | Path, *, shown: int = SHOWN) -> None:
+        """A page with a contact sheet of each cluster: its most typical pictures."""
+        write_text(Path(file), cluster_page(self, whole("shown", shown)))
+
+
+def find(index: Lookup, k: int | None = None, *, seed: int = 0, watch: Watch | None = None) -> Clusters:
+    """See ``Index.clusters``."""
+    items, vectors = index.items, index.vectors()
+    if not items:
+        raise ValueError(f"{index.folder} is empty; there is nothing to cluster")
+    k = max(1, round(math.sqrt(len(items) / 2))) if k is None else whole("k", k, high=len(items))
+    progress = None if watch is None else watch("clustering")
+    found = kmeans(
+        np.asarray(vectors), k, restarts=1, seed=seed, normalize=index.measure == "cosine", progress=progress
+    )
+    centers, assignment = found.centers.cpu().numpy(), found.assignment.cpu().numpy()
+    far = np.linalg.norm(np.asarray(vectors) - centers[assignment], axis=1)
+    groups = []
+    for number in range(k):
+        rows = np.flatnonzero(assignment == number)
+        members = tuple(items[row] for row in rows[np.argsort(far[rows], kind="stable")].tolist())
+        if members:
+            groups.append(Cluster(members, *_majority(members)))
+    return Clusters(tuple(sorted(groups, key=lambda group: -len(group.items))), index)
+
+
+def _majority(items: tuple[Item, ...]) -> tuple[str | None, float | None]:
+    counts = Counter(item.label for item in items if item.label is not None)
+    if not counts:
+        return None, None
+    label, count = min(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return label, count / sum(counts.values())

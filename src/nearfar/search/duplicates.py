@@ -1,0 +1,128 @@
+"""Items that are nearly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from nearfar.precision import full_precision
+from nearfar.progress import Watch
+from nearfar.search.items import Item
+from nearfar.settings import number
+
+if TYPE_CHECKING:
+    from nearfar.search.lookup import Lookup
+
+TILE = 2048
+ALL_PAIRS = 50_000  # items up to which all pairs are compared; beyond, each with its nearest
+NEAREST = 20
+MOST = 5_000_000  # pairs
+
+Pair = tuple[int, int, float]  # two rows, the lower first, and their cosine
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items that are linked by near pairs.
+
+    Parameters
+        items       by rising id.
+        similarity  the lowest cosine of a pair that links them; 1 where all files are the same.
+        identical   whether all files are the same, byte for byte.
+    """
+
+    items: tuple[Item, ...]
+    similarity: float
+    identical: bool
+
+
+def find(index: Lookup, threshold: float, *, watch: Watch | None = None) -> list[Group]:
+    """See ``Index.near_duplicates``; the largest groups first.
+
+    All pairs are compared in an index of up to 50,000 items; beyond that, each item with its nearest 20.
+    """
+    number("threshold", threshold, low=0.0, high=1.0)
+    items, vectors = index.items, index.vectors()
+    leader = list(range(len(items)))
+    lowest: dict[int, float] = {}
+
+    def join(one: int, other: int, value: float) -> None:
+        a, b = _root(leader, one), _root(leader, other)
+        least = min(value, lowest.get(a, 1.0), lowest.get(b, 1.0))
+        leader[max(a, b)] = min(a, b)
+        lowest[min(a, b)] = least
+
+    first: dict[str, int] = {}
+    for row, item in enumerate(items):
+        if item.hash:
+            if item.hash in first:
+                join(first[item.hash], row, 1.0)
+            first.setdefault(item.hash, row)
+    pairs = _all_pairs if len(items) <= ALL_PAIRS else _nearest_pairs
+    for count, (one, other, value) in enumerate(pairs(index, vectors, threshold, watch), start=1):
+        if count > MOST:
+            raise ValueError(f"threshold is {threshold}; more than {MOST:,} pairs are that near: take a higher one")
+        if _root(leader, one) != _root(leader, other):
+            join(one, other, value)
+    members: dict[int, list[int]] = {}
+    for row in range(len(items)):
+        members.setdefault(_root(leader, row), []).append(row)
+    groups = []
+    for root, rows in members.items():
+        if len(rows) > 1:
+            hashes = {items[row].hash for row in rows}
+            same = len(hashes) == 1 and "" not in hashes
+            groups.append(Group(tuple(items[row] for row in rows), 1.0 if same else lowest[root], same))
+    return sorted(groups, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
+
+
+def _root(leader: list[int], row: int) -> int:
+    while leader[row] != row:
+        leader[row] = leader[leader[row]]
+        row = leader[row]
+    return row
+
+
+def _units(vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.from_numpy(np.array(vectors)), dim=1)
+
+
+def _all_pairs(
+    index: Lookup, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
+) -> Iterator[Pair]:
+    progress = None if watch is None else watch("comparing")
+    starts = range(0, len(vectors), TILE)
+    total, done = len(starts) * (len(starts) + 1) // 2, 0
+    for start in starts:
+        rows = _units(vectors[start : start + TILE])
+        for other in range(start, len(vectors), TILE):
+            columns = rows if other == start else _units(vectors[other : other + TILE])
+            with full_precision(rows.device):
+                values = rows @ columns.T
+            for row, column in (values >= threshold).nonzero().tolist():
+                if start + row < other + column:
+                    yield start + row, other + column, min(1.0, float(values[row, column]))
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+
+def _nearest_pairs(
+    index: Lookup, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
+) -> Iterator[Pair]:
+    progress = None if watch is None else watch("comparing")
+    ids = np.array([item.id for item in index.items], dtype=np.int64)
+    for start in range(0, len(vectors), 256):
+        _, found = index.nearest(vectors[start : start + 256], NEAREST + 1)
+        for row, near in enumerate(found, start=start):
+            others = np.searchsorted(ids, near[near >= 0]).clip(max=len(ids) - 1)
+            values = _units(vectors[others]) @ _units(vectors[row : row + 1])[0]
+            for other, value in zip(others.tolist(), values.tolist(), strict=True):
+                if value >= threshold and other != row:
+                    yield min(row, other), max(row, other), min(1.0, value)
+        if progress is not None:
+            progress(min(start + 256, len(vectors)), len(vectors))
