@@ -59,7 +59,7 @@ def compare(
     if ranked:
         groups = dict(sorted(groups.items(), key=lambda item: -means[item[0]]))
     trained = [name for name, runs in groups.items() if not runs[0].is_baseline]
-    spans, against, notes = _drawn(groups, trained, metric, over, samples)
+    spans, against, notes = _drawn(groups, trained if ranked else [], metric, over, samples)
     rows: list[Sequence[Cell]] = []
     columns = _columns(groups, metric)
     for name, runs in groups.items():

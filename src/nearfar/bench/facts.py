@@ -32,6 +32,7 @@ NOTED = (
     "recipe.training.channels_last",
     "recipe.training.compile",
     "recipe.training.deterministic",
+    "recipe.training.graphs",
     "recipe.training.on_nonfinite",
 )
 

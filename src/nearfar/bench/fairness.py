@@ -38,7 +38,9 @@ CAUSES = {
     "selection": ("recipe.split", "recipe.selection"),
     "data": ("recipe.data", "recipe.split"),
 }
-SHOWN = 4  # names of runs in a line
+# Told of those that choose an epoch; that others choose none is told by "selection".
+CHOOSING = ("recipe.evaluation.every", "recipe.selection")
+SHOWN = 4  # names of runs in a line; more are counted
 GONE = "not set"
 
 
@@ -90,6 +92,7 @@ def _unlike(runs: Sequence[tuple[str, bool, facts.Facts]]) -> Differences:
     found: Differences = {}
     for key in dict.fromkeys(key for _, _, own in runs for key in own):
         asked = [one for one in runs if not one[1] or facts.within(key, UNTRAINED)]
+        asked = [one for one in asked if key in one[2] or not facts.within(key, CHOOSING)]
         values = {name: own.get(key, GONE) for name, _, own in asked}
         if len({_word(value) for value in values.values()}) > 1:
             found[key] = values
@@ -101,6 +104,9 @@ def _explained(found: Differences) -> Differences:
     kept = {}
     for key, values in found.items():
         causes = CAUSES.get(key.split(".")[0], ())
+        if GONE in values.values():  # a setting of one sampler, schedule, … that another does not have
+            section = key.rpartition(".")[0]
+            causes += (f"{section}.name", f"{section}.kind")
         if not any(facts.within(other, causes) for other in found if other != key):
             kept[key] = values
     return kept
@@ -114,7 +120,7 @@ def _repetitions(outcomes: Sequence[Outcome]) -> list[str]:
         had.setdefault(_times(runs), []).append(key.loss)
     if len(had) < 2:
         return []
-    return ["repetitions: " + "; ".join(f"{times} of {_few(losses)}" for times, losses in had.items())]
+    return ["repetitions: " + "; ".join(f"{times} of {', '.join(losses)}" for times, losses in had.items())]
 
 
 def _times(runs: Sequence[Outcome]) -> str:
@@ -169,8 +175,7 @@ def _word(value: Any) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return ", ".join(names) if len(names) <= SHOWN else f"{len(names)} runs"
 
 
 def _names(outcomes: Sequence[Outcome]) -> dict[int, str]:
