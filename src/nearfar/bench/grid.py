@@ -28,12 +28,14 @@ from nearfar.bench import protocols
 from nearfar.bench.protocols import Protocol
 from nearfar.settings import nearest, whole
 from nearfar.training.recipe_file import SECTIONS
+from nearfar.training.recipe_overrides import apply
 from nearfar.training.recipe_toml import value, written
 
 Tables = Mapping[str, Any]
 KEYS = (
     "name",
     "recipe",
+    "changes",
     "protocol",
     "protocol_settings",
     "baseline",
@@ -82,7 +84,8 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
     """A grid from a TOML file, or from what such a file holds.
 
     Parameters
-        grid   the file. Its ``recipe`` is the path of a recipe, from the folder of the grid on, or a table.
+        grid   the file. Its ``recipe`` is the path of a recipe, from the folder of the grid on, or a table; ``changes``
+               are made to it for all cells.
     """
     if isinstance(grid, Grid):
         return grid
@@ -139,7 +142,8 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
     if not isinstance(baseline, bool):
         raise TypeError(f"baseline is {baseline!r}; needed is true or false")
     protocol = protocols.create(table.get("protocol", "default"), _table("protocol_settings", table))
-    recipe = _recipe(table, here)
+    recipe = apply(_recipe(table, here), _table("changes", table))
+    _check_parts("changes", _table("changes", table))
     kind = recipe.get("split", {}).get("kind")
     if kind is not None and kind != protocols.KINDS[protocol.name]:
         raise ValueError(

@@ -32,7 +32,7 @@ class Job:
     """What a process is told.
 
     Parameters
-        name, key, labels   of the cell.
+        name, key, labels   of the cell; no two jobs have the same name.
         what                "train", or "frozen" for the baseline.
         recipe              as tables.
         folder              the run folder; a run that began there goes on.
@@ -75,7 +75,7 @@ def work(job: Job) -> None:
     recipe = load(job.recipe, overrides={"training.device": job.device} if job.device else ())
     run = RunFolder(job.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_json(run.folder / LABELS, {"name": job.name, "key": job.key, "labels": dict(job.labels)})
+    write_json(run.folder / LABELS, {"cell": job.name, "key": job.key, "labels": dict(job.labels)})
     if job.what == FROZEN:
         baseline.measure(recipe, run.folder, cache=job.cache)
     elif run.recipe.is_file():

@@ -164,7 +164,7 @@ def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, se
         while waiting and worker.room:
             record = waiting.popleft()
             watcher.started(record)
-            record.state, under_way[record.name], changed = "running", record, True
+            record.state, under_way[record.cell.folder], changed = "running", record, True
             worker.start(_job(record, settings))
         for ended, code in worker.ended():
             record = under_way.pop(ended)
@@ -184,7 +184,7 @@ def _job(record: Record, settings: Mapping[str, Any]) -> Job:
     """A job with settings that all jobs share."""
     cell = record.cell
     return Job(
-        name=cell.name,
+        name=cell.folder,
         key=cell.key,
         labels=dict(cell.labels),
         what=cell.what,

@@ -117,10 +117,10 @@ class Bars(Nobody):
         self._all = self._bars.add_task("cells", total=total, completed=done, text=f"{done}/{total}")
 
     def started(self, record: Record) -> None:
-        self._each[record.name] = self._bars.add_task(record.name, total=None, text="")
+        self._each[record.cell.folder] = self._bars.add_task(record.name, total=None, text="")
 
     def ended(self, record: Record) -> None:
-        self._bars.remove_task(self._each.pop(record.name))
+        self._bars.remove_task(self._each.pop(record.cell.folder))
         self._done += record.state == "finished"
         self._bars.update(self._all, completed=self._done, text=f"{self._done}/{self._total}")
         self.say(summary(record))
@@ -130,7 +130,7 @@ class Bars(Nobody):
             steps = record.steps()
             if steps is not None:
                 done, total = steps
-                task = self._each[record.name]
+                task = self._each[record.cell.folder]
                 self._bars.update(task, completed=done, total=total, text=f"step {done:,}/{total:,}")
 
     def say(self, text: str) -> None:

@@ -65,11 +65,13 @@ def run_grid(
     Example: nearfar bench run recipes/grids/cub.toml --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
     from nearfar.bench import running, watching
+    from nearfar.bench.records import CELLS
 
     roots, labels, overrides = data or (), only or (), settings or ()
     if dry_run:
         planned = running.plan(grid, out, roots=roots, only=labels, overrides=overrides)
-        print_table(("cell", "state", "folder"), [(one.name, one.state, str(one.folder)) for one in planned.records])
+        print_table(("cell", "state", "folder"), [(one.name, one.state, one.folder.name) for one in planned.records])
+        say(f"{len(planned.records)} cells, folders in {planned.folder / CELLS}")
         return
     watcher = watching.create(quiet=quiet)
     try:
