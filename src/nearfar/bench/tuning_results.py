@@ -15,7 +15,7 @@ from nearfar.training.run import finite
 from nearfar.writing import write_json, write_text
 
 if TYPE_CHECKING:
-    from nearfar.bench.tuning import Plan
+    from nearfar.bench.tuning_plan import Plan
 
 BEST, LIST, PAGE = "best.toml", "trials.json", "tuning.html"
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from nearfar.bench import tuning_results
-from nearfar.bench.tuning import Plan, open_study, tune
+from nearfar.bench.tuning import open_study, tune
+from nearfar.bench.tuning_plan import Plan
 from nearfar.settings import whole
 from nearfar.training.live import Display, Lines, Silent
 from nearfar.training.recipe_file import load

@@ -1,0 +1,115 @@
+"""The leaderboard: runs on one page, ranked where that is fair.
+
+The page is a single file that asks nothing of the network. Its only script sorts tables; what comes from runs (names of
+folders, losses, data) is text and never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from nearfar.bench import page_parts as parts
+from nearfar.bench import page_shell, results, tournaments
+from nearfar.bench.page_rows import experiments
+from nearfar.bench.results import Outcome
+from nearfar.bench.tables import UNFAIR
+from nearfar.progress import Watch
+from nearfar.writing import write_text
+
+NAME = "leaderboard.html"
+
+
+def html(
+    outcomes: Iterable[Outcome],
+    *,
+    title: str = "Leaderboard",
+    metric: str = "recall@1",
+    anyway: bool = False,
+    left_out: Sequence[str] = (),
+    watch: Watch = lambda work: None,
+) -> str:
+    """Runs as a page.
+
+    Parameters
+        outcomes  finished runs; those that were not tested, such as trials of a tuning, are left out.
+        title     what stands above it.
+        metric    what losses are compared by, of the test classes.
+        anyway    rank what is unfair as well; the page then says UNFAIR wherever something is ranked.
+        left_out  what to say of runs that are not here.
+        watch     told what work begins.
+    """
+    every = list(outcomes)
+    tested = [run for run in every if metric in (run.metrics.get("test") or {})]
+    if not tested:
+        raise ValueError(f"there is nothing to show: none of {len(every)} runs has {metric!r} of the test classes")
+    missing = len(every) - len(tested)
+    left_out = [*left_out, *([f"{missing} runs have no {metric} of the test classes"] if missing else [])]
+    judged = tournaments.judged(tested)
+    ranked = judged.fair or anyway
+    stamp = UNFAIR if anyway and not judged.fair else ""
+    tell = watch("comparing")
+    if tell is not None:
+        tell(0, 1)
+    found = experiments(tested, metric, anyway=anyway)
+    colored = parts.colors(found)
+    standings, names, left = _standings(tested, metric) if ranked else ([], [], "")
+    lead = " · ".join(
+        dict.fromkeys([*(one.data for one in found), *(one.network for one in found), *(one.protocol for one in found)])
+    )
+    sections = [
+        parts.figures(found, standings, metric, ranked),
+        parts.verdict(judged, anyway, left_out),
+        parts.tournament(standings, names, left, stamp),
+        parts.overview(found, metric, stamp),
+        parts.leaderboard(found, metric, anyway),
+        parts.by_dim(found, metric, colored, stamp),
+        parts.by_network(found, metric, colored, stamp),
+        parts.convergence(found, metric, colored, stamp),
+    ]
+    return page_shell.document(title, lead, sections)
+
+
+def write(
+    places: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    title: str | None = None,
+    metric: str = "recall@1",
+    anyway: bool = False,
+    watch: Watch = lambda work: None,
+) -> Path:
+    """Write the page of some runs and say where it is.
+
+    Parameters
+        places   run folders, or folders that hold some.
+        out      the file; leaderboard.html in the first place unless told.
+        title    what stands above it; the name of the first place unless told.
+        metric   what losses are compared by.
+        anyway   rank what is unfair as well.
+        watch    told what work begins.
+    """
+    if not places:
+        raise ValueError("places is empty; needed are run folders, or folders that hold some")
+    first = Path(places[0])
+    file = Path(out) if out is not None else first / NAME
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
+    outcomes = results.find(*places)
+    waiting = [f"{folder} is not finished" for folder in results.unfinished(*places)]
+    named = title or first.absolute().name
+    page = html(outcomes, title=named, metric=metric, anyway=anyway, left_out=waiting, watch=watch)
+    write_text(file, page)
+    return file
+
+
+def _standings(outcomes: Sequence[Outcome], metric: str) -> tuple[list[tournaments.Standing], list[str], str]:
+    """The tournament of the losses that all experiments have, the names of these, and what to say of the others."""
+    scores: Mapping[str, Mapping[str, float]] = tournaments.scores(outcomes, metric)
+    every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
+    common = [loss for loss in every if all(loss in each for each in scores.values())]
+    if len(common) < 2:
+        return [], [], ""
+    left = f" Only the {len(common)} losses take part that all experiments have." if len(common) < len(every) else ""
+    kept = {name: {loss: each[loss] for loss in common} for name, each in scores.items()}
+    return tournaments.tournament(kept), list(kept), left

@@ -1,0 +1,270 @@
+"""The sections of a leaderboard, each as HTML, empty where there is nothing to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from nearfar.bench import page_shell as shell
+from nearfar.bench import tournaments
+from nearfar.bench.fairness import Verdict
+from nearfar.bench.page_rows import Experiment, Row, curves
+from nearfar.bench.page_shell import Cell
+from nearfar.bench.tables import UNFAIR
+from nearfar.bench.tuning_page import duration
+from nearfar.training.charts import Line, line_chart, whiskers
+from nearfar.training.report_parts import nice
+
+Colors = Mapping[str, int]
+MOST_OPEN = 6  # charts of one kind that are shown at once; more can be unfolded
+
+
+def colors(found: Sequence[Experiment]) -> dict[str, int]:
+    """A colour for each loss, the same in all charts; baselines are grey."""
+    losses = dict.fromkeys(row.loss for one in found for row in one.rows if not row.is_baseline)
+    named = {loss: 1 + place % (shell.COLORS - 1) for place, loss in enumerate(losses)}
+    return named | {row.loss: shell.COLORS for one in found for row in one.rows if row.is_baseline}
+
+
+def verdict(judged: Verdict, anyway: bool, left_out: Sequence[str]) -> str:
+    """Whether this may be compared at all, and why not."""
+    if judged.fair:
+        title, sign, kind = "A fair comparison", "✓", "verdict"
+        told = "Within each experiment, runs differ in the loss and its own settings, and in nothing else that counts."
+    else:
+        title, sign, kind = "Not a fair comparison", "✗", "verdict unfair"
+        told = "Runs differ in more than the loss and its own settings. " + (
+            "They are ranked all the same, because it was asked for." if anyway else "They are shown, but not ranked."
+        )
+    content = _list(judged.reasons)
+    if judged.notes or left_out:
+        lines = [*left_out, *judged.notes]
+        content += f"<details><summary>Worth knowing ({len(lines)})</summary>{_list(lines)}</details>"
+    stamp = UNFAIR if not judged.fair else ""
+    mark = f'<span class="sign" aria-hidden="true">{sign}</span> '
+    drawn = shell.section(title, told, content, kind=kind, stamp=stamp)
+    return drawn.replace("<h2>", f"<h2>{mark}", 1)
+
+
+def figures(found: Sequence[Experiment], standings: Sequence[tournaments.Standing], metric: str, ranked: bool) -> str:
+    """The numbers one looks for first."""
+    entries = []
+    best = max((one.best for one in found if one.best), key=lambda row: row.score, default=None)
+    if ranked and standings and len(found) > 1:
+        more = f"average rank {standings[0].average:.2f} in {len(standings[0].ranks)} experiments"
+        entries.append(("First in the tournament", standings[0].loss, more))
+    if best is not None:
+        run = best.runs[0]
+        entries.append(
+            (f"Highest {nice(metric)}", f"{100 * best.score:.1f} %", f"{best.loss}, {run.network}, {run.dim}-d")
+        )
+    runs = [run for one in found for row in one.rows for run in row.runs]
+    losses = {row.loss for one in found for row in one.rows if not row.is_baseline}
+    entries.append(("Losses", str(len(losses)), f"in {len(found)} experiment{'s' if len(found) > 1 else ''}"))
+    seeds = len({run.seed for run in runs})
+    entries.append(("Runs", str(len(runs)), f"{seeds} seed{'s' if seeds > 1 else ''}"))
+    entries.append(("Trained for", duration(sum(run.seconds for run in runs)), "all runs together"))
+    return shell.figures(entries)
+
+
+def tournament(standings: Sequence[tournaments.Standing], names: Sequence[str], left: str, stamp: str) -> str:
+    """Who ranks where, over all experiments."""
+    if not standings or len(names) < 2:
+        return ""
+    heads = ["loss", "place", "total", "average", "std", *names]
+    places = [1 + sum(other.total < row.total for other in standings) for row in standings]
+    rows: list[list[Cell | str]] = [
+        [
+            row.loss,
+            shell.number(place, 0),
+            shell.number(row.total, 0),
+            shell.number(row.average, 2),
+            shell.number(None if math.isnan(row.std) else row.std, 2),
+            *(shell.number(rank, 0) for rank in row.ranks),
+        ]
+        for place, row in zip(places, standings, strict=True)
+    ]
+    told = f"Ranks by experiment, added up: the smallest total comes first; equal scores share the better rank.{left}"
+    kinds = ["best" if place == 1 else "" for place in places]
+    content = shell.table(heads, rows, numbers=range(1, len(heads)), kinds=kinds)
+    return shell.section("Tournament", told, content, stamp=stamp)
+
+
+def overview(found: Sequence[Experiment], metric: str, stamp: str) -> str:
+    """Losses by experiments, as one table."""
+    if len(found) < 2:
+        return ""
+    losses = list(dict.fromkeys(row.loss for one in found for row in one.rows))
+    best = [one.best.loss if one.best and not stamp_blocks(one) else None for one in found]
+    rows: list[list[Cell | str]] = []
+    kinds = []
+    for loss in losses:
+        own = [one.row(loss) for one in found]
+        cells = []
+        for row, first in zip(own, best, strict=True):
+            cell = shell.number(row.score if row else None, 1, percent=True)
+            strong = row is not None and row.loss == first
+            cells.append(Cell(cell.text, cell.key, f"<strong>{cell.text}</strong>") if strong else cell)
+        rows.append([loss, *cells])
+        kinds.append("base" if any(row is not None and row.is_baseline for row in own) else "")
+    order = sorted(range(len(rows)), key=lambda at: kinds[at] == "base")
+    content = shell.table(
+        ["loss", *(one.name for one in found)],
+        [rows[at] for at in order],
+        numbers=range(1, len(found) + 1),
+        kinds=[kinds[at] for at in order],
+    )
+    return shell.section(f"{nice(metric)} at a glance", "Of the test classes, in percent.", content, stamp=stamp)
+
+
+def stamp_blocks(one: Experiment) -> bool:
+    """Whether the best of an experiment is not to be named."""
+    return all(row.rank is None for row in one.rows)
+
+
+def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
+    """All numbers, a table for each experiment."""
+    tables = []
+    for number, one in enumerate(found):
+        stamp = f'<span class="stamp">{UNFAIR}</span>' if not one.verdict.fair and anyway else ""
+        drawn = _experiment(one, metric)
+        notes = "".join(f'<p class="soft">{escape(note[:1].upper() + note[1:])}.</p>' for note in one.notes)
+        if len(found) == 1:
+            tables.append(drawn + notes)
+            continue
+        opened = " open" if number < 2 else ""
+        tables.append(f"<details{opened}><summary>{escape(one.name)}{stamp}</summary>{drawn}{notes}</details>")
+    told = "Of the test classes. Press a head to sort. Time is that of one training; memory is the most it held."
+    stamp = UNFAIR if anyway and any(not one.verdict.fair for one in found) else ""
+    return shell.section("Leaderboard", told, "".join(tables), stamp=stamp)
+
+
+def _experiment(one: Experiment, metric: str) -> str:
+    rows = one.rows
+    low = min([row.score if row.low is None else row.low for row in rows])
+    high = max([row.score if row.high is None else row.high for row in rows])
+    beside = list(dict.fromkeys(name for row in rows for name in row.beside))
+    columns = {
+        "loss": [Cell(row.loss) for row in rows],
+        "rank": [shell.number(row.rank, 0) for row in rows],
+        f"{nice(metric)}, %": [shell.number(row.score, 2, percent=True) for row in rows],
+        "± of runs": [shell.number(row.std, 2, percent=True) for row in rows],
+        "95 % interval": [_interval(row) for row in rows],
+        f"{100 * low:.0f} – {100 * high:.0f} %": [_whiskers(row, low, high) for row in rows],
+        "p": [shell.number(row.p, 3) for row in rows],
+        **{
+            f"{nice(name)}, %": [shell.number(row.beside.get(name), 1, percent=True) for row in rows] for name in beside
+        },
+        "runs": [shell.number(len(row.runs), 0) for row in rows],
+        "epochs": [shell.number(row.runs[0].epochs, 0) if not row.is_baseline else Cell("–", None) for row in rows],
+        "time": [Cell(duration(row.seconds), row.seconds) if row.seconds else Cell("–", None) for row in rows],
+        "memory, MiB": [shell.number(row.memory, 0) for row in rows],
+    }
+    kept = {head: cells for head, cells in columns.items() if any(cell.key is not None for cell in cells)}
+    heads = list(kept)
+    texts = ("loss", list(columns)[5])
+    kinds = ["base" if row.is_baseline else "best" if row.rank == 1 else "" for row in rows]
+    lines: list[list[Cell | str]] = [[kept[head][at] for head in heads] for at in range(len(rows))]
+    numbers = [at for at, head in enumerate(heads) if head not in texts]
+    return shell.table(heads, lines, numbers=numbers, kinds=kinds)
+
+
+def _interval(row: Row) -> Cell:
+    if row.low is None or row.high is None:
+        return Cell("–", None)
+    return Cell(f"{100 * row.low:.1f} – {100 * row.high:.1f}", row.low)
+
+
+def _whiskers(row: Row, low: float, high: float) -> Cell:
+    """The interval on the scale of its table: of all losses, from the lowest end to the highest."""
+    if row.low is None or row.high is None or high <= low:
+        return Cell("", None)
+    return Cell("", row.score, whiskers(*((value - low) / (high - low) for value in (row.low, row.score, row.high))))
+
+
+def by_dim(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str) -> str:
+    """The metric by the size of the embedding: Figures 28 to 30 of the thesis."""
+    drawn = []
+    for (data, protocol, network), group in _grouped(found, "data", "protocol", "network").items():
+        dims = sorted({one.dim for one in group})
+        if len(dims) < 2:
+            continue
+        lines = _lines(group, colored, {one.dim: math.log2(one.dim) for one in group})
+        name = _title(found, data=data, protocol=protocol, network=network) or network
+        ticks = [(math.log2(dim), str(dim)) for dim in dims]
+        chart = line_chart(lines, title=name, x="size of the embedding", y=metric, percent=True, ticks=ticks)
+        drawn.append((name, chart))
+    told = "Longer embeddings hold more, and cost more to keep and to search."
+    return shell.section("By size of the embedding", told, shell.charts(drawn), stamp=stamp) if drawn else ""
+
+
+def by_network(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str) -> str:
+    """The metric by network: Figure 31 of the thesis."""
+    drawn = []
+    for (data, protocol, dim), group in _grouped(found, "data", "protocol", "dim").items():
+        if len(group) < 2:
+            continue
+        means = {one.network: sum(row.score for row in one.rows) / len(one.rows) for one in group}
+        order = sorted(means, key=lambda network: means[network])
+        lines = _lines(group, colored, {one.dim: 0.0 for one in group}, order)
+        name = " · ".join(part for part in (_title(found, data=data, protocol=protocol), f"{dim} dimensions") if part)
+        ticks = [(float(place), network) for place, network in enumerate(order)]
+        chart = line_chart(lines, title=name, x="network", y=metric, percent=True, ticks=ticks)
+        drawn.append((name, chart))
+    told = "The same losses on different networks: numbers of different networks tell nothing about losses."
+    return shell.section("By network", told, shell.charts(drawn), stamp=stamp) if drawn else ""
+
+
+def convergence(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str) -> str:
+    """How fast losses learn."""
+    drawn, parts = [], set()
+    for one in found:
+        lines = []
+        for row in one.rows:
+            part, points = curves(row.runs, metric)
+            if points:
+                parts.add(part)
+                lines.append(Line(row.loss, points, color=colored[row.loss]))
+        if lines:
+            chart = line_chart(lines, title=f"Convergence, {one.name}", x="epoch", y=metric, percent=True)
+            drawn.append((one.name, chart))
+    if not drawn:
+        return ""
+    told = f"{nice(metric)} of the {' or '.join(sorted(parts, reverse=True))} classes after epochs."
+    if "test" in parts:
+        told += " Nothing was selected on the test classes: where they are shown, the last epoch counts."
+    content = shell.charts(drawn[:MOST_OPEN])
+    if len(drawn) > MOST_OPEN:
+        more = shell.charts(drawn[MOST_OPEN:])
+        content += f"<details><summary>{len(drawn) - MOST_OPEN} more</summary>{more}</details>"
+    return shell.section("Convergence", told, content, stamp=stamp)
+
+
+def _lines(
+    group: Sequence[Experiment], colored: Colors, places: Mapping[int, float], order: Sequence[str] = ()
+) -> list[Line]:
+    """A line for each loss through its experiments; places on the x axis go by size, or by the order of networks."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for one in group:
+        for row in one.rows:
+            x = float(order.index(one.network)) if order else places[one.dim]
+            found.setdefault(row.loss, []).append((x, row.score))
+    ends = sorted(found.items(), key=lambda item: -item[1][-1][1])
+    return [Line(loss, sorted(points), color=colored[loss], dots=True) for loss, points in ends]
+
+
+def _grouped(found: Sequence[Experiment], *keys: str) -> dict[tuple[str, ...], list[Experiment]]:
+    groups: dict[tuple[str, ...], list[Experiment]] = {}
+    for one in found:
+        groups.setdefault(tuple(str(getattr(one, key)) for key in keys), []).append(one)
+    return groups
+
+
+def _title(found: Sequence[Experiment], **parts: str) -> str:
+    """Of some facts, those that are not the same everywhere."""
+    return " · ".join(value for key, value in parts.items() if len({str(getattr(one, key)) for one in found}) > 1)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
