@@ -1,0 +1,161 @@
+"""Run folders as comparisons read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_outcomes import finished
+from safetensors.numpy import load_file, save_file
+
+from nearfar.bench import find, read, repetitions, unfinished
+
+
+def test_a_run_says_what_it_is(tmp_path: Path) -> None:
+    run = finished(tmp_path / "one", "nra", score=0.625, overrides={"training.seed": 3})
+    assert (run.name, run.loss, run.network, run.dim, run.data) == ("one", "nra", "resnet50", 64, "cub")
+    assert (run.seed, run.fold, run.protocol, run.epochs) == (3, None, "fixed_validation", 5)
+    assert (run.seconds, run.memory, run.score()) == (12.5, 900.0, 0.625)
+    assert not run.is_baseline
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol"), [("standard", "default"), ("fixed_validation", "fixed_validation"), ("k_fold", "kfold")]
+)
+def test_its_split_is_its_protocol(tmp_path: Path, kind: str, protocol: str) -> None:
+    assert finished(tmp_path / "one", overrides={"split": {"kind": kind}}).protocol == protocol
+
+
+@pytest.mark.parametrize(
+    ("loss", "label"),
+    [
+        ({"name": "raw"}, "raw"),
+        ({"name": "raw", "mining": "all"}, "raw"),
+        ({"name": "raw", "mining": {"name": "valid_triplet", "margin": 0.1}}, "raw+valid_triplet"),
+        ({"name": "raw", "mining": "semi_hard"}, "raw+semi_hard"),
+        ({"name": "triplet", "mining": "semi_hard"}, "triplet"),
+        ({"name": "triplet", "mining": "hard"}, "triplet+hard"),
+    ],
+)
+def test_a_mining_that_is_not_the_usual_one_is_in_its_name(tmp_path: Path, loss: dict[str, object], label: str) -> None:
+    assert finished(tmp_path / "one", loss).loss == label
+
+
+def test_what_a_grid_calls_it_goes_first(tmp_path: Path) -> None:
+    run = finished(tmp_path / "one", "raw", cell={"loss": "my raw", "network": "lite", "data": "birds"})
+    assert (run.loss, run.network, run.data) == ("my raw", "lite", "birds")
+
+
+def test_a_baseline_has_the_place_of_its_cell(tmp_path: Path) -> None:
+    plain = {"network": {"model": {"name": "resnet50", "dim": None, "levels": ["high"]}}, "baseline": "frozen"}
+    run = finished(tmp_path / "one", about=plain, overrides={"network.levels": ["low", "mid", "high"]})
+    assert run.is_baseline
+    assert (run.loss, run.dim) == ("frozen", 192)
+
+
+def test_levels_and_members_make_embeddings_longer(tmp_path: Path) -> None:
+    member = {"name": "resnet50", "dim": 64, "levels": ["low", "mid", "high"]}
+    run = finished(
+        tmp_path / "one", about={"network": {"model": {"ensemble": [member, member]}}}, overrides={"network.members": 2}
+    )
+    assert (run.network, run.dim) == ("resnet50×2", 384)
+
+
+def test_a_score_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    run = finished(tmp_path / "one")
+    with pytest.raises(ValueError, match=r"no 'nmi' of test; it has recall@1, map@r"):
+        run.score("nmi")
+    with pytest.raises(ValueError, match="not measured on the part 'validation'"):
+        run.score(part="validation")
+
+
+def test_what_queries_found_is_there_or_none(tmp_path: Path) -> None:
+    assert finished(tmp_path / "one").queries() is None
+    found = finished(tmp_path / "two", queries=np.array([1, 0, 1, 1])).queries()
+    assert found is not None
+    assert found["recall@1"].tolist() == [1, 0, 1, 1]
+
+
+def test_labels_of_queries_come_from_embeddings_where_they_were_not_kept(tmp_path: Path) -> None:
+    run = finished(tmp_path / "one", queries=np.array([1, 0, 1]))
+    kept = load_file(run.folder / "queries.safetensors")
+    del kept["labels"]
+    save_file(kept, run.folder / "queries.safetensors")
+    tested = {"rows": np.array([2, 0, 7, 1]), "labels": np.array([12, 10, 17, 11]), "embeddings": np.zeros((4, 2))}
+    save_file(tested, run.folder / "embeddings.safetensors")
+    found = run.queries()
+    assert found is not None
+    assert found["labels"].tolist() == [10, 11, 12]
+
+
+def test_its_log_is_its_history(tmp_path: Path) -> None:
+    run = finished(tmp_path / "one")
+    assert run.history() == []
+    (run.folder / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st', encoding="utf-8")
+    assert run.history() == [{"step": 1}, {"step": 2}]
+
+
+def test_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
+    for name in ("grid/cells/a", "grid/cells/b", "c"):
+        finished(tmp_path / name)
+    found = find(tmp_path / "grid", tmp_path / "c", tmp_path / "grid" / "cells" / "a")
+    assert [run.name for run in found] == ["a", "b", "c"]
+
+
+def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
+    finished(tmp_path / "a")
+    begun = finished(tmp_path / "b").folder
+    (begun / "metrics.json").unlink()
+    assert [run.name for run in find(tmp_path)] == ["a"]
+    assert unfinished(tmp_path) == [begun]
+    with pytest.raises(ValueError, match=r"b is not finished: metrics.json is not there"):
+        find(begun)
+
+
+def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no run: recipe.toml is not there"):
+        read(tmp_path)
+    with pytest.raises(ValueError, match="holds no finished run"):
+        find(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+        find(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
+    folder = finished(tmp_path / "a").folder
+    (folder / "manifest.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"manifest.json (is no JSON|holds a list)"):
+        read(folder)
+
+
+def test_damaged_queries_are_named(tmp_path: Path) -> None:
+    run = finished(tmp_path / "a")
+    (run.folder / "queries.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"queries.safetensors cannot be read"):
+        run.queries()
+
+
+def test_runs_that_differ_in_seed_or_fold_alone_are_repetitions(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        finished(tmp_path / f"a{seed}", overrides={"training.seed": seed, "data.root": f"/data/{seed}"})
+    finished(tmp_path / "alpha", {"name": "proxy_anchor", "alpha": 16.0})
+    finished(tmp_path / "wide", overrides={"network.dim": 128})
+    groups = repetitions(find(tmp_path))
+    assert sorted([run.name for run in runs] for runs in groups.values()) == [["a0", "a1"], ["alpha"], ["wide"]]
+
+
+def test_folds_are_repetitions(tmp_path: Path) -> None:
+    for fold in range(3):
+        finished(tmp_path / f"{fold}", overrides={"split": {"kind": "k_fold", "folds": 3, "fold": fold}})
+    (runs,) = repetitions(find(tmp_path)).values()
+    assert [run.fold for run in runs] == [0, 1, 2]
+
+
+def test_a_manifest_of_another_order_is_the_same_repetition(tmp_path: Path) -> None:
+    one, two = finished(tmp_path / "a"), finished(tmp_path / "b", overrides={"training.seed": 1})
+    turned = dict(reversed(list(two.manifest.items())))
+    (two.folder / "manifest.json").write_text(json.dumps(turned), encoding="utf-8")
+    assert one.repetition == read(two.folder).repetition
