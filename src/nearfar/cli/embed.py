@@ -1,1 +1,47 @@
 """nearfar embed"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearfar.cli.app import app
+from nearfar.cli.tables import print_list, say
+from nearfar.progress import bars
+
+
+@app.command(name="embed", short_help="Write what a model makes of pictures.")
+def embed_pictures(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")],
+    photos: Annotated[
+        Path, typer.Argument(metavar="PHOTOS", help="A folder or an archive of pictures, or one picture.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="An .npz, .safetensors or .npy file.")
+    ] = Path("embeddings.npz"),
+    no_labels: Annotated[bool, typer.Option("--no-labels", help="Folders are no classes.")] = False,
+    device: Annotated[str, typer.Option(help="Where the model computes: auto, cpu, cuda, cuda:1, …")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Pictures that the model reads at once.")] = 64,
+) -> None:
+    """Write what a model makes of pictures: embeddings, names and classes.
+
+    Example: nearfar embed runs/birds photos/ -o birds.safetensors && nearfar evaluate birds.safetensors
+    """
+    from nearfar.search.embedding import check_file, embed
+    from nearfar.training.starting import model_folder
+
+    check_file(out)
+    with bars() as watch:
+        found = embed(
+            model_folder(model),
+            photos,
+            labels=None if no_labels else "folder",
+            device=device,
+            batch_size=batch_size,
+            watch=watch,
+        )
+    found.write(out)
+    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped], False)
+    say(f"wrote {out}: {len(found.names):,} embeddings of {found.vectors.shape[1]:,} dimensions")

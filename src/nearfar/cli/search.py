@@ -1,1 +1,72 @@
 """nearfar search"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nearfar.cli.app import app
+from nearfar.cli.tables import print_table, say
+from nearfar.writing import write_json
+
+
+@app.command(name="search", short_help="Find the pictures of an index that are like a picture.")
+def search_index(
+    place: Annotated[Path, typer.Argument(metavar="INDEX", help="The folder of an index.")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Pictures to search by.", show_default=False)
+    ] = None,
+    ids: Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Search by an item; repeatable.")] = None,
+    k: Annotated[int, typer.Option("-k", help="How many neighbours.")] = 10,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Only among such items: label=jay, year>=2019, name~garden/*; repeatable."
+        ),
+    ] = None,
+    expand: Annotated[
+        int, typer.Option(metavar="N", help="Search again with the mean of the query and N neighbours.")
+    ] = 0,
+    rerank: Annotated[str | None, typer.Option(help="k_reciprocal: first those who would find the query.")] = None,
+    label: Annotated[str | None, typer.Option(help="The class of IMAGE, to tell right from wrong.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the pictures.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the pictures as one picture.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was found.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Use this model, if it is the one of the index.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the model computes: auto, cpu, cuda, cuda:1, …")] = "auto",
+) -> None:
+    """Find the pictures of an index that are like a picture, or like one of its own items.
+
+    Example: nearfar search my.index query.jpg -k 10 --html found.html
+    """
+    from nearfar.search import Index, filters
+    from nearfar.search.results import write
+    from nearfar.training.starting import model_folder
+
+    queries: list[Path | int] = [*(images or ()), *(ids or ())]
+    if not queries:
+        raise ValueError("IMAGE is missing; needed is a picture, or the --id of an item")
+    wanted = filters.together([filters.parse(text) for text in where or ()]) or None
+    own = None if model is None else model_folder(model)
+    with Index.open(place, read_only=True, device=device, model=own) as opened:
+        found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
+    for results in found:
+        if len(found) > 1:
+            say(results.name)
+        sign = {None: "", True: "✓", False: "✗"}
+        rows = [
+            (str(place), f"{each.score:.4f}", each.item.label or "", sign[right], each.item.name, str(each.item.id))
+            for place, (each, right) in enumerate(zip(results, results.right, strict=True), start=1)
+        ]
+        print_table(("", "score", "class", "", "name", "id"), rows, right=(0, 1, 5))
+    for file in (html, png):
+        if file is not None:
+            write(found, file)
+            say(f"wrote {file}")
+    if json is not None:
+        write_json(json, [results.to_json() for results in found])
+        say(f"wrote {json}")

@@ -15,7 +15,7 @@ from nearfar.progress import Watch
 from nearfar.search import folder
 from nearfar.search.backends import MEASURES, check_name
 from nearfar.search.encoder import Encoder, Model, Picture, device_of
-from nearfar.search.gathering import Labels, Listed, Pictures, check_labels, digest, gather
+from nearfar.search.gathering import Labels, Pictures, check_labels, digest, gather
 from nearfar.search.items import Item
 from nearfar.search.shelf import Shelf
 from nearfar.search.table import Table, checked_vectors
@@ -58,10 +58,11 @@ def build(
     shelf = Shelf.create(out, {**card, "backend": "exact"}, empty, device=device_of(device))
     index = kind(shelf, device=device, encoder=encoder)
     try:
-        update(index, listed, labels=labels, metadata=metadata, batch_size=batch_size, watch=watch)
+        found = update(index, listed, labels=labels, metadata=metadata, batch_size=batch_size, watch=watch)
+        index.skipped = found.skipped
         if not len(index) and new:
             shutil.rmtree(out)
-            raise ValueError("none of the pictures can be read; the first reason: " + _first_reason(listed, encoder))
+            raise ValueError(f"none of the pictures can be read; the first reason: {': '.join(found.skipped[0])}")
         index.save(backend=backend, watch=watch)
     except BaseException:
         index.close()
@@ -144,11 +145,3 @@ def _columns(
     given = [None] * count if labels is None else labels
     classes = [None if label is None else str(label) for label in given]
     return words, classes, [""] * count, [{} if metadata is None else dict(metadata[row]) for row in range(count)]
-
-
-def _first_reason(listed: Sequence[Listed], encoder: Encoder) -> str:
-    try:
-        encoder.look(listed[0].read())
-    except (OSError, ValueError) as error:
-        return f"{listed[0].name}: {error}"
-    return "unknown"

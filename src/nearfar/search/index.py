@@ -24,6 +24,7 @@ class Index(Lookup):
     what they did survives whatever happens to the process.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with Index.from_vectors(points, labels=["jay", "jay", "wren"], out=f"{place}/my.index") as index:

@@ -33,7 +33,8 @@ class Lookup:
 
     def __init__(self, shelf: Shelf, *, device: str = "auto", encoder: Encoder | None = None) -> None:
         self._shelf, self._device, self._encoder = shelf, device, encoder
-        self._loading = threading.Lock()
+        self.skipped: list[tuple[str, str]] = []  # name and reason of what was no picture, when it was built
+        self._loading, self._remembering = threading.Lock(), threading.Lock()
         self._masks: OrderedDict[tuple[int, int, str], Ids] = OrderedDict()
 
     def __len__(self) -> int:
@@ -159,11 +160,11 @@ class Lookup:
         """The ids of the items that pass a filter."""
         state = self._shelf.state
         key = state.generation, state.table.version, repr(where)
-        with self._loading:
+        with self._remembering:
             found = self._masks.get(key)
         if found is None:
             found = filters.select(state.table.items(), where)
-            with self._loading:
+            with self._remembering:
                 self._masks[key] = found
                 while len(self._masks) > MASKS:
                     self._masks.popitem(last=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from nearfar.search.items import Item
 from nearfar.writing import write_text
@@ -69,6 +69,24 @@ class Results(Sequence[Neighbour]):
     def right(self) -> list[bool | None]:
         """Whether each neighbour is of the query's class; None where either has none."""
         return [None if None in (self.label, label) else label == self.label for label in self.labels]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it, without pictures."""
+        return {
+            "query": self.name,
+            "label": self.label,
+            "neighbours": [
+                {
+                    "id": each.item.id,
+                    "name": each.item.name,
+                    "label": each.item.label,
+                    "score": each.score,
+                    "right": right,
+                    "metadata": dict(each.item.metadata),
+                }
+                for each, right in zip(self, self.right, strict=True)
+            ],
+        }
 
     def write(self, file: str | Path) -> None:
         """The query and its neighbours as a page (.html) or a picture (.png, .jpg, .webp), framed green and red."""

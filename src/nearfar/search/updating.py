@@ -134,7 +134,7 @@ def _embed(
         return []
     encoder, ids, done = index.encoder, [], 0
     progress = None if watch is None else watch("embedding")
-    for batch in _batches(fresh, encoder, batch_size):
+    for batch in batches(fresh, encoder, batch_size):
         good: list[tuple[Listed, Pixels, bytes, str]] = []
         for each, seen in batch:
             if isinstance(seen, Exception):
@@ -160,7 +160,7 @@ def _embed(
 Seen = tuple[Pixels, bytes, str] | Exception
 
 
-def _batches(fresh: Sequence[Listed], encoder: Encoder, size: int) -> Iterator[list[tuple[Listed, Seen]]]:
+def batches(fresh: Sequence[Listed], encoder: Encoder, size: int) -> Iterator[list[tuple[Listed, Seen]]]:
     def work(each: Listed) -> Seen:
         try:
             picture = each.read()
