@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from nearfar.bench.tables import FORMATS, Column, Table, write
+from nearfar.bench.tables import FORMATS, Column, Table, html, write
 
 COLUMNS = (Column("loss"), Column("recall@1", 1), Column("dim", 0))
 ROWS = [["proxy_anchor", 68.1125, 512], ["<b>raw</b> & co", None, 64], ["50 %_{}", math.nan, 64]]
@@ -71,11 +71,19 @@ def test_latex_is_escaped() -> None:
 
 
 def test_html_holds_text_and_no_markup_of_others() -> None:
-    page = Text(write(UNFAIR, "html"))
+    page = Text(html(UNFAIR))
     assert "<b>raw</b> & co" in page.words
     assert "b" not in page.tags
     assert page.tags.count("tr") == 4
     assert page.words.count("UNFAIR") == 2
+
+
+def test_a_page_is_complete_and_asks_for_nothing() -> None:
+    page = write(FAIR, "html")
+    assert page.startswith("<!doctype html>")
+    assert "default-src 'none'" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert not {"script", "link", "img"}.intersection(Text(page).tags)
 
 
 def test_other_formats_are_refused() -> None:

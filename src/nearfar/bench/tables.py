@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from html import escape
 
 from nearfar.settings import one_of
+from nearfar.training.report import POLICY
+from nearfar.training.report_style import STYLE
 
 UNFAIR = "UNFAIR"
 NOTHING = "–"
@@ -65,7 +67,7 @@ def write(table: Table, format: str = "text") -> str:
 
     Parameters
         table   what to write.
-        format  "text", "csv", "latex" or "html".
+        format  "text", "csv", "latex" or "html", a page that is complete in itself.
     """
     return WRITERS[one_of("format", format, FORMATS)](table)
 
@@ -120,18 +122,39 @@ def html(table: Table) -> str:
     """A piece of a page, with the class "unfair" where it applies; cells are text and never markup."""
     kind = ' class="unfair"' if table.unfair else ""
     mark = f"<strong>{UNFAIR}</strong>: " if table.unfair else ""
-    lines = [f"<figure{kind}>", f"<figcaption>{mark}{escape(table.title)}</figcaption>", "<table>"]
+    lines = [f"<section{kind}>", f"<h2>{mark}{escape(table.title)}</h2>", '<div class="scroll">', "<table>"]
     lines += [f"<thead>{_html_row([column.name for column in table.columns], table.columns, 'th')}</thead>", "<tbody>"]
     lines += [_html_row(row, table.columns, "td") for row in table.shown()]
-    lines += ["</tbody>", "</table>"]
+    lines += ["</tbody>", "</table>", "</div>"]
     if table.unfair:
         reasons = "".join(f"<li>{escape(reason)}</li>" for reason in table.unfair)
-        lines.append(f"<p><strong>{UNFAIR}</strong></p><ul>{reasons}</ul>")
-    lines += [f"<p>{escape(note)}</p>" for note in table.notes]
-    return "\n".join([*lines, "</figure>"])
+        lines.append(f"<h3>{UNFAIR}</h3><ul>{reasons}</ul>")
+    lines += [f'<p class="soft">{escape(note)}</p>' for note in table.notes]
+    return "\n".join([*lines, "</section>"])
 
 
-WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex, "html": html}
+def page(table: Table) -> str:
+    """The same as a page that needs nothing else."""
+    title = escape(f"{UNFAIR}: {table.title}" if table.unfair else table.title)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} · nearfar</title>
+<style>{STYLE}
+main {{ padding-top: 28px; }} h3, section p.soft {{ margin-top: 16px; }}</style>
+</head>
+<body>
+<main>
+{html(table)}
+</main>
+</body>
+</html>"""
+
+
+WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex, "html": page}
 FORMATS = tuple(WRITERS)
 
 
