@@ -11,6 +11,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteError
+from starlette.routing import compile_path
 
 from nearfar.serve.batching import Busy
 
@@ -64,7 +65,10 @@ def answer_in_words(app: FastAPI) -> None:
         message = str(error.detail)
         if not isinstance(error, Refusal) and message == HTTPStatus(error.status_code).phrase:
             message = _plain(request, error.status_code, message)
-        return JSONResponse(body(word, message), error.status_code, headers=error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["allow"] = ", ".join(_methods(app, request.url.path)) or headers.get("allow", "GET")
+        return JSONResponse(body(word, message), error.status_code, headers=headers)
 
     @app.exception_handler(Busy)
     async def busy(request: Request, error: Busy) -> JSONResponse:
@@ -73,6 +77,12 @@ def answer_in_words(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse(body("bad_value", "; ".join(map(_in_words, error.errors()[:3]))), 422)
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """What is allowed there; a router by itself names the methods of its first route alone."""
+    ways = app.openapi()["paths"].items()
+    return sorted({method.upper() for known, each in ways if compile_path(known)[0].match(path) for method in each})
 
 
 def _plain(request: Request, status: int, phrase: str) -> str:

@@ -64,6 +64,9 @@ class Room:
         return {"embed": self.embed, "search": self.find, "add": self.add}
 
     def start(self) -> None:
+        """Set the workers up; a first picture now, so that nobody's is the slow first one."""
+        if self.has_model:
+            self.index.embed([Image.new("RGB", (64, 64))])
         for batcher in self._batchers.values():
             batcher.start()
 

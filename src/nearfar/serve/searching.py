@@ -75,6 +75,9 @@ def router(room: Room) -> APIRouter:
         known_label(room, label)
         if len(query.vector) != room.dim:
             raise Refusal(422, f"vector has {len(query.vector)} numbers; the index has {room.dim}")
-        return await ask(np.array(query.vector, dtype=np.float32), most(k), label, began)
+        vector = np.array(query.vector, dtype=np.float32)
+        if not vector.any():
+            raise Refusal(422, "vector is nothing but zeros, which are near nothing")
+        return await ask(vector, most(k), label, began)
 
     return routes

@@ -14,8 +14,9 @@ export function lineChart(lines) {
   const all = lines.flatMap(({ points }) => points);
   const [first, last] = [Math.min(...all.map(([x]) => x)), Math.max(...all.map(([x]) => x))];
   const [low, high] = [Math.min(...all.map(([, y]) => y)), Math.max(...all.map(([, y]) => y))];
-  const step = tick(high - low || 0.1);
-  const [floor, ceiling] = [Math.floor(low / step) * step, Math.max(Math.ceil(high / step) * step, Math.floor(low / step) * step + step)];
+  const step = tick(Math.max(high - low, 0.02));
+  const ceiling = Math.min(1, Math.ceil(high / step - 1e-9) * step);
+  const floor = Math.max(0, Math.min(Math.floor(low / step + 1e-9) * step, ceiling - 2 * step));
   const across = (x) => LEFT + ((x - first) / (last - first || 1)) * (WIDTH - LEFT - RIGHT);
   const up = (y) => HEIGHT - BOTTOM - ((y - floor) / (ceiling - floor)) * (HEIGHT - BOTTOM - TOP);
   const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": lines.map(({ name, points }) => `${name}: ${(100 * points.at(-1)[1]).toFixed(1)} %`).join(", ") });

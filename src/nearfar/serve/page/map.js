@@ -53,7 +53,7 @@ export async function show() {
   hovered = -1;
   resize();
   if (!view) fit();
-  if (found.query !== null && show.last !== found.query) centre(found.query);
+  if (found.query !== null && show.last !== found.query) centre(found.query, found.hits);
   show.last = found.query;
   draw();
 }
@@ -82,10 +82,15 @@ function fit() {
   draw();
 }
 
-function centre(id) {
+/** Look at the last search: the query in the middle, most of what it found around it. */
+function centre(id, hits) {
   const place = plane.places.get(id);
   if (place === undefined) return;
-  view = { x: plane.xs[place], y: plane.ys[place], scale: Math.max(view.scale, 4 * whole) };
+  const [x, y] = [plane.xs[place], plane.ys[place]];
+  const reach = (other) => Math.max((2 * Math.abs(plane.xs[other] - x)) / canvas.width, (2 * Math.abs(plane.ys[other] - y)) / canvas.height);
+  const far = hits.map((hit) => plane.places.get(hit)).filter((other) => other !== undefined).map(reach).sort((a, b) => a - b);
+  const wide = far[Math.floor(0.9 * (far.length - 1))] || 0;
+  view = { x, y, scale: Math.max(1.5 * whole, Math.min(30 * whole, wide ? 0.7 / wide : 3 * whole)) };
 }
 
 /** Zoom around a point of the canvas, in its pixels. */

@@ -21,7 +21,7 @@ export class Overlay {
     context.clearRect(0, 0, canvas.width, canvas.height);
     const spot = (place) => [(plane.xs[place] - view.x) * view.scale + canvas.width / 2, (plane.ys[place] - view.y) * view.scale + canvas.height / 2];
     this.thumbnails(context, view, look, spot);
-    for (const id of look.hits) this.ring(context, plane.places.get(id), spot, 6, 1.6, look);
+    for (const id of look.hits) this.ring(context, plane.places.get(id), spot, 5.5, 1.5, look);
     this.ring(context, look.query === null ? undefined : plane.places.get(look.query), spot, 9, 3, look);
     if (look.hovered >= 0) this.ring(context, look.hovered, spot, 7, 2.4, look);
     if (look.cross) cross(context, canvas, look);
@@ -39,24 +39,27 @@ export class Overlay {
     if (look.zoom < NEAR) return;
     const { canvas, plane } = this;
     const side = SIDE * look.ratio;
-    const taken = new Set();
+    const taken = new Map(); // spots by cell of about the size of a thumbnail
     const half = { x: canvas.width / 2 / view.scale, y: canvas.height / 2 / view.scale };
     let looked = 0;
+    const place = (place) => {
+      if (look.wanted !== null && plane.classes[place] !== look.wanted) return;
+      const [x, y] = spot(place);
+      if (x < 0 || y < 0 || x > canvas.width || y > canvas.height) return;
+      // Anchored to the map and not to the window, so that panning does not change who is chosen.
+      const step = 1.15 * side;
+      const cell = [Math.floor((plane.xs[place] * view.scale) / step), Math.floor((plane.ys[place] * view.scale) / step)];
+      if (around(cell).some((key) => overlaps(taken.get(key), x, y, side))) return;
+      taken.set(`${cell}`, [x, y]);
+      const image = this.image(plane.ids[place], look);
+      if (image) this.placed.push({ place, x, y, side, image });
+    };
+    // The last search comes first.
+    for (const id of look.query === null ? [] : [look.query, ...look.hits]) if (plane.places.has(id)) place(plane.places.get(id));
     plane.rows(view.x - half.x, view.y - half.y, view.x + half.x, view.y + half.y, (start, end) => {
-      for (let place = start; place < end && this.placed.length < MOST && looked < 20_000; place += 1) {
+      for (let each = start; each < end && this.placed.length < MOST && looked < 20_000; each += 1) {
         looked += 1;
-        if (look.wanted !== null && plane.classes[place] !== look.wanted) continue;
-        const [x, y] = spot(place);
-        if (x < 0 || y < 0 || x > canvas.width || y > canvas.height) continue;
-        // Anchored to the map and not to the window, so that panning does not change who is chosen.
-        const step = 1.15 * side;
-        const cell = [Math.floor((plane.xs[place] * view.scale) / step), Math.floor((plane.ys[place] * view.scale) / step)];
-        const near = [-1, 0, 1].some((across) => [-1, 0, 1].some((down) => (across || down) && overlaps(taken, cell, across, down, x, y, side)));
-        if (near || taken.has(`${cell}`)) continue;
-        taken.add(`${cell}`);
-        taken[`${cell}`] = [x, y];
-        const image = this.image(plane.ids[place], look);
-        if (image) this.placed.push({ place, x, y, side, image });
+        place(each);
       }
     });
     for (const { place, x, y, image } of this.placed) {
@@ -101,8 +104,11 @@ export class Overlay {
   }
 }
 
-function overlaps(taken, [column, row], across, down, x, y, side) {
-  const other = taken[`${[column + across, row + down]}`];
+function around([column, row]) {
+  return [-1, 0, 1].flatMap((across) => [-1, 0, 1].map((down) => `${[column + across, row + down]}`));
+}
+
+function overlaps(other, x, y, side) {
   return other !== undefined && Math.abs(other[0] - x) < 1.1 * side && Math.abs(other[1] - y) < 1.1 * side;
 }
 

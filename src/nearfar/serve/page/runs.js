@@ -141,12 +141,12 @@ function experiment({ name, fair, reasons, notes, rows }) {
   );
   const verdict = fair ? "A fair comparison: these runs differ in the loss and its own settings alone." : "Not ranked: these runs differ in more than the loss.";
   const listed = (lines) => (lines.length ? make("ul", { class: "reasons soft" }, ...lines.map((line) => make("li", { textContent: line }))) : null);
-  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1));
+  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1, "ranks"));
 }
 
-function plainTable(titles, body, wordsAt = 0) {
+function plainTable(titles, body, wordsAt = 0, kind = "") {
   const head = titles.map((title, place) => make("th", { scope: "col", class: place === wordsAt ? "" : "number", textContent: title }));
-  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+  return make("div", { class: "scroll" }, make("table", { class: kind }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
 }
 
 function compare(a, b) {

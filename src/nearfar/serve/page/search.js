@@ -21,8 +21,7 @@ export function begin(info, known) {
   relabel(known);
   $("drop").disabled = !facts.pictures;
   if (!facts.pictures) {
-    $("drop").querySelector("strong").textContent = "This index has no model";
-    $("drop").querySelector(".drop-words span").textContent = "It was made of vectors: search with what is in it.";
+    $("drop").querySelector("span").replaceChildren(make("strong", { textContent: "This index has no model" }), make("span", { textContent: "It was made of vectors: search with what is in it." }));
   }
 }
 

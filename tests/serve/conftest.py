@@ -1,0 +1,115 @@
+"""Servers to speak to: in this process for the API, in a thread for browsers, in a process of its own to be killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from fake_index import FakeIndex
+from fastapi.testclient import TestClient
+
+from nearfar.serve import create, running
+
+Client = Callable[..., TestClient]
+Site = Callable[..., str]
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Makes clients of applications; settings are those of ``create``."""
+    with ExitStack() as stack:
+
+        def make(index: Any = None, **settings: Any) -> TestClient:
+            app = create(FakeIndex(40) if index is None else index, **settings)
+            return stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    """Serves an application from a thread, over a real socket, and gives its address."""
+    with ExitStack() as stack:
+
+        def serve(index: Any, **settings: Any) -> str:
+            listening = stack.enter_context(running.listen("127.0.0.1", 0))
+            server = uvicorn.Server(uvicorn.Config(create(index, **settings), log_level="critical", ws="none"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+            thread.start()
+
+            def stop() -> None:
+                server.should_exit = server.force_exit = True
+                thread.join(10)
+
+            stack.callback(stop)
+            deadline = time.monotonic() + 30
+            while not server.started and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return running.address_of(listening)
+
+        yield serve
+
+
+def _chromium() -> str | None:
+    given = os.environ.get("NEARFAR_CHROMIUM")
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    return given or next((each for each in found if each), None)
+
+
+MISSING = """
+*********************************************************************
+*  NO CHROMIUM FOUND: the tests of the page in a browser are LEFT   *
+*  OUT. Install it (apt-get install chromium) or set                *
+*  NEARFAR_CHROMIUM to its path.                                    *
+*********************************************************************"""
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Loud, at the end of the run, where it is read."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any("NO CHROMIUM FOUND" in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(MISSING, red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium."""
+    program = _chromium()
+    if program is None:
+        if os.environ.get("NEARFAR_NEED_BROWSER"):
+            pytest.fail("NO CHROMIUM FOUND, and NEARFAR_NEED_BROWSER is set")
+        pytest.skip("NO CHROMIUM FOUND: browser tests are left out")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def small_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real index of small pictures, by a network that was never trained. To be copied where it is changed."""
+    import torch
+    from fake_index import picture
+
+    from nearfar import networks
+    from nearfar.search import Index
+
+    folder = tmp_path_factory.mktemp("index")
+    for number in range(24):
+        place = folder / "pictures" / f"class {number % 4}"
+        place.mkdir(parents=True, exist_ok=True)
+        picture(number).save(place / f"{number}.png")
+    torch.manual_seed(0)
+    model = networks.create("small_cnn", dim=8, channels=3, size=16)
+    Index.build(model, folder / "pictures", out=folder / "small.index", device="cpu").close()
+    return folder / "small.index"

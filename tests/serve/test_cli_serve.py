@@ -1,0 +1,55 @@
+"""nearfar serve, as far as it comes without serving."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from nearfar.cli import main
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("serve", "--help") == 0
+    assert "Example: nearfar serve my.index" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--host", "0.0.0.0"], "host is '0.0.0.0', which other machines reach; that needs a token"),
+        (["--token", "short"], "token has 5 characters; needed are at least 16"),
+        (["--max-upload", "0"], "upload_bytes is 0"),
+        (["--port", "70000"], "--port"),
+        (["--runs", "nowhere"], "--runs is 'nowhere'; there is no such folder"),
+        (["--host", "no.such.name.invalid", "--token", "x" * 20], "no such name or address is known"),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], small_index: Path
+) -> None:
+    assert call("serve", str(small_index), "--device", "cpu", "--read-only", *words) != 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith("nearfar: ")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+def test_a_folder_that_is_no_index_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call("serve", str(tmp_path / "nothing"), "--port", "0") == 1
+    assert str(tmp_path / "nothing") in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_told_at_once(capsys: pytest.CaptureFixture[str], small_index: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert call("serve", str(small_index), "--port", str(port)) == 1
+    assert f"cannot listen at 127.0.0.1 port {port}" in capsys.readouterr().err

@@ -1,0 +1,220 @@
+"""Who may come in, and how much may be brought along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_index import FakeIndex, encoded, picture
+from fastapi.testclient import TestClient
+
+from nearfar.serve import Limits, create, pages, running
+from nearfar.serve import token as tokens
+
+API = "/api/v1"
+TOKEN = "correct-horse-battery"
+Client = Callable[..., TestClient]
+
+
+def code(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "localhost.evil.example", "192.168.1.5", "", "[::2"]
+)
+def test_other_names_than_its_own_are_refused(client: Client, host: str) -> None:
+    assert code(client().get(f"{API}/info", headers={"host": host})) == (403, "host")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "localhost", "LocalHost:1", "[::1]:8000", "127.8.8.8"])
+def test_the_loopback_is_its_own_name(client: Client, host: str) -> None:
+    assert client().get(f"{API}/info", headers={"host": host}).status_code == 200
+
+
+def test_names_and_addresses_can_be_allowed(client: Client) -> None:
+    served = client(hosts=["Photos.example"], addresses=True)
+    for host, status in (("photos.example:80", 200), ("10.0.0.7:8000", 200), ("[fe80::1]", 200), ("evil.example", 403)):
+        assert served.get(f"{API}/info", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("POST", "/search/id/3"), ("DELETE", "/items/3"), ("POST", "/items")])
+def test_pages_from_elsewhere_change_nothing(client: Client, headers: dict[str, str], method: str, path: str) -> None:
+    assert code(client().request(method, API + path, headers=headers)) == (403, "origin")
+
+
+def test_its_own_page_may_write(client: Client) -> None:
+    headers = {"origin": "http://127.0.0.1", "sec-fetch-site": "same-origin"}
+    assert client().delete(f"{API}/items/3", headers=headers).status_code == 200
+
+
+def test_every_answer_carries_its_headers(client: Client) -> None:
+    served = client()
+    for path in ("/", "/page/app.js", f"{API}/info", "/nothing", "/metrics", f"{API}/items/3/thumbnail"):
+        headers = served.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert headers["x-frame-options"] == "DENY"
+        assert "access-control-allow-origin" not in headers
+
+
+def _everything(served: TestClient) -> Iterator[tuple[str, str]]:
+    for path, ways in served.app.openapi()["paths"].items():  # type: ignore[attr-defined]
+        for method in ways:
+            yield method.upper(), path.replace("{id}", "3")
+
+
+def test_without_the_token_nothing_is_told(client: Client) -> None:
+    served = client(token=TOKEN)
+    public = {f"{API}/health", f"{API}/session"}
+    asked = [each for each in _everything(served) if each[1] not in public]
+    assert len(asked) >= 12
+    for method, path in [*asked, ("GET", f"{API}/openapi.json"), ("GET", "/nothing")]:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"cookie": f"{tokens.COOKIE}=wrong"},
+            {"authorization": TOKEN},
+        ):
+            assert code(served.request(method, path, headers=headers)) == (401, "no_token"), (method, path)
+    assert served.get(f"{API}/health").json() == {"status": "ok", "token_needed": True}
+    assert served.get("/").status_code == 200
+
+
+def test_the_token_opens(client: Client) -> None:
+    served = client(token=TOKEN)
+    assert served.get(f"{API}/info", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert code(served.post(f"{API}/session", json={"token": "wrong"})) == (401, "no_token")
+    answer = served.post(f"{API}/session", json={"token": TOKEN})
+    assert answer.status_code == 204
+    cookie = answer.headers["set-cookie"]
+    assert TOKEN not in cookie
+    for word in ("HttpOnly", "SameSite=strict", "Path=/"):
+        assert word in cookie
+    assert served.get(f"{API}/items/3/thumbnail").status_code == 200  # by the cookie
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(tokens.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)  # type: ignore[func-returns-value]
+    assert not tokens.allowed({"authorization": "Bearer nope"}, TOKEN)
+    assert not tokens.allowed({"cookie": f"{tokens.COOKIE}=nope"}, TOKEN)
+    assert len(compared) == 2
+
+
+@pytest.mark.parametrize("token", ["short", "no spaces are allowed", "ümlaut-ümlaut-ümlaut", ""])
+def test_weak_tokens_are_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token has"):
+        create(FakeIndex(1), token=token)
+
+
+def test_a_network_needs_a_token() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.2", "photos.example"):
+        with pytest.raises(ValueError, match="that needs a token"):
+            running.check_exposure(host, None)
+        running.check_exposure(host, TOKEN)
+    running.check_exposure("127.0.0.1", None)
+
+
+def test_large_uploads_are_refused_by_their_length_and_by_their_bytes(client: Client) -> None:
+    served = client(limits=Limits(upload_bytes=20_000))
+    small, large = encoded(picture(3)), encoded(picture(3)) + bytes(30_000)
+    assert served.post(f"{API}/search", files={"image": small}).status_code == 200
+    answer = served.post(f"{API}/search", files={"image": large})
+    assert code(answer) == (413, "too_large")
+    assert "at most 0.01907 MiB" in answer.json()["error"]["message"]
+
+    def pieces() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+        for _ in range(100):
+            yield bytes(1000)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    assert code(served.post(f"{API}/search", content=pieces(), headers=headers)) == (413, "too_large")
+    json_body = b'{"vector": [' + b"0," * 20_000 + b"0]}"
+    assert code(served.post(f"{API}/search/vector", content=json_body)) == (413, "too_large")
+
+
+def test_large_pictures_are_refused_by_their_header(client: Client) -> None:
+    served = client(limits=Limits(pixels=1000))
+    assert served.post(f"{API}/search", files={"image": encoded(picture(3, side=30))}).status_code == 200
+    answer = served.post(f"{API}/search", files={"image": encoded(picture(3, side=40))})
+    assert code(answer) == (422, "bad_image")
+    assert "40 × 40 pixels; at most 1,000" in answer.json()["error"]["message"]
+
+
+def test_slow_decoding_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    from nearfar.serve import uploads
+
+    monkeypatch.setattr(uploads, "decode", lambda *_, **__: time.sleep(0.6))
+    answer = client(limits=Limits(seconds=0.2)).post(f"{API}/search", files={"image": encoded(picture(3))})
+    assert code(answer) == (422, "bad_image")
+    assert "more than 0.2 seconds" in answer.json()["error"]["message"]
+
+
+def test_slow_senders_are_given_up(site: Callable[..., str]) -> None:
+    import socket
+    from urllib.parse import urlsplit
+
+    place = urlsplit(site(FakeIndex(4), limits=Limits(seconds=0.4)))
+    with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
+        head = f"POST {API}/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+        connection.sendall((head + "Content-Length: 1000\r\n\r\n--x").encode())
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not arrive within 0.4 seconds" in answer
+
+
+def test_no_request_reaches_a_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = client()
+    opened: list[str] = []
+    import builtins
+    import io
+
+    original = builtins.open
+    monkeypatch.setattr(builtins, "open", lambda file, *a, **k: opened.append(str(file)) or original(file, *a, **k))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(io, "open", lambda file, *a, **k: opened.append(str(file)) or original(file, *a, **k))  # type: ignore[func-returns-value]
+    for path in (
+        "/page/../app.py",
+        "/page/..%2fapp.py",
+        "/page//etc/passwd",
+        "/page/%2e%2e/app.py",
+        "//etc/passwd",
+        "/page/app.js%00",
+    ):
+        answer = served.get(path)
+        assert answer.status_code == 404, path
+    served.get("/page/app.js")
+    served.post(f"{API}/items", files={"image": ("../../../tmp/x", encoded(picture(3)))}, data={"name": "/etc/passwd"})
+    assert not opened
+
+
+def test_the_page_asks_nobody_else() -> None:
+    for path, (content, _) in pages.read().items():
+        text = content.decode()
+        for word in ("https://", "//cdn", "eval(", "innerHTML", "insertAdjacentHTML", "document.write"):
+            assert word not in text, (path, word)
+        assert text.count("http://") == text.count("http://www.w3.org/")
+        assert " style=" not in text, path
+        assert " onclick=" not in text, path
+
+
+def test_files_of_the_page_are_not_sent_twice(client: Client) -> None:
+    served = client()
+    tag = served.get("/page/app.js").headers["etag"]
+    assert served.get("/page/app.js", headers={"if-none-match": tag}).status_code == 304

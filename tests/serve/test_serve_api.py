@@ -1,0 +1,236 @@
+"""What the API answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_index import DIM, FakeIndex, encoded, picture
+from fastapi.testclient import TestClient
+
+from nearfar.search import Index
+from nearfar.serve import Limits
+
+API = "/api/v1"
+Client = Callable[..., TestClient]
+
+
+def upload(number: int = 3, **settings: Any) -> dict[str, Any]:
+    return {"image": ("picture.png", encoded(picture(number, **settings)), "image/png")}
+
+
+def test_a_picture_finds_itself_first_and_its_class_next(client: Client) -> None:
+    answer = client().post(f"{API}/search", files=upload(3), params={"k": 5}).json()
+    assert [hit["label"] for hit in answer["hits"]] == ["class 3"] * 5
+    assert answer["hits"][0]["id"] == 3
+    assert answer["hits"][0]["score"] == pytest.approx(1, abs=1e-4)
+    scores = [hit["score"] for hit in answer["hits"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_an_item_does_not_find_itself(client: Client) -> None:
+    answer = client().post(f"{API}/search/id/3", params={"k": 4}).json()
+    assert answer["query"]["name"] == "3/3.png"
+    assert len(answer["hits"]) == 4
+    assert 3 not in [hit["id"] for hit in answer["hits"]]
+
+
+def test_a_vector_finds_its_item(client: Client) -> None:
+    index = FakeIndex(12)
+    answer = client(index).post(f"{API}/search/vector", json={"vector": index.vector(7).tolist()}, params={"k": 1})
+    assert [hit["id"] for hit in answer.json()["hits"]] == [7]
+
+
+@pytest.mark.parametrize("way", ["", "/id/3", "/vector"])
+def test_a_class_can_be_searched_alone(client: Client, way: str) -> None:
+    body = {"": {"files": upload(3)}, "/vector": {"json": {"vector": [0.5] * DIM}}}.get(way, {})
+    answer = client().post(f"{API}/search{way}", params={"k": 6, "label": "class 1"}, **body).json()
+    assert [hit["label"] for hit in answer["hits"]] == ["class 1"] * 6
+
+
+def test_fewer_neighbours_than_asked_for_where_there_are_no_more(client: Client) -> None:
+    assert len(client(FakeIndex(3)).post(f"{API}/search/id/0", params={"k": 50}).json()["hits"]) == 2
+
+
+def test_an_empty_index_answers(client: Client) -> None:
+    served = client(FakeIndex())
+    assert served.post(f"{API}/search", files=upload()).json()["hits"] == []
+    assert served.get(f"{API}/items").json() == {"total": 0, "items": []}
+    assert served.get(f"{API}/map").status_code == 200
+
+
+def test_items_are_paged_filtered_and_drawn_at_random(client: Client) -> None:
+    served = client()
+    page = served.get(f"{API}/items", params={"offset": 38, "limit": 10}).json()
+    assert (page["total"], [item["id"] for item in page["items"]]) == (40, [38, 39])
+    only = served.get(f"{API}/items", params={"label": "class 2", "limit": 3}).json()
+    assert (only["total"], [item["id"] for item in only["items"]]) == (10, [2, 6, 10])
+    drawn = [served.get(f"{API}/items", params={"shuffle": seed, "limit": 5}).json()["items"] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_classes_are_counted_in_the_order_of_people(client: Client) -> None:
+    index = FakeIndex()
+    index.add_images([(f"{n}", picture(n), label, {}) for n, label in enumerate(["b10", "b9", None, "b9"])])
+    assert client(index).get(f"{API}/labels").json() == {
+        "labels": [{"label": "b9", "count": 2}, {"label": "b10", "count": 1}],
+        "unlabelled": 1,
+    }
+
+
+def test_what_is_added_is_found_at_once(client: Client) -> None:
+    served = client()
+    before = served.get(f"{API}/info").json()
+    made = served.post(f"{API}/items", files=upload(99, classes=100), data={"label": "new", "name": "mine.png"})
+    assert made.status_code == 201
+    id = made.json()["id"]
+    assert served.get(f"{API}/items/{id}").json() == {"id": id, "name": "mine.png", "label": "new", "metadata": {}}
+    found = served.post(f"{API}/search", files=upload(99, classes=100), params={"k": 1, "label": "new"}).json()
+    assert [hit["id"] for hit in found["hits"]] == [id]
+    after = served.get(f"{API}/info").json()
+    assert (after["count"], after["labels"]) == (before["count"] + 1, before["labels"] + 1)
+    assert after["version"] != before["version"]
+
+
+def test_what_is_removed_is_gone_and_its_number_stays_unused(client: Client) -> None:
+    served = client()
+    assert served.delete(f"{API}/items/39").json() == {"removed": 39}
+    assert served.get(f"{API}/items/39").status_code == 404
+    assert served.get(f"{API}/items/39/thumbnail").status_code == 404
+    assert served.post(f"{API}/search/id/39").status_code == 404
+    assert served.delete(f"{API}/items/39").status_code == 404
+    assert served.post(f"{API}/items", files=upload()).json()["id"] == 40
+
+
+def test_names_of_uploads_are_names_and_no_paths(client: Client) -> None:
+    served = client()
+    for name, kept in (("../../etc/passwd", "passwd"), ("C:\\me\\cat.png", "cat.png"), ("\x00\x1b[31m", "[31m")):
+        id = served.post(f"{API}/items", files=upload(), data={"name": name}).json()["id"]
+        assert served.get(f"{API}/items/{id}").json()["name"] == kept
+
+
+def test_thumbnails_are_pictures_and_kept_where_the_page_says_so(client: Client) -> None:
+    served = client()
+    plain, kept = (served.get(f"{API}/items/3/thumbnail", params=each) for each in ({}, {"v": "abc"}))
+    assert plain.headers["content-type"] == "image/jpeg"
+    assert plain.content[:2] == b"\xff\xd8"
+    assert plain.headers["cache-control"] == "no-store"
+    assert "immutable" in kept.headers["cache-control"]
+
+
+def test_the_map_has_every_item_with_its_class(client: Client) -> None:
+    served = client()
+    answer = served.get(f"{API}/map")
+    length = int.from_bytes(answer.content[8:12], "little")
+    header, rest = json.loads(answer.content[16 : 16 + length]), answer.content[16 + length :]
+    assert header["count"] == 40
+    assert len(rest) == 40 * 16
+    assert np.frombuffer(rest[:160], "<u4").tolist() == list(range(40))
+    assert np.frombuffer(rest[160:320], "<i4").tolist() == [n % 4 for n in range(40)]
+    assert np.isfinite(np.frombuffer(rest[320:], "<f4")).all()
+    again = served.get(f"{API}/map", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    served.delete(f"{API}/items/0")
+    assert served.get(f"{API}/map", headers={"if-none-match": answer.headers["etag"]}).status_code == 200
+
+
+def test_a_read_only_server_changes_nothing(client: Client) -> None:
+    served = client(read_only=True)
+    for answer in (served.post(f"{API}/items", files=upload()), served.delete(f"{API}/items/3")):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "read_only")
+    assert served.post(f"{API}/search", files=upload()).status_code == 200
+    assert served.get(f"{API}/info").json()["read_only"] is True
+
+
+def test_an_index_of_vectors_reads_no_pictures(client: Client) -> None:
+    served = client(FakeIndex(8, model=None))
+    for way in ("search", "items"):
+        answer = served.post(f"{API}/{way}", files=upload())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_model")
+    assert served.post(f"{API}/search/id/2").status_code == 200
+    assert served.get(f"{API}/info").json()["pictures"] is False
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "settings", "status", "message"),
+    [
+        ("GET", "/items/999", {}, 404, "id is 999; the index has no such item"),
+        ("GET", "/items/-1", {}, 422, "id is '-1'; input should be greater than or equal to 0"),
+        ("GET", "/items/../../etc/passwd", {}, 404, "nothing at"),
+        ("GET", "/items/%2e%2e%2fetc", {}, 404, "nothing at"),
+        ("POST", "/search/id/3?k=0", {}, 422, "k is '0'"),
+        ("POST", "/search/id/3?k=1000", {}, 422, "k is '1000'"),
+        ("POST", "/search/id/3?label=owl", {}, 404, "label is 'owl'"),
+        ("POST", "/search", {}, 422, "image is missing"),
+        ("POST", "/search", {"files": {"image": ("a.png", b"hello")}}, 422, "text, not a picture"),
+        ("POST", "/search", {"data": {"image": "text"}}, 422, "image is 'text'"),
+        ("POST", "/search/vector", {"json": {"vector": [1.0]}}, 422, f"vector has 1 numbers; the index has {DIM}"),
+        ("POST", "/search/vector", {"json": {"vector": [0.0] * DIM}}, 422, "nothing but zeros"),
+        ("POST", "/search/vector", {"json": {"vector": ["a"] * DIM}}, 422, "vector.0 is 'a'"),
+        ("POST", "/search/vector", {"json": {"vektor": []}}, 422, "vector is missing"),
+        ("POST", "/search/vector", {"content": b'{"vector": [NaN]}'}, 422, "vector.0 is nan"),
+        ("POST", "/search/vector", {"content": b'{"vector": [1e999]}'}, 422, "vector.0 is inf"),
+        ("POST", "/search/vector", {"content": b"{"}, 422, ""),
+        ("DELETE", "/items", {}, 405, "DELETE is not allowed"),
+        ("GET", "/nothing", {}, 404, "there is nothing at '/api/v1/nothing'"),
+        ("GET", "/runs", {}, 404, "there is nothing at"),
+    ],
+)
+def test_errors_are_json_with_a_sentence(
+    client: Client, method: str, path: str, settings: dict[str, Any], status: int, message: str
+) -> None:
+    if "content" in settings:
+        settings = {**settings, "headers": {"content-type": "application/json"}}
+    answer = client().request(method, API + path, **settings)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
+    index = FakeIndex(4)
+    index.search_vectors = lambda *_, **__: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    answer = client(index).post(f"{API}/search/id/1")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "failed")
+    assert "division" not in answer.text
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_neighbours_beyond_the_limit_of_the_server_are_refused(client: Client) -> None:
+    answer = client(limits=Limits(neighbours=10)).post(f"{API}/search/id/3", params={"k": 11})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "k is 11; this server finds at most 10")
+
+
+def test_the_index_is_closed_at_the_end(client: Client) -> None:
+    index = FakeIndex(4)
+    served = client(index)
+    assert not index.closed
+    served.__exit__()
+    assert index.closed
+
+
+def test_a_real_index_is_served(client: Client, small_index: Path, tmp_path: Path) -> None:
+    import shutil
+
+    place = shutil.copytree(small_index, tmp_path / "my.index")
+    served = client(Index.open(place, device="cpu"), name="my.index")
+    info = served.get(f"{API}/info").json()
+    assert (info["name"], info["count"], info["labels"], info["dim"]) == ("my.index", 24, 4, 8)
+    assert str(tmp_path) not in json.dumps(info)
+    wanted = served.get(f"{API}/items", params={"label": "class 1"}).json()["items"][0]
+    number = int(wanted["name"].split("/")[-1].removesuffix(".png"))
+    hits = served.post(f"{API}/search", files=upload(number), params={"k": 3}).json()["hits"]
+    assert hits[0]["id"] == wanted["id"]
+    assert hits[0]["score"] == pytest.approx(1, abs=1e-3)
+    id = served.post(f"{API}/items", files=upload(50), data={"label": "class 9"}).json()["id"]
+    assert served.get(f"{API}/items/{id}/thumbnail").content[:2] == b"\xff\xd8"
+    assert served.delete(f"{API}/items/{wanted['id']}").status_code == 200
+    assert len(served.get(f"{API}/map").content) > 24 * 16
+    served.__exit__()
+    with Index.open(place, read_only=True, device="cpu") as index:
+        assert len(index) == 24
+        assert index.item(id).label == "class 9"
