@@ -114,13 +114,14 @@ class Local:
     """Does jobs on this machine.
 
     Parameters
-        room   see ``slots``.
+        room      see ``slots``.
+        imports   modules that jobs will need, best imported once.
     """
 
-    def __init__(self, room: Sequence[Slot]) -> None:
+    def __init__(self, room: Sequence[Slot], imports: Sequence[str] = ()) -> None:
         self._free = list(room)
         self._under_way: dict[str, Slot] = {}
-        self._workers: Workers = Nursery(room[0].changes) if sys.platform == "linux" else Processes()
+        self._workers: Workers = Nursery(room[0].changes, imports) if sys.platform == "linux" else Processes()
 
     @property
     def room(self) -> int:

@@ -7,6 +7,7 @@ process of its own: it may crash, run out of memory or be killed, and nobody els
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,11 +31,12 @@ class Nursery:
 
     Parameters
         changes   to the environment of all jobs.
+        imports   modules that jobs need besides those that all need.
     """
 
-    def __init__(self, changes: Mapping[str, str]) -> None:
+    def __init__(self, changes: Mapping[str, str], imports: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            COMMAND,
+            (*COMMAND, *imports),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(changes),
@@ -138,12 +140,12 @@ def _grow_up(job: Job, changes: Mapping[str, str], nursery: int) -> int:
 
 def main() -> None:
     """Import, and then fork for each line that comes in; when no more can come, end all and go."""
-    import sklearn.datasets  # noqa: F401 - of the digits, and slow to come
-
     import nearfar.bench.baseline
     import nearfar.training.starting
     import nearfar.training.trainer  # noqa: F401
 
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     children, rest = _Children(), b""
     while True:

@@ -28,8 +28,9 @@ from nearfar.training.signals import Asked, listening
 from nearfar.writing import write_text
 
 OUT = Path("bench")
-ENGINES = ("local", "ray")
+ENGINES = ("local", "inline", "ray")
 STOPPING = (130, 143, -2, -15)  # codes of a process that was asked to stop, with its state saved or nothing to save
+IMPORTS = {"digits": "sklearn.datasets"}  # what data sets bring with them that takes seconds
 PAUSE, GLANCE = 0.1, 1.0  # seconds between looking who has ended, and how far the others are
 
 
@@ -94,7 +95,7 @@ def run(
     Parameters
         grid          the file, or what it holds.
         out           where the folder of the grid lies, or is made.
-        engine        "local", or "ray" for a cluster.
+        engine        "local": processes here; "inline": this process, one cell at a time; "ray": a cluster.
         jobs          at most so many cells at a time; one on processors unless told, as many as fit on GPUs.
         per_gpu       cells that share a GPU.
         device        where to compute, if not where the recipes say.
@@ -123,8 +124,14 @@ def run(
                 from nearfar.bench.ray_engine import Ray
 
                 worker = Ray(ran.folder, address=ray_address, jobs=jobs, per_gpu=per_gpu, device=device)
+            elif engine == "inline":
+                from nearfar.bench.inline_engine import Inline
+
+                worker = Inline(slots(device=device))
             else:
-                worker = Local(slots(device=device, jobs=jobs, per_gpu=per_gpu))
+                names = {record.cell.recipe.data.name for record in rest}
+                imports = [module for name, module in IMPORTS.items() if name in names]
+                worker = Local(slots(device=device, jobs=jobs, per_gpu=per_gpu), imports)
             stack.callback(worker.close)
             settings = {"cache": None if cache is None else str(Path(cache).absolute()), "lean": lean}
             _run(ran, worker, asked, watcher, found.name, settings)
