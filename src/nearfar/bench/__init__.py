@@ -5,6 +5,8 @@
 ['nra', 'triplet']
 """
 
+from nearfar.bench import papers
+from nearfar.bench.comparing import compare, standings
 from nearfar.bench.fairness import Verdict, differences, judge
 from nearfar.bench.results import Outcome, find, read, repetitions, unfinished
 from nearfar.bench.tournaments import Standing, tournament
@@ -13,11 +15,14 @@ __all__ = [
     "Outcome",
     "Standing",
     "Verdict",
+    "compare",
     "differences",
     "find",
     "judge",
+    "papers",
     "read",
     "repetitions",
+    "standings",
     "tournament",
     "unfinished",
 ]

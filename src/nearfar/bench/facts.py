@@ -30,6 +30,7 @@ NOTED = (
     "hardware",
     "commit",
     "recipe.training.channels_last",
+    "recipe.training.chunk",
     "recipe.training.compile",
     "recipe.training.deterministic",
     "recipe.training.graphs",
