@@ -12,9 +12,11 @@ import pytest
 import torch
 from training_runs import assert_same, pictures, recipe, train, vectors, weights
 
+from nearfar import metrics
 from nearfar.training import evaluation, steps
 from nearfar.training.live import Lines, Silent, Status
 from nearfar.training.run import read_log
+from nearfar.training.tested import embeddings_of
 from nearfar.training.trainer import NonFinite, Trainer
 
 
@@ -112,7 +114,16 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
     values = [one["validation"]["recall@1"] for one in measured]
     best = values.index(max(values))
     assert result.metrics["epoch"] == best
-    assert result.metrics["test"] == measured[best]["test"]
+    (tmp_path / "run" / "embeddings.safetensors").unlink()
+    found = embeddings_of(tmp_path / "run").queries  # of the checkpoint "best", anew
+    assert result.metrics["test"] == metrics.retrieval(found.points, found.labels, ks=(1, 2))
+
+
+def test_where_classes_validate_the_test_is_looked_at_only_in_the_end(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.34, training__epochs=3)
+    train(chosen, tmp_path / "run")
+    measured = [line["metrics"] for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
+    assert ["test" in one for one in measured] == [False, False, True]
 
 
 # --- stages and warm-up --------------------------------------------------------------------------------------------

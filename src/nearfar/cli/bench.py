@@ -31,7 +31,9 @@ def bench_root(context: typer.Context) -> None:
 def run_grid(
     grid: Annotated[Path, typer.Argument(metavar="GRID", help="A TOML file, such as recipes/grids/digits.toml.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the folder of the grid is made.")] = Path("bench"),
-    engine: Annotated[str, typer.Option(help="local (processes), inline (this process, quickest for small cells) or ray.")] = "local",
+    engine: Annotated[
+        str, typer.Option(help="local (processes), inline (this process, quickest for small cells) or ray.")
+    ] = "local",
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Cells at a time; on processors 1, on GPUs as many as fit.")
     ] = None,

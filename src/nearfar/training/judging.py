@@ -36,6 +36,12 @@ class Judge:
             return []
         return [part for part in self.parts.rows if part not in ("train", "validation")]
 
+    @property
+    def watched(self) -> list[str]:
+        """The parts that are measured while a training is under way: the test only where nothing validates."""
+        learned = ["train"] if self.recipe.evaluation.train_recall else []
+        return [*(["validation"] if len(self.parts.rows["validation"]) else self.tested), *learned]
+
     def embedded(self, names: Sequence[str] | None = None) -> dict[str, Embedded]:
         """The embeddings of parts, those that are measured unless told; a part without rows is left out."""
         training = self.recipe.training

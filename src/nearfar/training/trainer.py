@@ -165,16 +165,19 @@ class Trainer:
         metric = None
         self._found = {}
         if last or (every and (place.epoch + 1) % every == 0):
-            metric = self._evaluate()
+            metric = self._evaluate(last=last)
         if wants_means(self.parts):
             self.judge.give_means()
         session.end_epoch(metric)
 
-    def _evaluate(self) -> float | None:
-        """Metrics of all parts, into the log; gives the validation's metric that selects, if there is one."""
+    def _evaluate(self, *, last: bool) -> float | None:
+        """Metrics into the log; gives the validation's metric that selects, if there is one.
+
+        Where validation classes judge, the test classes are looked at only in the end.
+        """
         place = self.session.place
         if self.world.is_main:
-            self._found = self.judge.embedded()
+            self._found = self.judge.embedded(None if last else self.judge.watched)
             place.metrics = self.judge.measured(self._found)
         place.metrics = self.world.share(place.metrics)
         self._tell({"metrics": place.metrics})
