@@ -14,7 +14,7 @@ from nearfar.bench.job import Job, perform
 from nearfar.bench.records import Record
 from nearfar.bench.watching import Nobody
 
-STEPS = 1500
+STEPS = 900
 LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # of which something can be interrupted
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.job import Job
-from nearfar.bench.processes import Process
+from nearfar.bench.job import COMMAND, Job
 from nearfar.settings import whole
 
 GLANCE = 0.3  # seconds between a task's looks at whether it should stop
 PATIENCE = 60.0  # seconds that a stopped cell may take to save
-STOPPED = 143
 
 
 class Ray:
@@ -48,7 +47,7 @@ class Ray:
             raise ValueError(f"device is {device!r}, and the Ray cluster has no GPU")
         self._device = "cuda" if gpus else "cpu"
         wants = {"num_cpus": 1, "num_gpus": 1 / per_gpu if gpus else 0, "max_retries": 0}
-        self._task = self._ray.remote(**wants)(_task)
+        self._task = self._ray.remote(**wants)(_task())
         # Enough to fill the cluster and have one more in line: what is not handed out yet can be taken back.
         free = min(has.get("CPU", 1), has.get("GPU", 0) * per_gpu) if gpus else has.get("CPU", 1)
         self._room = self._most or max(1, int(free)) + 1
@@ -60,7 +59,8 @@ class Ray:
         return self._room - len(self._under_way)
 
     def start(self, job: Job) -> None:
-        self._under_way[job.name] = self._task.remote(replace(job, device=self._device), str(self._stop))
+        line = replace(job, device=self._device).line()
+        self._under_way[job.name] = self._task.remote(COMMAND, line, job.output, str(self._stop), GLANCE, PATIENCE)
 
     def ended(self) -> list[tuple[str, int]]:
         if not self._under_way:
@@ -93,21 +93,42 @@ class Ray:
             self._ray.shutdown()
 
 
-def _task(job: Job, stop: str) -> int:
-    """A job on the machine it was given to; gives the exit code of its process."""
-    asked = Path(stop)
-    if asked.exists():
-        return STOPPED
-    process = Process(job, {})
-    while (code := process.wait(GLANCE)) is None:
-        if asked.exists():
-            process.stop()
-            code = process.wait(PATIENCE)
-            if code is None:
-                process.stop(now=True)
-                process.wait()
-            return STOPPED
-    return code
+def _task() -> Callable[..., int]:
+    """What a machine of the cluster does: start the process of a job, wait for it, and give its exit code.
+
+    A function within a function travels as it is, with nothing but the standard library: importing this package
+    takes a process seconds, and the job's own does it anyway.
+    """
+
+    def task(command: Sequence[str], line: bytes, output: str, stop: str, glance: float, patience: float) -> int:
+        import os
+        import subprocess
+
+        if os.path.exists(stop):
+            return 143
+        os.makedirs(os.path.dirname(output), exist_ok=True)
+        with open(output, "ab") as file:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:  # it ended before it read anything; the code says how
+            pass
+        while process.poll() is None:
+            if os.path.exists(stop):
+                process.terminate()
+                try:
+                    return process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            try:
+                process.wait(glance)
+            except subprocess.TimeoutExpired:
+                continue
+        return process.wait()
+
+    return task
 
 
 def _ray() -> Any:
