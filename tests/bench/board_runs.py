@@ -75,7 +75,9 @@ def write_run(
     return folder
 
 
-def write_board(folder: Path, losses: dict[str, float], networks: dict[str, float], dims: list[int], seeds: int) -> Path:
+def write_board(
+    folder: Path, losses: dict[str, float], networks: dict[str, float], dims: list[int], seeds: int
+) -> Path:
     """Runs of all combinations, and a frozen baseline for each network and size."""
     for network, gain in networks.items():
         for dim in dims:
@@ -84,7 +86,9 @@ def write_board(folder: Path, losses: dict[str, float], networks: dict[str, floa
             write_run(folder / f"{network}-{dim}-frozen", "contrastive", base, network=network, dim=dim, baseline=True)
             for number, (loss, good) in enumerate(losses.items()):
                 for seed in range(seeds):
-                    score = good + gain + longer * (1 + 0.1 * math.sin(number + dim)) + 0.004 * math.sin(7 * seed + number)
+                    score = (
+                        good + gain + longer * (1 + 0.1 * math.sin(number + dim)) + 0.004 * math.sin(7 * seed + number)
+                    )
                     name = f"{network}-{dim}-{loss}-{seed}"
                     write_run(folder / name, loss, score, network=network, dim=dim, seed=seed, seconds=70 + 9 * number)
     return folder

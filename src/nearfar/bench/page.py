@@ -53,7 +53,8 @@ def html(
         tell(0, 1)
     found = experiments(tested, metric, anyway=anyway)
     colored = parts.colors(found)
-    standings, names, left = _standings(tested, metric) if ranked else ([], [], "")
+    order = [one.name for one in found]
+    standings, names, left = _standings(tested, metric, order) if ranked else ([], [], "")
     lead = " · ".join(
         dict.fromkeys([*(one.data for one in found), *(one.network for one in found), *(one.protocol for one in found)])
     )
@@ -92,10 +93,10 @@ def write(
     if not places:
         raise ValueError("places is empty; needed are run folders, or folders that hold some")
     first = Path(places[0])
+    outcomes = results.find(*places)
     file = Path(out) if out is not None else first / NAME
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
-    outcomes = results.find(*places)
     waiting = [f"{folder} is not finished" for folder in results.unfinished(*places)]
     named = title or first.absolute().name
     page = html(outcomes, title=named, metric=metric, anyway=anyway, left_out=waiting, watch=watch)
@@ -103,9 +104,12 @@ def write(
     return file
 
 
-def _standings(outcomes: Sequence[Outcome], metric: str) -> tuple[list[tournaments.Standing], list[str], str]:
+def _standings(
+    outcomes: Sequence[Outcome], metric: str, order: Sequence[str]
+) -> tuple[list[tournaments.Standing], list[str], str]:
     """The tournament of the losses that all experiments have, the names of these, and what to say of the others."""
-    scores: Mapping[str, Mapping[str, float]] = tournaments.scores(outcomes, metric)
+    every_one = tournaments.scores(outcomes, metric)
+    scores: Mapping[str, Mapping[str, float]] = {name: every_one[name] for name in order if name in every_one}
     every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
     common = [loss for loss in every if all(loss in each for each in scores.values())]
     if len(common) < 2:

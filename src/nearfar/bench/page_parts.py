@@ -17,6 +17,7 @@ from nearfar.training.charts import Line, line_chart, whiskers
 from nearfar.training.report_parts import nice
 
 Colors = Mapping[str, int]
+WITHOUT = "Frozen features are in the tables."
 MOST_OPEN = 6  # charts of one kind that are shown at once; more can be unfolded
 
 
@@ -54,7 +55,7 @@ def figures(found: Sequence[Experiment], standings: Sequence[tournaments.Standin
     if ranked and standings and len(found) > 1:
         more = f"average rank {standings[0].average:.2f} in {len(standings[0].ranks)} experiments"
         entries.append(("First in the tournament", standings[0].loss, more))
-    if best is not None:
+    if best is not None and ranked:
         run = best.runs[0]
         entries.append(
             (f"Highest {nice(metric)}", f"{100 * best.score:.1f} %", f"{best.loss}, {run.network}, {run.dim}-d")
@@ -129,11 +130,12 @@ def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
     for number, one in enumerate(found):
         stamp = f'<span class="stamp">{UNFAIR}</span>' if not one.verdict.fair and anyway else ""
         drawn = _experiment(one, metric)
-        notes = "".join(f'<p class="soft">{escape(note[:1].upper() + note[1:])}.</p>' for note in one.notes)
+        said = [note.replace("low and high:", "intervals:") for note in one.notes]
+        notes = "".join(f'<p class="soft">{escape(note[:1].upper() + note[1:])}.</p>' for note in said)
         if len(found) == 1:
             tables.append(drawn + notes)
             continue
-        opened = " open" if number < 2 else ""
+        opened = "" if number else " open"
         tables.append(f"<details{opened}><summary>{escape(one.name)}{stamp}</summary>{drawn}{notes}</details>")
     told = "Of the test classes. Press a head to sort. Time is that of one training; memory is the most it held."
     stamp = UNFAIR if anyway and any(not one.verdict.fair for one in found) else ""
@@ -142,8 +144,9 @@ def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
 
 def _experiment(one: Experiment, metric: str) -> str:
     rows = one.rows
-    low = min([row.score if row.low is None else row.low for row in rows])
-    high = max([row.score if row.high is None else row.high for row in rows])
+    trained = [row for row in rows if not row.is_baseline] or rows  # a baseline far below would make all others alike
+    low = min([row.score if row.low is None else row.low for row in trained])
+    high = max([row.score if row.high is None else row.high for row in trained])
     beside = list(dict.fromkeys(name for row in rows for name in row.beside))
     columns = {
         "loss": [Cell(row.loss) for row in rows],
@@ -180,6 +183,8 @@ def _whiskers(row: Row, low: float, high: float) -> Cell:
     """The interval on the scale of its table: of all losses, from the lowest end to the highest."""
     if row.low is None or row.high is None or high <= low:
         return Cell("", None)
+    if row.high <= low:
+        return Cell("below", row.score)
     return Cell("", row.score, whiskers(*((value - low) / (high - low) for value in (row.low, row.score, row.high))))
 
 
@@ -195,7 +200,7 @@ def by_dim(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str
         ticks = [(math.log2(dim), str(dim)) for dim in dims]
         chart = line_chart(lines, title=name, x="size of the embedding", y=metric, percent=True, ticks=ticks)
         drawn.append((name, chart))
-    told = "Longer embeddings hold more, and cost more to keep and to search."
+    told = f"Longer embeddings hold more, and cost more to keep and to search. {WITHOUT}"
     return shell.section("By size of the embedding", told, shell.charts(drawn), stamp=stamp) if drawn else ""
 
 
@@ -212,7 +217,7 @@ def by_network(found: Sequence[Experiment], metric: str, colored: Colors, stamp:
         ticks = [(float(place), network) for place, network in enumerate(order)]
         chart = line_chart(lines, title=name, x="network", y=metric, percent=True, ticks=ticks)
         drawn.append((name, chart))
-    told = "The same losses on different networks: numbers of different networks tell nothing about losses."
+    told = "The same losses on different networks: numbers of different networks tell nothing about losses. " + WITHOUT
     return shell.section("By network", told, shell.charts(drawn), stamp=stamp) if drawn else ""
 
 
@@ -226,6 +231,7 @@ def convergence(found: Sequence[Experiment], metric: str, colored: Colors, stamp
             if points:
                 parts.add(part)
                 lines.append(Line(row.loss, points, color=colored[row.loss]))
+        lines.sort(key=lambda line: -line.points[-1][1])
         if lines:
             chart = line_chart(lines, title=f"Convergence, {one.name}", x="epoch", y=metric, percent=True)
             drawn.append((one.name, chart))
@@ -248,6 +254,8 @@ def _lines(
     found: dict[str, list[tuple[float, float]]] = {}
     for one in group:
         for row in one.rows:
+            if row.is_baseline:
+                continue
             x = float(order.index(one.network)) if order else places[one.dim]
             found.setdefault(row.loss, []).append((x, row.score))
     ends = sorted(found.items(), key=lambda item: -item[1][-1][1])

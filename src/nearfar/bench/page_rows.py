@@ -12,7 +12,7 @@ from nearfar.bench.results import Outcome
 from nearfar.training.report_run import metric_points
 
 BESIDE = ("recall@2", "recall@4", "recall@8", "recall@10", "recall@100", "recall@1000", "map@r", "nmi")
-DRAWS = 2000  # samples for an interval of a page
+DRAWS = {"classes": 10_000, "queries": 2000}  # samples; there are many more queries than classes
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def curves(runs: Sequence[Outcome], metric: str) -> tuple[str, list[tuple[float,
 
 
 def _rows(runs: Sequence[Outcome], metric: str, anyway: bool) -> tuple[list[Row], Verdict, list[str]]:
-    found = comparing.compare(runs, metric=metric, anyway=anyway, samples=DRAWS)
+    found = comparing.compare(runs, metric=metric, anyway=anyway, samples=DRAWS["classes"])
     if _lacks_intervals(found):  # old runs do not know the classes of their queries
-        other = comparing.compare(runs, metric=metric, anyway=anyway, over="queries", samples=DRAWS)
+        other = comparing.compare(runs, metric=metric, anyway=anyway, over="queries", samples=DRAWS["queries"])
         found = found if _lacks_intervals(other) else other
     names = [column.name for column in found.table.columns]
     groups = comparing.named(runs)

@@ -11,6 +11,7 @@ from html import escape
 from nearfar.training.report_style import STYLE
 
 COLORS = 10  # lines of a chart that have a colour of their own
+LONG = 11  # letters of a head that stay in one line
 
 MORE_STYLE = """
 :root { --c5: #a8326b; --c6: #5a6b00; --c7: #00707f; --c8: #7a4b2a; --c9: #5848b8; --c10: #5b636d; --warn: #8a5300;
@@ -27,14 +28,20 @@ svg.chart { max-width: min(100%, 640px); }
 thead th { vertical-align: bottom; }
 th:last-child, td:last-child { padding-right: 0; }
 td, tbody th { white-space: nowrap; }
+.sorts :is(th, td):first-child { position: sticky; left: 0; background: var(--card); }
+.figure dd { overflow-wrap: anywhere; } .figure dd.word { font-size: 20px; line-height: 1.3; padding-top: 3px; }
+section > p.soft:last-child, details > p.soft:last-child { margin-bottom: 0; }
+details > p.soft { font-size: 14px; margin-top: 8px; }
 td.long { white-space: normal; min-width: 22ch; overflow-wrap: anywhere; }
-thead button { all: unset; cursor: pointer; white-space: nowrap; border-radius: 4px; }
+.sorts :is(th, td) { padding-right: 15px; } .sorts thead th { white-space: normal; line-height: 1.35; }
+thead button { all: unset; cursor: pointer; border-radius: 4px; } thead button span { white-space: nowrap; }
+svg.whiskers { width: 130px; max-width: none; }
 thead button:hover { color: var(--ink); }
 thead button:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; }
-thead button::after { content: " ↕"; opacity: 0.4; }
+thead button span:last-child::after { content: " ↕"; opacity: 0.45; }
 th[aria-sort] button { color: var(--ink); font-weight: 600; }
-th[aria-sort="ascending"] button::after { content: " ↑"; opacity: 1; }
-th[aria-sort="descending"] button::after { content: " ↓"; opacity: 1; }
+th[aria-sort="ascending"] button span:last-child::after { content: " ↑"; opacity: 1; }
+th[aria-sort="descending"] button span:last-child::after { content: " ↓"; opacity: 1; }
 tr.base > * { color: var(--soft); font-style: italic; }
 tr.best > * { font-weight: 640; }
 .verdict { border-left: 6px solid var(--good); } .verdict.unfair { border-left-color: var(--bad); }
@@ -47,6 +54,9 @@ section > h3 { margin-top: 22px; } section > h3:first-of-type { margin-top: 8px;
 @media (max-width: 600px) {
   main, header.top, footer { padding-left: 14px; padding-right: 14px; }
   section { padding: 20px 16px; }
+  .figures { grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); } .figure { padding: 12px 14px; }
+  .figure dd.word { font-size: 17px; }
+  svg.chart { width: 460px; max-width: none; }
 }
 """
 
@@ -126,7 +136,9 @@ def table(
     for column, head in enumerate(heads):
         kind = ' class="number"' if column in numbers else ""
         order = ' aria-sort="descending"' if column == sorted_by else ""
-        cells.append(f'<th scope="col"{kind}{order}><button type="button">{escape(head)}</button></th>')
+        # A long head breaks between its words and nowhere else; the arrow stays with the last one.
+        words = " ".join(f"<span>{escape(word)}</span>" for word in (head.split(" ") if len(head) > LONG else [head]))
+        cells.append(f'<th scope="col"{kind}{order}><button type="button">{words}</button></th>')
     lines = []
     for place, row in enumerate(rows):
         kind = f' class="{kinds[place]}"' if place < len(kinds) and kinds[place] else ""
@@ -158,19 +170,23 @@ def section(title: str, told: str, content: str, *, kind: str = "", stamp: str =
 
 def charts(drawn: Sequence[tuple[str, str]]) -> str:
     """Charts under their titles, as many beside each other as there is room for."""
-    return (
-        f'<div class="charts">{"".join(f"<div><h3>{escape(name)}</h3>{one}</div>" for name, one in drawn if one)}</div>'
-    )
+    parts = [f'<div><h3>{escape(name)}</h3><div class="scroll">{one}</div></div>' for name, one in drawn if one]
+    return f'<div class="charts">{"".join(parts)}</div>'
 
 
 def figures(entries: Sequence[tuple[str, str, str]]) -> str:
     """The numbers one looks for first: (name, value, more)."""
     cards = [
         f'<div class="figure{" first" if not place else ""}"><dt>{escape(name)}</dt>'
-        f"<dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        f"<dd{_word(value)}>{escape(value)}<small>{escape(more)}</small></dd></div>"
         for place, (name, value, more) in enumerate(entries)
     ]
     return f'<dl class="figures">{"".join(cards)}</dl>'
+
+
+def _word(value: str) -> str:
+    """Words are longer than numbers."""
+    return ' class="word"' if len(value) > 8 else ""
 
 
 def document(title: str, lead: str, sections: Sequence[str], *, foot: str = "Written by nearfar.") -> str:

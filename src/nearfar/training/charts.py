@@ -97,10 +97,13 @@ def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> s
     kind = "line faint" if line.faint else "line"
     drawn = f'<polyline class="{kind} c{line.color}" points="{path}"{style}/>' if line.joined else ""
     if line.dots or len(kept) == 1:
+        size = 3 if line.joined else 4
         for px, py in kept:
             value = shown_number(py, percent)
             tip = f"<title>{escape(line.name)}: {value} at {px:g}</title>"
-            drawn += f'<circle class="dot c{line.color}" cx="{across(px):.1f}" cy="{up(py):.1f}" r="3">{tip}</circle>'
+            drawn += (
+                f'<circle class="dot c{line.color}" cx="{across(px):.1f}" cy="{up(py):.1f}" r="{size}">{tip}</circle>'
+            )
     return drawn
 
 
