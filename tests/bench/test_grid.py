@@ -107,6 +107,13 @@ def test_the_baseline_has_the_network_that_losses_share() -> None:
     assert (frozen.what, frozen.labels["loss"], frozen.recipe.network.normalize) == ("frozen", "frozen", True)
 
 
+def test_what_only_one_loss_has_can_be_changed_for_that_one() -> None:
+    both = grid.load(tables(losses={"nra": {}, "margin": {}}))
+    found = cells.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
+    assert [cell.recipe.loss.settings.get("beta_lr") for cell in found] == [None, 1e-4]
+    assert {cell.recipe.network.dim for cell in found} == {2}
+
+
 # --- keys ------------------------------------------------------------------------------------------------------
 
 
@@ -146,14 +153,14 @@ def test_one_place_is_for_all_data_that_needs_one() -> None:
 
 
 def test_labels_choose_cells() -> None:
-    found = expanded(dims=[4, 8], seeds=[0, 1])
+    wide = grid.load(tables(dims=[4, 8], seeds=[0, 1]))
 
     def chosen(*labels: str) -> list[str]:
-        return [cell.name for cell in cells.choose(found, labels)]
+        return [cell.name for cell in cells.expand(wide, only=labels)]
 
     assert chosen("nra", "frozen", "8", "1") == ["frozen-8d-seed1", "nra-8d-seed1"]
     assert chosen("raw-4d-seed1") == ["raw-4d-seed1"]
-    assert len(chosen()) == len(found)
+    assert len(chosen()) == 12
     with pytest.raises(ValueError, match=r"only is 'nar' \(did you mean 'nra'\?\); the labels are"):
         chosen("nar")
 

@@ -8,14 +8,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nearfar.bench.grid import FROZEN, Grid, Tables
 from nearfar.data.registry import takes_root
 from nearfar.settings import nearest
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import RecipeError, load, to_dict
-from nearfar.training.recipe_overrides import Overrides, apply
+from nearfar.training.recipe_overrides import Overrides, apply, parse_override
 from nearfar.training.run import FREE
 
 SHOWN = 8  # digits of a key in the name of a folder
@@ -46,12 +46,13 @@ class Cell:
         return f"{self.name}-{self.key[:SHOWN]}"
 
 
-def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = ()) -> list[Cell]:
-    """All cells of a grid, baselines first, and then seed after seed.
+def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = (), only: Sequence[str] = ()) -> list[Cell]:
+    """The cells of a grid, baselines first, and then seed after seed.
 
     Parameters
         overrides   changes to every cell, as for ``nearfar.training.load_recipe``.
         roots       where data lies: "PLACE" for all data sets that need one, or "LABEL=PLACE".
+        only        labels, or names of cells: of each axis that one of them is on, only these; of the others, all.
 
     >>> from nearfar.bench.grid import load as grid
     >>> recipe = {"sampler": {"classes": 4, "per_class": 8}, "network": {"name": "mlp"}, "optimizer": {"lr": 1e-3},
@@ -59,54 +60,73 @@ def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = ()) 
     >>> [cell.name for cell in expand(grid({"name": "g", "recipe": recipe, "losses": {"raw": {}}, "seeds": [0, 1]}))]
     ['frozen-seed0', 'frozen-seed1', 'raw-seed0', 'raw-seed1']
     """
-    cells = [*_baselines(grid, overrides, roots), *_trained(grid, overrides, roots)]
+    changes = overrides if isinstance(overrides, Mapping) else dict(map(parse_override, overrides))
+    drafts = [*(_baselines(grid) if grid.baseline else ()), *_trained(grid)]
     seen: dict[str, Cell] = {}
-    for cell in cells:
+    for draft in _chosen(drafts, only):
+        cell = _cell(draft, changes, roots)
         if cell.key in seen:
             raise ValueError(f"the cells {seen[cell.key].name} and {cell.name} are the same; leave one of them out")
         seen[cell.key] = cell
-    return cells
+    return list(seen.values())
 
 
-def choose(cells: Sequence[Cell], labels: Sequence[str]) -> list[Cell]:
-    """The cells with some labels: of each axis that one of them names, any of those named."""
+class _Draft(NamedTuple):
+    """A cell before its recipe is read."""
+
+    labels: dict[str, str]
+    tables: Tables
+    what: str = "train"
+
+
+def _chosen(drafts: Sequence[_Draft], only: Sequence[str]) -> list[_Draft]:
     axes: dict[str, set[str]] = {}
-    for label in labels:
-        of = {axis for cell in cells for axis, own in cell.labels.items() if own == label}
-        of |= {"name" for cell in cells if label in (cell.name, cell.folder)}
+    for label in only:
+        of = {axis for draft in drafts for axis, own in draft.labels.items() if own == label}
+        of |= {"" for draft in drafts if label == _name(draft.labels)}
         if not of:
-            known = sorted({own for cell in cells for own in cell.labels.values()})
+            known = sorted({own for draft in drafts for own in draft.labels.values()})
             raise ValueError(f"only is {label!r}{nearest(label, known)}; the labels are {', '.join(known)}")
         axes.setdefault(sorted(of)[0], set()).add(label)
-    names = axes.pop("name", None)
-    chosen = [cell for cell in cells if all(cell.labels.get(axis) in wanted for axis, wanted in axes.items())]
-    return chosen if names is None else [cell for cell in chosen if {cell.name, cell.folder} & names]
+
+    def fits(draft: _Draft) -> bool:
+        own = {**draft.labels, "": _name(draft.labels)}
+        return all(own.get(axis) in wanted for axis, wanted in axes.items())
+
+    return [draft for draft in drafts if fits(draft)]
 
 
-def _trained(grid: Grid, overrides: Overrides, roots: Sequence[str]) -> Iterator[Cell]:
+def _cell(draft: _Draft, changes: Mapping[str, Any], roots: Sequence[str]) -> Cell:
+    name = _name(draft.labels)
+    if draft.what == FROZEN:  # what changes a loss is no matter of features that nobody trains
+        changes = {key: value for key, value in changes.items() if key.partition(".")[0] in (*MEASURED, "training")}
+    try:
+        tables = apply(draft.tables, changes)
+        root = _root(str(tables.get("data", {}).get("name", "digits")), draft.labels, roots)
+        recipe = load(apply(tables, {"data.root": root}) if root else tables)
+    except RecipeError as error:
+        raise RecipeError(f"cell {name}: {error}") from None
+    return Cell(_key(recipe, draft.what, draft.labels), name, draft.labels, recipe, draft.what)
+
+
+def _trained(grid: Grid) -> Iterator[_Draft]:
     for tables, labels in _frames(grid):
         for loss, changes in grid.losses.items():
             inner = [grid.networks.get(labels.get("network", ""), {}), grid.data.get(labels.get("data", ""), {})]
             steps = [changes, *(axis.get("losses", {}).get(loss, {}) for axis in inner)]
-            full = _changed(tables, *steps, _last(labels))
-            own = {"loss": loss, **labels}
-            recipe = _recipe(full, own, overrides, roots)
-            yield Cell(_key(recipe, "train", labels), _name(own), own, recipe)
+            yield _Draft({"loss": loss, **labels}, _changed(tables, *steps, _last(labels)))
 
 
-def _baselines(grid: Grid, overrides: Overrides, roots: Sequence[str]) -> Iterator[Cell]:
+def _baselines(grid: Grid) -> Iterator[_Draft]:
     """Features without training: one for each network, dimension and data set; of random weights, for each seed."""
-    if not grid.baseline:
-        return
     for tables, labels in _frames(grid):
         # The network as all losses have it; what is there to train it only makes a recipe whole.
         first = _changed(tables, next(iter(grid.losses.values())))
         shared = {section: tables[section] for section in MEASURED if section in tables}
-        own = {"loss": FROZEN, **labels}
-        recipe = _recipe(_changed({**first, **shared}, _last(labels)), own, overrides, roots)
-        again = int(labels["seed"]) != grid.seeds[0] and recipe.network.pretrained is not False
-        if labels.get("fold", "0") == "0" and not again:
-            yield Cell(_key(recipe, FROZEN, labels), _name(own), own, recipe, FROZEN)
+        random = shared.get("network", {}).get("pretrained", False) is False
+        if labels.get("fold", "0") == "0" and (random or int(labels["seed"]) == grid.seeds[0]):
+            full = _changed({**first, **shared}, _last(labels))
+            yield _Draft({"loss": FROZEN, **labels}, full, FROZEN)
 
 
 def _frames(grid: Grid) -> Iterator[tuple[Tables, dict[str, str]]]:
@@ -133,17 +153,6 @@ def _changed(tables: Tables, *changes: Tables) -> Tables:
     for each in changes:
         tables = apply(tables, each)
     return tables
-
-
-def _recipe(tables: Tables, labels: Mapping[str, str], overrides: Overrides, roots: Sequence[str]) -> Recipe:
-    name = _name(labels)
-    try:
-        tables = apply(tables, overrides)
-        section = tables.get("data", {})
-        root = _root(str(section.get("name", "digits")), labels, roots)
-        return load(apply(tables, {"data.root": root}) if root else tables)
-    except RecipeError as error:
-        raise RecipeError(f"cell {name}: {error}") from None
 
 
 def _root(name: str, labels: Mapping[str, str], roots: Sequence[str]) -> str | list[str] | None:

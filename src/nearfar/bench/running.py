@@ -66,7 +66,7 @@ def plan(
 ) -> Ran:
     """What ``run`` would do: all cells, and how they stand now. Nothing is written."""
     found = grids.load(grid)
-    cells = expanding.choose(expanding.expand(found, overrides=overrides, roots=roots), only)
+    cells = expanding.expand(found, overrides=overrides, roots=roots, only=only)
     place = Path(out) / found.name
     return Ran(place, records(cells, place))
 
