@@ -23,7 +23,8 @@ app.add_typer(index, name="index", short_help="Build, change and look into an in
 
 Place = Annotated[Path, typer.Argument(metavar="INDEX", help="The folder of an index.")]
 Photos = Annotated[
-    Path, typer.Argument(metavar="PHOTOS", help="A folder or an archive of pictures; classes are folders in it.")
+    Path | None,
+    typer.Argument(metavar="PHOTOS", help="A folder or an archive of pictures; classes are folders in it."),
 ]
 Backend = Annotated[
     str, typer.Option(help="auto, exact, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530.")
@@ -50,8 +51,10 @@ def index_root(context: typer.Context) -> None:
 @index.command(name="build", short_help="Embed pictures and make an index of them.")
 def build(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")],
-    photos: Photos,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder of the index, a new one.")],
+    photos: Photos = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder of the index, a new one.")
+    ] = Path("my.index"),
     backend: Backend = "auto",
     measure: Annotated[str, typer.Option(help="What is near: cosine or euclidean.")] = "cosine",
     metadata: Metadata = None,
@@ -66,6 +69,8 @@ def build(
     Example: nearfar index build runs/birds photos/ -o my.index
 
     Example: nearfar index build runs/birds CUB_200_2011/ --data cub --part test -o cub.index
+
+    Example: nearfar index build runs/digits --data digits -o digits.index
     """
     from nearfar.search import Index
     from nearfar.training.starting import model_folder
@@ -118,7 +123,7 @@ def add(
 @index.command(name="update", short_help="Follow a folder: embed what is new, keep what was moved.")
 def update(
     place: Place,
-    photos: Photos,
+    photos: Photos = None,
     prune: Annotated[bool, typer.Option("--prune", help="Remove items whose pictures are gone.")] = False,
     metadata: Metadata = None,
     no_labels: NoLabels = False,
@@ -243,7 +248,7 @@ def _open(place: Path, *, read_only: bool = False, device: str = "auto") -> Inde
 
 
 def _described(
-    photos: Path | list[Path],
+    photos: Path | list[Path] | None,
     metadata: Path | None,
     no_labels: bool,
     data: str | None = None,
@@ -256,12 +261,14 @@ def _described(
     if part is not None and data is None:
         raise ValueError(f"--part is {part!r}; it goes with --data")
     labels: Labels = None if no_labels else "folder"
-    if data is None:
-        listed = gather(photos, labels)
-    else:
+    if data is not None:
         from nearfar import data as room
 
-        listed = of_dataset(room.open(data, photos), part)
+        listed = of_dataset(room.open(data, photos) if photos is not None else room.open(data), part)
+    elif photos is None:
+        raise ValueError("PHOTOS is missing; needed is a folder of pictures, or --data")
+    else:
+        listed = gather(photos, labels)
     if metadata is None:
         return listed, labels, None
     named, about = notes.read(metadata)

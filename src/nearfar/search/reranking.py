@@ -85,12 +85,10 @@ def mixed(distances: Matrix, *, near: int = NEAR, nearer: int = NEARER, old: flo
     ranks = np.argsort(order, axis=1, kind="stable")
     wide = _mutual(ranks, near)
     half = _mutual(ranks, max(1, round(near / 2)))
-    sets = wide.copy()
-    for row in range(count):
-        for other in np.flatnonzero(wide[row]):
-            # A neighbour brings its own, where two thirds of them are known already.
-            if 3 * (half[other] & wide[row]).sum() > 2 * half[other].sum():
-                sets[row] |= half[other]
+    # A neighbour brings its own, where two thirds of them are known already.
+    shared = wide.astype(np.float64) @ half.T.astype(np.float64)  # [i, j]: how many of j's are i's
+    bring = wide & (3 * shared > 2 * half.sum(axis=1))
+    sets = wide | (bring.astype(np.float64) @ half > 0)
     weights = np.where(sets, np.exp(-distances), 0.0)
     weights /= weights.sum(axis=1, keepdims=True)
     if nearer > 1:

@@ -92,6 +92,13 @@ class Exact:
         ids[np.isneginf(scores)] = NOTHING
         return scores, ids
 
+    def fill_up(self, found: tuple[Scores, Ids], queries: Vectors, allowed: Ids | None) -> None:
+        """Search again for queries of which another way of searching found too few: it did not look everywhere."""
+        scores, ids = found
+        short = (ids == NOTHING).any(axis=1)
+        if short.any():
+            scores[short], ids[short] = self.search(queries[short], ids.shape[1], allowed)
+
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """The vectors are all it needs."""
         return {}

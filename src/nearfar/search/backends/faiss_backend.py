@@ -113,6 +113,7 @@ class Faiss:
             found = self._exact.search(queries, k, allowed)
         else:
             found = self._search(queries, k, allowed)
+            self._exact.fill_up(found, queries, allowed)
         if not self._tail:
             return found
         later = self._later.search(queries, k, allowed)

@@ -123,7 +123,9 @@ class Milvus:
                 scores[row, : len(hits)] = [hit["distance"] for hit in hits]
         if self.measure == "euclidean":  # Milvus gives squared distances
             scores = np.where(ids == NOTHING, -np.inf, -np.sqrt(scores.clip(min=0))).astype(np.float32)
-        return best(scores, ids, k)
+        found = best(scores, ids, k)
+        self._exact.fill_up(found, queries, allowed)
+        return found
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Milvus keeps its own files; that they are written is seen to."""

@@ -1,0 +1,158 @@
+"""All backends find the same: one battery for each of them and each measure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_cases import scores_by_hand, vectors
+
+from nearfar.search import Index
+from nearfar.search.backends import check_name, choose, faiss_backend
+
+NAMES = ("exact", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
+CASES = [(name, measure) for name in NAMES for measure in ("cosine", "euclidean")]
+COUNT = 240
+POINTS = vectors(COUNT)
+QUERIES = vectors(COUNT + 50, seed=0)[[3, 44, 241]] + 0.01
+
+
+@pytest.fixture(params=CASES, ids=[f"{name}-{measure}" for name, measure in CASES])
+def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Index]:
+    name, measure = request.param
+    labels = [str(row % 3) for row in range(COUNT)]
+    with Index.from_vectors(POINTS, out=tmp_path / "i", labels=labels, backend=name, measure=measure) as made:
+        yield made
+
+
+def nearest(index: Index, points: np.ndarray, rows: list[int], k: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and scores that a loop finds."""
+    scores = scores_by_hand(points, QUERIES, index.measure)[:, rows]
+    order = np.argsort(-scores, axis=1)[:, :k]
+    return np.array(rows)[order], np.take_along_axis(scores, order, 1)
+
+
+def found(index: Index, k: int = 5, **settings: object) -> tuple[list[list[int]], np.ndarray]:
+    hits = index.search_vectors(QUERIES, k, **settings)  # type: ignore[arg-type]
+    return [[hit.id for hit in row] for row in hits], np.array([[hit.score for hit in row] for row in hits])
+
+
+def test_a_backend_passes_the_battery(index: Index, tmp_path: Path) -> None:
+    """In one go, as a Milvus file takes a second to open."""
+    everything = list(range(COUNT))
+    # finds what a loop over all pairs finds
+    rows, scores = nearest(index, POINTS, everything)
+    ids, values = found(index)
+    assert ids == rows.tolist()
+    np.testing.assert_allclose(values, scores, atol=2e-5)
+    # finds only what a filter allows, be that much or little
+    wide = [row for row in everything if row % 3 != 1]
+    assert found(index, where={"label": ["0", "2"]})[0] == nearest(index, POINTS, wide)[0].tolist()
+    few = {"id": [7, 9, 200]}
+    assert found(index, where=few)[0] == nearest(index, POINTS, [7, 9, 200])[0].tolist()
+    # finds what was added and not what was removed
+    gone = {int(row) for row in rows[:, 0]}
+    index.remove(sorted(gone))
+    new = index.add_vectors(QUERIES[:1], labels=["0"])
+    assert new == [COUNT]
+    points = np.concatenate([POINTS, QUERIES[:1]])
+    left = [row for row in range(COUNT + 1) if row not in gone]
+    expected, scores = nearest(index, points, left)
+    ids, values = found(index)
+    assert ids == expected.tolist()
+    assert ids[0][0] == COUNT
+    np.testing.assert_allclose(values, scores, atol=2e-5)
+    # the same after the journal was folded in, and after it was opened again
+    index.save()
+    assert found(index)[0] == expected.tolist()
+    name = index.info()["backend"]
+    index.close()
+    with Index.open(index.folder) as again:
+        assert again.info()["backend"] == name
+        assert found(again)[0] == expected.tolist()
+        # more than there is
+        assert sorted(found(again, 1000)[0][0]) == left
+        assert len(again.search_vectors(QUERIES[:1], 1000, where={"label": "0"})[0]) == len(
+            [item for item in again.items if item.label == "0"]
+        )
+
+
+def test_searches_go_on_during_adds(tmp_path: Path) -> None:
+    for name in ("exact", "faiss:hnsw"):
+        with Index.from_vectors(POINTS, out=tmp_path / name, backend=name) as index:
+            errors: list[BaseException] = []
+            done = threading.Event()
+
+            def ask(index: Index = index, errors: list[BaseException] = errors, done: threading.Event = done) -> None:
+                try:
+                    while not done.is_set():
+                        hits = index.search_vectors(POINTS[:4], 3)
+                        assert [row[0].id for row in hits] == [0, 1, 2, 3]
+                except BaseException as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=ask) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for number in range(30):
+                index.add_vectors(vectors(5, seed=number + 1))
+                if number == 15:
+                    index.save()
+            done.set()
+            for thread in threads:
+                thread.join()
+            assert not errors
+            assert len(index) == COUNT + 150
+
+
+def test_faiss_is_chosen_by_size() -> None:
+    assert [choose("faiss", count) for count in (100, 50_000, 1_000_000)] == ["faiss:flat", "faiss:hnsw", "faiss:ivf"]
+    assert choose("auto", 100) == "exact"
+    assert choose("auto", 100_000) == "faiss:hnsw"
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_faiss_reports_its_recall(tmp_path: Path, kind: str) -> None:
+    points = vectors(2000, 32)
+    with Index.from_vectors(points, out=tmp_path / "i", backend=f"faiss:{kind}") as index:
+        told = index.info()["recall@10"]
+        truth = np.argsort(-scores_by_hand(points, points[:20], "cosine"), axis=1)[:, :10]
+        hits = [{hit.id for hit in row} for row in index.search_vectors(points[:20], 10)]
+    share = np.mean([len(row & set(right.tolist())) / 10 for row, right in zip(hits, truth, strict=True)])
+    assert told >= faiss_backend.WANTED
+    assert share >= 0.95
+
+
+def test_a_graph_that_lost_many_is_made_anew(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:hnsw") as index:
+        index.remove(range(0, COUNT, 2))
+        index.save()
+        assert index.info()["trained"] == COUNT // 2
+        assert [row[0].id for row in index.search_vectors(POINTS[1:4:2], 1)] == [1, 3]
+
+
+def test_backends_can_be_changed(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i", backend="exact") as index:
+        before = index.search_vectors(QUERIES, 5)
+        index.save(backend="faiss:flat")
+        assert index.info()["backend"] == "faiss:flat"
+        after = index.search_vectors(QUERIES, 5)
+    assert [[hit.id for hit in row] for row in before] == [[hit.id for hit in row] for row in after]
+
+
+def test_a_lost_milvus_file_is_made_again(tmp_path: Path) -> None:
+    import shutil
+
+    with Index.from_vectors(POINTS[:30], out=tmp_path / "i", backend="milvus") as index:
+        expected = index.search_vectors(POINTS[:2], 3)
+    shutil.rmtree(tmp_path / "i" / "milvus.db")
+    with Index.open(tmp_path / "i") as index:
+        assert index.search_vectors(POINTS[:2], 3) == expected
+
+
+def test_an_unknown_backend_is_named() -> None:
+    with pytest.raises(ValueError, match=r"backend is 'fais'; allowed are auto, exact"):
+        check_name("fais")

@@ -1,0 +1,101 @@
+"""index, search and embed on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_cases import model_folder, photos
+
+from nearfar.cli import main
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    model_folder(folder / "model")
+    photos(folder / "photos", 12)
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    output = capsys.readouterr()
+    assert end.value.code == 0, output.err
+    return output.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    assert end.value.code not in (0, None)
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    return error
+
+
+def test_from_photos_to_neighbours(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index, photo = place / "my.index", place / "photos" / "digit 3" / "003.png"
+    said = run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
+    assert "12 pictures of 10 classes, 8 dimensions, exact" in said
+    said = run(capsys, "search", index, photo, "-k", 3, "--label", "digit 3", "--html", place / "a.html",
+               "--png", place / "a.png", "--json", place / "a.json")  # fmt: skip
+    assert "digit 3/003.png" in said
+    found = json.loads((place / "a.json").read_text())[0]["neighbours"]
+    assert (found[0]["name"], found[0]["right"], len(found)) == ("digit 3/003.png", True, 3)
+    assert (place / "a.html").stat().st_size > 1000
+    assert "digit 1" in run(capsys, "search", index, "--id", 0, "--where", "label~digit [12]", "-k", 2)
+    facts = run(capsys, "index", "info", index, "--json", place / "info.json")
+    assert "small_cnn" in facts
+    assert json.loads((place / "info.json").read_text())["count"] == 12
+    (place / "photos" / "copy.png").write_bytes(photo.read_bytes())
+    table = place / "more.csv"
+    table.write_text("name,label,year\ncopy.png,digit 3,2020\n")
+    said = run(capsys, "index", "update", index, place / "photos", "--metadata", table)
+    assert "1 added, 12 unchanged; 13 in all" in said
+    assert "copy.png" in run(capsys, "search", index, photo, "--where", "year>2019")
+    assert "the same file: " in run(capsys, "index", "duplicates", index, "--threshold", 1, "--json", place / "d.json")
+    assert json.loads((place / "d.json").read_text())["groups"][0]["identical"]
+    assert "4 clusters" in run(capsys, "index", "clusters", index, "-k", 4, "--html", place / "c.html")
+    assert "1 removed, 12 left" in run(capsys, "index", "remove", index, 12)
+    assert "1 added" in run(capsys, "index", "add", index, place / "photos", "--no-labels")
+    assert "13 removed, 0 left" in run(capsys, "index", "remove", index, "--where", "name~*")
+
+
+def test_embeddings_can_be_evaluated(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for ending in ("npz", "npy", "safetensors"):
+        file = place / f"vectors.{ending}"
+        said = run(capsys, "embed", place / "model", place / "photos", "-o", file, "--device", "cpu")
+        assert "embeddings of 8 dimensions" in said
+    with np.load(place / "vectors.npz") as found:
+        assert found["names"][0] in ("copy.png", "digit 0/000.png")
+        np.testing.assert_array_equal(found["embeddings"], np.load(place / "vectors.npy"))
+        assert found["classes"][found["labels"][-1]] == "digit 9"
+    run(capsys, "evaluate", place / "vectors.safetensors", "--no-clustering", "--ks", "1")
+
+
+def test_a_data_set_is_indexed_by_name(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ("--data", "folder", "--part", "test", "--device", "cpu")
+    said = run(capsys, "index", "build", place / "model", photos(tmp_path / "p", 12), "-o", tmp_path / "i", *words)
+    assert "5 pictures of 5 classes" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("index", "build", "model", "nowhere", "-o", "n"), "root is nowhere; there is nothing"),
+        (("index", "build", "model", "-o", "n"), "PHOTOS is missing"),
+        (("index", "info", "model"), "model holds no index"),
+        (("search", "model"), "IMAGE is missing"),
+        (("embed", "model", "photos", "-o", "a.txt"), "its name must end in .npz, .npy, .safetensors"),
+        (("index", "remove", "i"), "needed are the ids of items, or --where"),
+    ],
+)
+def test_bad_input_is_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str], expected: str
+) -> None:
+    monkeypatch.chdir(place)
+    assert expected in refused(capsys, *words)

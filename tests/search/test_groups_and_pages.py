@@ -1,0 +1,114 @@
+"""Duplicates, clusters, and what is shown of them and of searches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from search_cases import digit, model, photos, vectors
+
+from nearfar.search import Index, Item, Results, duplicates
+from nearfar.search.results import Neighbour, write
+from nearfar.search.sheets import BAD, GOOD
+
+
+def pairs_by_hand(points: np.ndarray, threshold: float) -> list[set[int]]:
+    """Groups that near pairs link, by joining sets."""
+    units = points / np.linalg.norm(points, axis=1, keepdims=True)
+    groups = [{row} for row in range(len(points))]
+    for i in range(len(points)):
+        for j in range(i):
+            if units[i] @ units[j] >= threshold:
+                one, other = (next(group for group in groups if row in group) for row in (i, j))
+                if one is not other:
+                    groups.remove(other)
+                    one |= other
+    return sorted((group for group in groups if len(group) > 1), key=min)
+
+
+@pytest.mark.parametrize("all_pairs", [True, False])
+def test_near_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_pairs: bool) -> None:
+    monkeypatch.setattr(duplicates, "TILE", 32)
+    if not all_pairs:
+        monkeypatch.setattr(duplicates, "ALL_PAIRS", 0)
+    points = vectors(120)
+    with Index.from_vectors(points, out=tmp_path / "i") as index:
+        found = index.near_duplicates(0.9)
+        assert sorted(({item.id for item in group.items} for group in found), key=min) == pairs_by_hand(points, 0.9)
+        assert all(group.similarity >= 0.9 for group in found)
+        assert [len(group.items) for group in found] == sorted((len(group.items) for group in found), reverse=True)
+        with pytest.raises(ValueError, match=r"threshold is 1\.5"):
+            index.near_duplicates(1.5)
+
+
+def test_the_same_file_twice_is_a_duplicate(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 4)
+    (tmp_path / "photos" / "again.png").write_bytes((tmp_path / "photos" / "digit 1" / "001.png").read_bytes())
+    with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
+        (group,) = index.near_duplicates(1.0)
+        assert {item.name for item in group.items} == {"again.png", "digit 1/001.png"}
+        assert group.identical
+
+
+def test_clusters_of_groups_that_lie_apart(tmp_path: Path) -> None:
+    labels = np.arange(60) // 20
+    points = 10 * np.eye(3)[labels] + np.random.default_rng(0).standard_normal((60, 3))
+    words = [None if row == 59 else f"class {label}" for row, label in enumerate(labels)]
+    with Index.from_vectors(points.astype(np.float32), out=tmp_path / "i", labels=words) as index:
+        found = index.clusters(3)
+        assert {group.label for group in found.groups} == {"class 0", "class 1", "class 2"}
+        assert found.purity == 1.0
+        assignment = found.assignment()
+        assert [len({assignment[id] for id in range(start, start + 20)}) for start in (0, 20, 40)] == [1, 1, 1]
+        # The most typical stand first.
+        units = points / np.linalg.norm(points, axis=1, keepdims=True)
+        ids = [item.id for item in found.groups[0].items]
+        centre = units[ids].mean(0)
+        far = [np.linalg.norm(units[id] - centre) for id in ids]
+        assert far == sorted(far)
+        found.write(tmp_path / "page.html", shown=4)
+        assert len(index.clusters()) == round((60 / 2) ** 0.5)
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<figure") == 12
+    assert "mostly class 1, 100 %" in page
+
+
+def results(label: str | None = "jay") -> Results:
+    from nearfar.search import thumbnails
+
+    picture = thumbnails.make(Image.fromarray(digit(0)))
+    names = [("jay", "<b>&.jpg"), ("wren", "b.jpg"), (None, "c.jpg")]
+    found = [Neighbour(Item(n, name, own), 0.9 - 0.1 * n) for n, (own, name) in enumerate(names)]
+    return Results("query.jpg", label, tuple(found), (picture,) * 4)
+
+
+def test_frames_are_green_and_red(tmp_path: Path) -> None:
+    assert results().right == [True, False, None]
+    assert results(None).right == [None, None, None]
+    results().write(tmp_path / "found.png")
+    sheet = np.asarray(Image.open(tmp_path / "found.png"))
+    corners = [tuple(sheet[18, 18 + column * 170].tolist()) for column in range(4)]
+    assert corners[1:3] == [GOOD, BAD]
+    assert len(set(corners)) == 4
+
+
+def test_a_page_is_whole_and_harmless(tmp_path: Path) -> None:
+    write([results(), results(None)], tmp_path / "found.html")
+    page = (tmp_path / "found.html").read_text()
+    assert page.count('<figure class="good"') == 1
+    assert page.count('<figure class="bad"') == 1
+    assert "<b>&.jpg" not in page
+    assert "&lt;b&gt;&amp;.jpg" in page
+    assert not re.search(r"(src|href)=\"(?!data:)", page)  # nothing from elsewhere
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        results().write(tmp_path / "found.bmp")
+
+
+def test_results_as_json() -> None:
+    found = results().to_json()
+    assert found["neighbours"][0] == {
+        "id": 0, "name": "<b>&.jpg", "label": "jay", "score": 0.9, "right": True, "metadata": {},
+    }  # fmt: skip

@@ -1,0 +1,272 @@
+"""An index of pictures: building, opening, searching, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from search_cases import digit, model, model_folder, photos, vectors
+
+from nearfar.data import from_arrays
+from nearfar.data.decode import BadImage
+from nearfar.networks import saving
+from nearfar.networks.preprocessing import Preprocessing
+from nearfar.pixels import GREY
+from nearfar.search import Index, Item
+from nearfar.search.folder import BadIndex
+from nearfar.search.items import MissingItem
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of twenty digits; tests only read it."""
+    folder = tmp_path_factory.mktemp("built")
+    Index.build(model_folder(folder / "model"), photos(folder / "photos"), out=folder / "i", device="cpu").close()
+    return folder
+
+
+def test_items_know_their_name_class_and_hash(built: Path) -> None:
+    import hashlib
+
+    with Index.open(built / "i", read_only=True) as index:
+        item = index.items[0]
+        content = (built / "photos" / item.name).read_bytes()
+        assert item == Item(0, "digit 0/000.png", "digit 0", hashlib.sha256(content).hexdigest(), {})
+        assert [each.id for each in index.items] == list(range(20))
+        assert index.items.labels()["digit 0"] == 2
+
+
+def test_vectors_are_what_the_model_gives(built: Path) -> None:
+    network = saving.load(built / "model")
+    with Index.open(built / "i", read_only=True) as index:
+        pixels = torch.from_numpy(np.stack([np.array(Image.open(built / "photos" / i.name)) for i in index.items]))
+        with torch.no_grad():
+            expected = network(GREY(pixels.unsqueeze(1)))
+        np.testing.assert_allclose(index.vectors(), expected.numpy(), atol=1e-6)
+        np.testing.assert_array_equal(index.vector(7), index.vectors()[7])
+
+
+def test_a_picture_finds_itself_however_it_is_given(built: Path) -> None:
+    with Index.open(built / "i", read_only=True, device="cpu") as index:
+        file = built / "photos" / index.items[5].name
+        asked = [file, str(file), file.read_bytes(), Image.open(file), np.array(Image.open(file)), index.vector(5)]
+        for query in [*asked, torch.from_numpy(index.vector(5)).double()]:
+            results = index.search(query, 3)
+            assert results.ids[0] == 5
+            assert results.scores[0] == pytest.approx(1.0, abs=1e-6)
+            assert results.scores == sorted(results.scores, reverse=True)
+
+
+def test_an_item_does_not_find_itself(built: Path) -> None:
+    with Index.open(built / "i", read_only=True) as index:
+        results = index.search(5, 19)
+        assert sorted(results.ids) == [id for id in range(20) if id != 5]
+        assert results.right == [label == index.item(5).label for label in results.labels]
+
+
+def test_pictures_are_seen_as_the_card_says(tmp_path: Path) -> None:
+    """A loaded model knows its preprocessing, and so does the index that is made with it."""
+    squash = Preprocessing(size=8, resize=8, aspect="squash", crop="none", normalization=GREY)
+    network = saving.load(saving.save(model(), tmp_path / "model", preprocessing=squash).parent)
+    assert saving.preprocessing_of(network) == squash
+    assert saving.load_preprocessing(saving.save(network, tmp_path / "again").parent) == squash
+    wide = np.zeros((8, 32), dtype=np.uint8)
+    wide[:, :8] = 255  # the centre is black; squashed, a quarter is white
+    data = from_arrays(np.stack([wide, np.zeros_like(wide)]), np.array([0, 1]))
+    with Index.build(network, data, out=tmp_path / "i", device="cpu") as index:
+        assert not np.allclose(index.vector(0), index.vector(1))
+        np.testing.assert_allclose(index.embed([wide])[0], index.vector(0), atol=1e-6)
+
+
+def test_transparent_and_deep_pictures_are_read_as_from_files(built: Path) -> None:
+    with Index.open(built / "i", read_only=True, device="cpu") as index:
+        for image in (
+            Image.new("RGBA", (9, 9), (10, 20, 30, 40)),
+            Image.new("P", (9, 9), 3),
+            Image.new("I;16", (9, 9), 30_000),
+            Image.new("CMYK", (9, 9), (10, 20, 30, 40)),
+            Image.new("1", (9, 9), 1),
+        ):
+            file = io.BytesIO()
+            image.save(file, "TIFF")
+            np.testing.assert_allclose(index.embed([image]), index.embed([file.getvalue()]), atol=1e-6)
+
+
+def test_thumbnails_are_small_jpegs(built: Path, tmp_path: Path) -> None:
+    with Index.open(built / "i", read_only=True) as index:
+        picture = Image.open(io.BytesIO(index.thumbnail(3)))
+        assert (picture.format, picture.size) == ("JPEG", (160, 160))
+    with Index.build(built / "model", [_photo(tmp_path)], out=tmp_path / "i", device="cpu") as index:
+        assert Image.open(io.BytesIO(index.thumbnail(0))).size == (160, 80)
+
+
+def _photo(folder: Path) -> Path:
+    file = folder / "large.jpg"
+    Image.new("RGB", (800, 400), "teal").save(file)
+    return file
+
+
+def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 3)
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")
+    (tmp_path / "photos" / "notes.txt").write_text("no picture")
+    with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
+        assert len(index) == 3
+        assert [name for name, _ in index.skipped] == ["broken.jpg"]
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").write_bytes(b"text")
+    with pytest.raises(ValueError, match=r"none of the pictures can be read; the first reason: a\.png: text"):
+        Index.build(model(), tmp_path / "bad", out=tmp_path / "j", device="cpu")
+    assert not (tmp_path / "j").exists()
+
+
+def test_add_images_adds_all_or_none(built: Path, tmp_path: Path) -> None:
+    with Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu") as index:
+        with pytest.raises(BadImage):
+            index.add_images([("good", digit(30), "x", {}), ("bad", b"text", "x", {})])
+        assert len(index) == 20
+        ids = index.add_images([("a", digit(30), "x", {"year": 2020}), ("b", digit(31), None, {})])
+        assert ids == [20, 21]
+        assert index.item(20).metadata == {"year": 2020}
+        assert index.search(digit(30), 1).ids == [20]
+        assert index.search(digit(30), 2, where={"year": {">": 2019}}).ids == [20]
+
+
+def test_ids_are_never_used_again(built: Path, tmp_path: Path) -> None:
+    with Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu") as index:
+        index.remove(index.add_images([("a", digit(30), None, {})]))
+        index.save()
+    with Index.open(tmp_path / "i") as index:
+        assert index.add_images([("b", digit(30), None, {})]) == [21]
+        with pytest.raises(MissingItem, match="id is 20; the index has no such item among its 21"):
+            index.remove([3, 20])
+        assert 3 in index  # all or none
+
+
+def test_another_model_is_refused(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadIndex, match=r"is not the model of .*cannot be compared"):
+        Index.open(built / "i", read_only=True, model=model_folder(tmp_path / "other", seed=1))
+    Index.open(built / "i", read_only=True, model=built / "model").close()
+
+
+def test_a_model_that_was_exchanged_is_refused(built: Path, tmp_path: Path) -> None:
+    Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu").close()
+    saving.save(model(seed=1), tmp_path / "i" / "model")
+    with Index.open(tmp_path / "i") as index:
+        assert index.search(3, 2).ids  # by id needs no model
+        with pytest.raises(BadIndex, match="is not the model of"):
+            index.search(digit(0))
+        with pytest.raises(BadIndex, match="is not the model of"):
+            index.add_images([("a", digit(30), None, {})])
+
+
+def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
+    Index.from_vectors(vectors(20), out=tmp_path / "i").close()
+    card = json.loads((tmp_path / "i" / "index.json").read_text())
+    for version, advice in ((2, "a newer nearfar wrote it"), (0, "build it again")):
+        (tmp_path / "i" / "index.json").write_text(json.dumps({**card, "version": version}))
+        with pytest.raises(BadIndex, match=f"version {version}; this nearfar reads version 1: {advice}"):
+            Index.open(tmp_path / "i")
+    (tmp_path / "i" / "index.json").write_text("{}")
+    with pytest.raises(BadIndex, match="does not describe an index"):
+        Index.open(tmp_path / "i")
+    with pytest.raises(FileNotFoundError, match="holds no index"):
+        Index.open(tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    Index.from_vectors(vectors(20), out=tmp_path / "i").close()
+    file = next((tmp_path / "i").glob("data-*")) / "ids.npy"
+    np.save(file, np.arange(7))
+    with pytest.raises(BadIndex, match="is damaged: its files do not fit each other"):
+        Index.open(tmp_path / "i")
+
+
+def test_one_writes_and_others_read(tmp_path: Path) -> None:
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        index.add_vectors(vectors(2))
+        with Index.open(tmp_path / "i", read_only=True) as other:
+            index.save()
+            index.remove([3])
+            assert len(other) == 22  # as it was, though its files are gone
+            assert other.search_vectors(vectors(20)[3:4], 1)[0][0].id == 3
+        with pytest.raises(BadIndex, match="is being changed by another process"):
+            Index.open(tmp_path / "i")
+    with Index.open(tmp_path / "i", read_only=True) as index, pytest.raises(BadIndex, match="was opened read-only"):
+        index.remove([0])
+
+
+def test_a_folder_with_an_index_is_left_alone(built: Path) -> None:
+    with pytest.raises(BadIndex, match="holds an index already; update it"):
+        Index.build(built / "model", built / "photos", out=built / "i")
+    with pytest.raises(BadIndex, match="holds an index already"):
+        Index.from_vectors(vectors(20), out=built / "i")
+
+
+def test_an_index_of_vectors_has_no_model(tmp_path: Path) -> None:
+    with Index.from_vectors(vectors(20, dim=4), out=tmp_path / "i", names=[f"n{i}" for i in range(20)]) as index:
+        assert index.items[3].name == "n3"
+        assert index.thumbnail(3) == b""
+        with pytest.raises(ValueError, match="was made of vectors and has no model"):
+            index.search(digit(0))
+        with pytest.raises(ValueError, match="vectors has 3 dimensions; those of this index have 4"):
+            index.search_vectors(np.zeros((1, 3), dtype=np.float32))
+        with pytest.raises(ValueError, match="contains NaN"):
+            index.search_vectors(np.full((1, 4), np.nan, dtype=np.float32))
+        with pytest.raises(TypeError, match="query is a list"):
+            index.search([1.0, 2.0])  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_are_named(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="backend is 'fast'"):
+        Index.build(built / "model", built / "photos", out=tmp_path / "i", backend="fast")
+    with pytest.raises(ValueError, match="measure is 'dot'; allowed are cosine, euclidean"):
+        Index.build(built / "model", built / "photos", out=tmp_path / "i", measure="dot")
+    with pytest.raises(ValueError, match="labels is 'dir'; allowed are 'folder'"):
+        Index.build(built / "model", built / "photos", out=tmp_path / "i", labels="dir")
+    with pytest.raises(ValueError, match="there are no pictures in it"):
+        Index.build(built / "model", built / "model", out=tmp_path / "i")
+    with Index.open(built / "i", read_only=True) as index:
+        with pytest.raises(ValueError, match="k is 0"):
+            index.search(0, 0)
+        with pytest.raises(ValueError, match="rerank is 'magic'; allowed are k_reciprocal"):
+            index.search(0, rerank="magic")
+        with pytest.raises(FileNotFoundError, match=r"query is 'no\.jpg'"):
+            index.search("no.jpg")
+    assert not (tmp_path / "i").exists()
+
+
+def test_the_map_follows_the_items(tmp_path: Path) -> None:
+    points = vectors(100)
+    with Index.from_vectors(points, out=tmp_path / "i") as index:
+        places = index.map()
+        assert places.shape == (100, 2)
+        assert np.abs(places).max() == pytest.approx(1.0, abs=1e-6)
+        # The directions with the most spread, by another way: singular values.
+        units = points / np.linalg.norm(points, axis=1, keepdims=True)
+        spread = np.linalg.svd(units - units.mean(0), compute_uv=False)
+        assert places.std(0)[0] / places.std(0)[1] == pytest.approx(spread[0] / spread[1], rel=1e-4)
+        # A few more are put among the others, which stay where they are; many more make a new map.
+        index.add_vectors(points[:3] + 0.001)
+        index.remove([50])
+        again = index.map()
+        assert again.shape == (102, 2)
+        np.testing.assert_array_equal(again[:50], places[:50])
+        np.testing.assert_allclose(again[-3:], places[:3], atol=0.01)
+        index.add_vectors(vectors(60, seed=5))
+        assert not np.array_equal(index.map()[:50], places[:50])
+        assert index.map("tsne").shape == (162, 2)
+    with Index.open(tmp_path / "i", read_only=True) as index:
+        assert index.map().shape == (162, 2)
+
+
+def test_a_data_set_can_be_indexed(built: Path, tmp_path: Path) -> None:
+    pictures = from_arrays(np.stack([digit(n) for n in range(6)]), np.array([0, 0, 1, 1, 2, 2]))
+    with Index.build(built / "model", pictures, out=tmp_path / "i", device="cpu") as index:
+        assert [item.label for item in index.items] == ["0", "0", "1", "1", "2", "2"]
+        assert index.search(digit(4), 1).ids == [4]

@@ -1,0 +1,80 @@
+"""Filters on labels, names and metadata."""
+
+from __future__ import annotations
+
+import pytest
+
+from nearfar.search.filters import parse, select, together
+from nearfar.search.items import Item
+
+ITEMS = [
+    Item(1, "garden/a.jpg", "jay", metadata={"year": 2018, "wild": True}),
+    Item(3, "garden/b.jpg", "wren", metadata={"year": 2020}),
+    Item(4, "wood/c.jpg", None, metadata={"year": "unknown"}),
+    Item(9, "wood/d.jpg", "7"),
+]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({}, [1, 3, 4, 9]),
+        ({"label": "jay"}, [1]),
+        ({"label": ["jay", "wren"]}, [1, 3]),
+        ({"label": 7}, [9]),
+        ({"label": None}, [4]),
+        ({"label": {"!=": "jay"}}, [3, 4, 9]),
+        ({"name": {"~": "garden/*"}}, [1, 3]),
+        ({"year": {">=": 2018, "<": 2020}}, [1]),
+        ({"year": {">": 2018}}, [3]),
+        ({"year": 2020, "label": "wren"}, [3]),
+        ({"year": 2020, "label": "jay"}, []),
+        ({"wild": True}, [1]),
+        ({"id": [4, 9]}, [4, 9]),
+        ({"year": {"==": 2020}}, [3]),
+    ],
+)
+def test_items_that_pass(where: dict[str, object], expected: list[int]) -> None:
+    assert select(ITEMS, where).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("label=jay", ("label", "jay")),
+        ("label==jay", ("label", "jay")),
+        ("label=jay,wren", ("label", ["jay", "wren"])),
+        ("year>=2019", ("year", {">=": 2019})),
+        ("year<2019.5", ("year", {"<": 2019.5})),
+        ("year!=2019", ("year", {"!=": 2019})),
+        ("name~a/*.jpg", ("name", {"~": "a/*.jpg"})),
+    ],
+)
+def test_filters_are_read_from_words(text: str, expected: object) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["label", "=jay", "label=", ">3"])
+def test_words_that_are_no_filter(text: str) -> None:
+    with pytest.raises(ValueError, match="needed is KEY=VALUE"):
+        parse(text)
+
+
+def test_filters_are_joined() -> None:
+    assert together([("year", {">": 1}), ("year", {"<": 5}), ("label", "jay")]) == {
+        "year": {">": 1, "<": 5},
+        "label": "jay",
+    }
+    with pytest.raises(ValueError, match="names 'label' twice"):
+        together([("label", "jay"), ("label", "wren")])
+
+
+def test_wrong_filters_are_named() -> None:
+    with pytest.raises(ValueError, match=r"where has 'lable' \(did you mean 'label'\?\)"):
+        select(ITEMS, {"lable": "jay"})
+    with pytest.raises(ValueError, match=r"where has '=>' for 'year'"):
+        select(ITEMS, {"year": {"=>": 3}})
+    with pytest.raises(TypeError, match="where has a bytes for 'label'"):
+        select(ITEMS, {"label": b"jay"})
+    with pytest.raises(TypeError, match="where is a list"):
+        select(ITEMS, ["jay"])  # type: ignore[arg-type]
