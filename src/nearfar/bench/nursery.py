@@ -39,7 +39,8 @@ class Nursery:
             (*COMMAND, *imports),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment(changes),
+            # Whether there is a GPU is asked in a way that leaves children free to use it.
+            env=environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **changes}),
             # Ctrl-C on the terminal is for the caller, who asks each job to stop but once.
             start_new_session=True,
         )
