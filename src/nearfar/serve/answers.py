@@ -45,7 +45,13 @@ def neighbours(room: Room, hits: list[Hit]) -> list[Neighbour]:
     """With names and classes; what was removed in the meantime is left out."""
     found = [(hit, room.item(int(hit.id))) for hit in hits]
     return [
-        Neighbour(**thing(item).model_dump(), score=round(float(hit.score), 6))
+        Neighbour(
+            id=item.id,
+            name=item.name,
+            label=item.label,
+            metadata=dict(item.metadata),
+            score=round(float(hit.score), 6),
+        )
         for hit, item in found
         if item is not None
     ]

@@ -1,6 +1,7 @@
 // The page: tabs, theme, token, keyboard. What is shown is in the address, so back and forward work as everywhere.
 
 import * as api from "./api.js";
+import "./dropping.js";
 import { $, counted, hush, tell } from "./dom.js";
 import * as map from "./map.js";
 import * as runs from "./runs.js";
@@ -64,24 +65,21 @@ function route() {
     $(`view-${each}`).hidden = !chosen;
   }
   hush();
-  remember(tab, step);
+  remember();
   views[tab].show(step);
 }
 
 /** Number the entries of the browser's history, to know whether there is a way back or forward. */
-let here = 0;
+let here = null;
 let last = 0;
 function remember() {
-  if (history.state?.at === undefined) {
-    here = history.state === null && here === 0 && last === 0 && !remember.begun ? 0 : here + 1;
-    last = here;
-    remember.begun = true;
+  const at = history.state?.at;
+  here = at ?? (here === null ? 0 : here + 1);
+  if (at === undefined) {
+    last = here; // what lay ahead is gone
     history.replaceState({ at: here }, "");
-  } else {
-    here = history.state.at;
-    last = Math.max(last, here);
-    remember.begun = true;
   }
+  last = Math.max(last, here);
   $("back").disabled = here === 0;
   $("forward").disabled = here === last;
 }

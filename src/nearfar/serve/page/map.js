@@ -1,10 +1,12 @@
 // The map: pan, zoom, hover, click, all by mouse, finger or keyboard.
 
 import * as api from "./api.js";
-import { $, counted, tell } from "./dom.js";
+import { night, packed, palette } from "./colours.js";
+import { $, counted, make, tell } from "./dom.js";
 import { Overlay } from "./overlay.js";
-import { Plane, palette, parse } from "./plane.js";
+import { Plane, parse } from "./plane.js";
 import { found } from "./search.js";
+import * as tip from "./tip.js";
 
 const LEGEND = 40; // classes that have a button
 const CALM = 140; // ms after the last move until soft edges and thumbnails come
@@ -23,10 +25,6 @@ let dragged = 0;
 const canvas = $("points");
 const ratio = () => Math.min(2, window.devicePixelRatio || 1);
 const shown = () => !$("view-map").hidden;
-const night = () => {
-  const theme = document.documentElement.dataset.theme;
-  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-};
 
 export function begin(info, labels) {
   facts = info;
@@ -132,10 +130,9 @@ function frame() {
   const context = canvas.getContext("2d");
   if (pixels?.width !== canvas.width || pixels?.height !== canvas.height) pixels = context.createImageData(canvas.width, canvas.height);
   const style = getComputedStyle(document.documentElement);
-  const background = packed(style.getPropertyValue("--card"));
   const painted = plane.paint(new Uint32Array(pixels.data.buffer), canvas.width, canvas.height, view, {
     colours: [...colours.map(packed), packed(style.getPropertyValue("--accent"))],
-    background,
+    background: packed(style.getPropertyValue("--card")),
     faint: packed(style.getPropertyValue("--edge")),
     wanted,
     radius: radius(),
@@ -168,19 +165,6 @@ function radius() {
   return ratio() * Math.min(7, many * Math.min(3, (view.scale / whole) ** 0.3));
 }
 
-const seen = new Map();
-/** A colour of CSS as a pixel. */
-function packed(colour) {
-  if (!seen.has(colour)) {
-    const probe = packed.probe ??= new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    probe.fillStyle = colour.trim();
-    probe.fillRect(0, 0, 1, 1);
-    const [red, green, blue] = probe.getImageData(0, 0, 1, 1).data;
-    seen.set(colour, (0xff000000 | (blue << 16) | (green << 8) | red) >>> 0);
-  }
-  return seen.get(colour);
-}
-
 // — classes —
 
 function legend() {
@@ -188,15 +172,12 @@ function legend() {
   const few = plane.labels.length <= LEGEND ? plane.labels : [];
   $("legend").replaceChildren(
     ...few.map((label, number) => {
-      const [line, button, dot] = ["li", "button", "i"].map((tag) => document.createElement(tag));
+      const dot = make("i");
       dot.style.background = colours[number];
-      button.type = "button";
-      button.append(dot, label);
-      button.title = counted(counts.get(label) ?? 0, "picture");
-      button.setAttribute("aria-pressed", wanted === number);
+      const facts = { type: "button", title: counted(counts.get(label) ?? 0, "picture"), attrs: { "aria-pressed": wanted === number } };
+      const button = make("button", facts, dot, label);
       button.addEventListener("click", () => choose(wanted === number ? "" : label));
-      line.append(button);
-      return line;
+      return make("li", {}, button);
     }),
   );
 }
@@ -227,43 +208,15 @@ function under({ x, y }) {
   return plane.nearest(place.x, place.y, reach, wanted);
 }
 
-let hovering = 0;
-async function hover(place, x, y) {
+function hover(place, x, y) {
   canvas.classList.toggle("over", place >= 0);
   if (place !== hovered) {
     hovered = place;
     draw();
-    const tip = $("tip");
-    tip.hidden = place < 0;
-    const mine = (hovering += 1);
-    if (place < 0) return;
-    const id = plane.ids[place];
-    const image = tip.querySelector("img");
-    image.hidden = false;
-    image.onerror = () => (image.hidden = true);
-    image.onload = () => image.classList.toggle("small", image.naturalWidth < 64 && image.naturalHeight < 64);
-    image.src = api.thumbnail(id);
-    image.alt = "";
-    tip.querySelector("strong").textContent = plane.labels[plane.classes[place]] ?? `No. ${id}`;
-    tip.querySelector("span").textContent = " ";
-    setTimeout(async () => {
-      if (mine !== hovering) return;
-      try {
-        const item = await api.item(id);
-        if (mine === hovering) tip.querySelector("span").textContent = item.name;
-      } catch {} // it has no name then
-    }, 60);
+    if (place < 0) tip.hide();
+    else tip.show(plane.ids[place], plane.labels[plane.classes[place]]);
   }
-  if (place >= 0) placeTip(x / ratio(), y / ratio());
-}
-
-function placeTip(x, y) {
-  const tip = $("tip");
-  const [width, height] = [tip.offsetWidth, tip.offsetHeight];
-  const box = $("map");
-  const left = x + 18 + width > box.clientWidth ? x - 18 - width : x + 18;
-  const top = Math.max(8, Math.min(box.clientHeight - height - 8, y - height / 2));
-  tip.style.transform = `translate(${Math.max(8, left)}px, ${top}px)`;
+  if (place >= 0) tip.beside(x / ratio(), y / ratio());
 }
 
 const searchWith = (place) => (location.hash = `#item=${plane.ids[place]}`);

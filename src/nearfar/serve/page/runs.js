@@ -2,8 +2,8 @@
 
 import * as api from "./api.js";
 import { lineChart } from "./chart.js";
+import { night, palette } from "./colours.js";
 import { $, counted, make, tell } from "./dom.js";
-import { palette } from "./plane.js";
 
 const DRAWN = 8; // runs whose curves are drawn at first
 const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(1));
@@ -158,9 +158,4 @@ function compare(a, b) {
 function duration(seconds) {
   if (seconds < 100) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   return seconds < 6000 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`;
-}
-
-function night() {
-  const theme = document.documentElement.dataset.theme;
-  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }

@@ -1,0 +1,248 @@
+"""A server under a crowd, and killed while it writes.
+
+    python benchmarks/serve.py                        # 64 clients for 60 s, then ten kill -9s
+    python benchmarks/serve.py --index my.index       # a copy of your own index, searched with its own thumbnails
+    python benchmarks/serve.py --seconds 10 --kills 2
+
+`nearfar serve` runs in a process of its own; the clients share its machine. Each waits for an answer and asks again,
+over a connection that is kept: half of the time it searches with a picture, else by item, fetches a thumbnail, or adds
+a picture and takes it out again. Memory is that of the server, once a second. Kills come while four clients add;
+then the index is opened and every add that was acknowledged must be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import Clock, parse, report, show_line
+from PIL import Image
+
+from nearfar import networks
+from nearfar.search import Index
+
+COLUMNS = ["what", "clients", "seconds", "requests", "requests/s", "p50 ms", "p99 ms", "worst ms", "errors"]
+COLUMNS += ["MiB at 10 s", "MiB at the end", "MiB at most", "kills", "acknowledged", "lost"]
+KINDS = {"search by picture": 0.5, "search by item": 0.3, "thumbnail": 0.19, "add and remove": 0.01}
+BOUNDARY = b"nearfar-benchmark"
+WRITERS = 4
+
+
+def made_up(place: Path, count: int, side: int = 64) -> Path:
+    """An index of made-up pictures by a small network that was never trained."""
+    rng = np.random.default_rng(0)
+    pictures = place / "pictures"
+    for label in range(20):
+        base = rng.integers(0, 256, (8, 8, 3))
+        (pictures / str(label)).mkdir(parents=True)
+        for number in range(count // 20):
+            small = np.clip(base + rng.normal(0, 30, (8, 8, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(small).resize((side, side)).save(pictures / str(label) / f"{number}.jpg", quality=90)
+    torch.manual_seed(0)
+    model = networks.create("small_cnn", dim=64, channels=3, size=32)
+    Index.build(model, pictures, out=place / "made-up.index", device="cpu").close()
+    return place / "made-up.index"
+
+
+@contextmanager
+def server(index: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`nearfar serve` and its port."""
+    command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            line = next((line for line in child.stdout if " is served at " in line), None)
+            if line is None:
+                raise RuntimeError("the server did not start")
+            yield child, int(line.split("://127.0.0.1:")[1].split()[0])
+        finally:
+            child.kill()
+
+
+class Client:
+    """One connection that is kept; no more of HTTP than is needed, to leave the machine to the server."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: bytes = b"", kind: str = "") -> tuple[int, bytes]:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+        writer.write((head + (f"Content-Type: {kind}\r\n" if kind else "") + "\r\n").encode() + body)
+        await writer.drain()
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        length = next((int(line.split(":")[1]) for line in lines if line.startswith("content-length:")), 0)
+        content = await reader.readexactly(length)
+        if any(line == "connection: close" for line in lines):
+            self.close()
+        return int(lines[0].split()[1]), content
+
+    async def upload(self, path: str, image: bytes, name: str = "a.jpg") -> tuple[int, bytes]:
+        part = f'Content-Disposition: form-data; name="image"; filename="{name}"\r\n\r\n'.encode()
+        body = b"--" + BOUNDARY + b"\r\n" + part + image + b"\r\n--" + BOUNDARY + b"--\r\n"
+        return await self.ask("POST", path, body, f"multipart/form-data; boundary={BOUNDARY.decode()}")
+
+    def close(self) -> None:
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
+
+
+def resident(process: int) -> float:
+    """MiB of a process."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+async def crowd(process: int, port: int, images: list[bytes], options: argparse.Namespace) -> list[dict[str, Any]]:
+    times: dict[str, list[float]] = defaultdict(list)
+    errors: dict[str, int] = defaultdict(int)
+    memory: list[float] = []
+    end = time.perf_counter() + options.seconds
+
+    async def one(client: Client, kind: str, rng: np.random.Generator) -> int:
+        number = int(rng.integers(len(images)))
+        if kind == "search by picture":
+            return (await client.upload("/api/v1/search?k=24", images[number]))[0]
+        if kind == "search by item":
+            return (await client.ask("POST", f"/api/v1/search/id/{number}?k=24"))[0]
+        if kind == "thumbnail":
+            return (await client.ask("GET", f"/api/v1/items/{number}/thumbnail"))[0]
+        status, content = await client.upload("/api/v1/items", images[number])
+        return (
+            (await client.ask("DELETE", f"/api/v1/items/{json.loads(content)['id']}"))[0] if status == 201 else status
+        )
+
+    async def visit(worker: int) -> None:
+        rng = np.random.default_rng(worker)
+        client = Client(port)
+        while time.perf_counter() < end:
+            kind = str(rng.choice(list(KINDS), p=list(KINDS.values())))
+            began = time.perf_counter()
+            try:
+                status = await one(client, kind, rng)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                print(f"{kind}: {error!r}", file=sys.stderr)
+                client.close()
+                status = 0
+            times[kind].append(1000 * (time.perf_counter() - began))
+            if status != 200:
+                errors[kind] += 1
+        client.close()
+
+    async def watch() -> None:
+        while time.perf_counter() < end:
+            memory.append(resident(process))
+            await asyncio.sleep(1)
+
+    await asyncio.gather(watch(), *(visit(worker) for worker in range(options.clients)))
+    rows = []
+    everything = {"everything": [each for found in times.values() for each in found], **times}
+    for what, found in everything.items():
+        p50, p99 = np.percentile(found, [50, 99])
+        wrong = sum(errors.values()) if what == "everything" else errors[what]
+        row = {"what": what, "clients": options.clients, "seconds": options.seconds, "requests": len(found)}
+        row |= {"requests/s": len(found) / options.seconds, "p50 ms": float(p50), "p99 ms": float(p99)}
+        row |= {"worst ms": max(found), "errors": wrong}
+        if what == "everything":
+            row |= {"MiB at 10 s": memory[min(10, len(memory) - 1)], "MiB at the end": memory[-1]}
+            row |= {"MiB at most": max(memory)}
+        show_line(row)
+        rows.append(row)
+    return rows
+
+
+async def write(port: int, kill: int, images: list[bytes], seconds: float, process: int) -> dict[int, str]:
+    """Add from several clients and kill the server in the middle of it; what was acknowledged."""
+    acknowledged: dict[int, str] = {}
+
+    async def adds(worker: int) -> None:
+        client = Client(port)
+        for number in range(10**6):
+            name = f"{kill}-{worker}-{number}"
+            try:
+                status, content = await client.upload("/api/v1/items", images[number % len(images)], name)
+            except (OSError, asyncio.IncompleteReadError):
+                return
+            if status == 201:
+                acknowledged[json.loads(content)["id"]] = name
+
+    async def murder() -> None:
+        await asyncio.sleep(seconds)
+        os.kill(process, signal.SIGKILL)
+
+    await asyncio.gather(murder(), *(adds(worker) for worker in range(WRITERS)))
+    return acknowledged
+
+
+def kills(index: Path, images: list[bytes], count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    acknowledged: dict[int, str] = {}
+    for kill in range(count):
+        with server(index) as (child, port):
+            acknowledged |= asyncio.run(write(port, kill, images, float(rng.uniform(0.5, 2.0)), child.pid))
+        print(f"kill {kill + 1}: {len(acknowledged)} adds acknowledged", file=sys.stderr)
+    with Index.open(index, device="cpu") as opened:
+        kept = {item.id: item.name for item in opened.items}
+        lost = [id for id, name in acknowledged.items() if kept.get(id) != name or not opened.thumbnail(id)]
+    return {
+        "what": "kill -9 during adds",
+        "clients": WRITERS,
+        "kills": count,
+        "acknowledged": len(acknowledged),
+        "lost": len(lost),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--index", type=Path, help="an index folder, which is copied; a made-up one unless told")
+    parser.add_argument("--pictures", type=int, default=5000, help="how many to make up")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--kills", type=int, default=10)
+    options = parse(parser, COLUMNS)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        index = place / "copy.index"
+        shutil.copytree(options.index or made_up(place, options.pictures), index)
+        with Index.open(index, read_only=True, device="cpu") as opened:
+            images = [thumbnail_of(opened.thumbnail(item.id)) for item in opened.items[:1000]]
+        with server(index) as (child, port):
+            rows = asyncio.run(crowd(child.pid, port, images, options))
+        rows.append(kills(index, images, options.kills))
+        show_line(rows[-1])
+    report(rows, COLUMNS, Clock("cpu"), options.out)
+    if rows[0]["errors"] or rows[-1]["lost"]:
+        sys.exit("there were errors, or acknowledged adds were lost")
+
+
+def thumbnail_of(data: bytes) -> bytes:
+    """As somebody would send it: a JPEG of 160 pixels."""
+    file = io.BytesIO()
+    Image.open(io.BytesIO(data)).convert("RGB").resize((160, 160)).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    main()
