@@ -16,10 +16,9 @@ import pytest
 from grids_for_tests import LONG, STEPS, InHere, Interrupts, small
 
 from nearfar.bench import grid as grids
-from nearfar.bench import local_engine, running
-from nearfar.bench.job import Job
+from nearfar.bench import local_engine, processes, running
+from nearfar.bench import nursery as nurseries
 from nearfar.bench.nursery import Nursery
-from nearfar.bench.processes import Processes
 from nearfar.bench.results import find
 from nearfar.training import checkpoints
 from nearfar.training.run import RunFolder, read_log
@@ -163,30 +162,46 @@ def test_a_crash_hurts_nobody_else(tmp_path: Path) -> None:
     assert str(ran.records[2].error).startswith("NonFinite: the loss or its gradient was no number")
 
 
+CALLER = """
+import subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+process.stdin.write(sys.stdin.buffer.readline())
+process.stdin.flush()
+process.wait()
+"""
+
+
 def test_cells_end_with_who_runs_them_and_go_on_later(tmp_path: Path, here: list[InHere]) -> None:
     grid = small(tmp_path, changes=LONG, baseline=False, losses={"contrastive": {}})
-    (tmp_path / "small.toml").write_text(grids.to_toml(grids.load(grid)), encoding="utf-8")
-    words = [sys.executable, "-m", "nearfar", "bench", "run", "small.toml", "--out", "out", "-q"]
-    process = subprocess.Popen(words, cwd=tmp_path)
     record = running.plan(grid, tmp_path / "out").records[0]
+    job = running._job(record, {"cache": None, "lean": False})
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, *nurseries.COMMAND], stdin=subprocess.PIPE)
+    assert caller.stdin is not None
+    caller.stdin.write(json.dumps({"job": json.loads(job.line()), "changes": {}}).encode() + b"\n")
+    caller.stdin.close()
     wait_for(lambda: record.steps() is not None)
-    process.kill()
-    process.wait()
+    caller.kill()
+    caller.wait()
     wait_for(lambda: "saved, and can be resumed" in record.output.read_text())
     wait_for(lambda: not is_locked(record.folder / ".lock"))
     assert running.run(grid, tmp_path / "out").complete
     assert read_log(RunFolder(record.folder).log)[-1]["step"] == STEPS
 
 
-def test_without_forking_every_job_is_a_process_of_its_own(tmp_path: Path) -> None:
+def test_without_forking_every_job_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import os, sys; print(os.environ['MARK'], 'WORLD_SIZE' in os.environ, sys.stdin.readline()[:9], flush=True); sys.stdin.read(1)"
+    monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-S", "-c", script))
+    monkeypatch.setenv("WORLD_SIZE", "8")
     record = running.plan(small(tmp_path, baseline=False), tmp_path / "out").records[0]
-    workers = Processes()
-    job: Job = running._job(record, {"cache": None, "lean": False})
-    workers.start(job, {})
+    workers, job = processes.Processes(), running._job(record, {"cache": None, "lean": False})
+    workers.start(job, {"MARK": "here"})
+    wait_for(lambda: record.output.exists() and "here" in record.output.read_text())
+    assert workers.code(job.name) is None
+    workers.stop(job.name)
     wait_for(lambda: workers.code(job.name) is not None)
     workers.close()
-    assert workers.code(job.name) == 0, record.output.read_text()
-    assert RunFolder(record.folder).metrics.is_file()
+    assert workers.code(job.name) == -signal.SIGTERM
+    assert record.output.read_text() == 'here False {"name": \n'
 
 
 def wait_for(condition: Any, seconds: float = 60.0) -> None:
