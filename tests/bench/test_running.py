@@ -189,7 +189,11 @@ def test_cells_end_with_who_runs_them_and_go_on_later(tmp_path: Path, here: list
 
 
 def test_without_forking_every_job_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "import os, sys; print(os.environ['MARK'], 'WORLD_SIZE' in os.environ, sys.stdin.readline()[:9], flush=True); sys.stdin.read(1)"
+    script = """if True:
+        import os, sys
+        print(os.environ["MARK"], "WORLD_SIZE" in os.environ, sys.stdin.readline()[:9], flush=True)
+        sys.stdin.read(1)
+    """
     monkeypatch.setattr(processes, "COMMAND", (sys.executable, "-S", "-c", script))
     monkeypatch.setenv("WORLD_SIZE", "8")
     record = running.plan(small(tmp_path, baseline=False), tmp_path / "out").records[0]
