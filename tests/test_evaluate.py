@@ -198,8 +198,8 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
         (["embeddings.npy", "labels.npy", "--normalization", "max"], "normalization is 'max'"),
         (["embeddings.npy", "labels.npy", "--worst", "-1"], "worst is -1; it must be ≥ 0"),
         (["embeddings.npy", "labels.npy", "--seed", "-1"], "seed is -1"),
-        (["embeddings.npy", "labels.npy", "--device", "tpu"], "device is 'tpu'; allowed are cpu, cuda"),
-        (["embeddings.npy", "labels.npy", "--device", "mps"], "device is 'mps'; allowed are cpu, cuda"),
+        (["embeddings.npy", "labels.npy", "--device", "tpu"], "device is 'tpu'; allowed are auto, cpu, cuda"),
+        (["embeddings.npy", "labels.npy", "--device", "mps"], "device is 'mps'; allowed are auto, cpu, cuda"),
         (
             ["embeddings.npy", "labels.npy", "--device", "cuda:99"],
             "device is 'cuda:99'; the number of GPUs that PyTorch finds is ",

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nearfar import inputs
-from nearfar.inputs import as_label_pair, as_labels, as_vectors, blocks, check_finite, check_vectors
+from nearfar.inputs import as_device, as_label_pair, as_labels, as_vectors, blocks, check_finite, check_vectors
 
 VECTORS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -197,3 +197,31 @@ def test_a_loss_wants_tensors() -> None:
     labels: Any = np.arange(6)
     with pytest.raises(TypeError, match="labels is a ndarray"):
         check_vectors("embeddings", VECTORS, "labels", labels)
+
+
+# --- devices -------------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_one_of_few_words() -> None:
+    assert as_device("device", "cpu") == torch.device("cpu")
+    assert as_device("device", "auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    for word in ("tpu", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:x", ""):
+        with pytest.raises(ValueError, match=f"^training.device is '{word}'; allowed are auto, cpu, cuda and"):
+            as_device("training.device", word)
+
+
+def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert as_device("device", "auto") == as_device("device", "cuda") == torch.device("cuda")
+    assert [as_device("device", "cuda", local=local).index for local in range(3)] == [0, 1, 0]
+    assert as_device("device", "cuda:1", local=0) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="device is 'cuda:2'; the number of GPUs that PyTorch finds is 2"):
+        as_device("device", "cuda:2")
+
+
+def test_without_a_gpu_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for word in ("cuda", "cuda:0"):
+        with pytest.raises(ValueError, match=f"device is '{word}'; the number of GPUs that PyTorch finds is 0"):
+            as_device("device", word)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from nearfar import __version__, metrics
 from nearfar.files import read
-from nearfar.inputs import Array, as_labels, as_vectors
+from nearfar.inputs import Array, as_device, as_labels, as_vectors
 from nearfar.metrics.scores import NORMALIZATIONS
 from nearfar.progress import Watch
 from nearfar.settings import one_of, whole
@@ -43,7 +42,7 @@ def load(
     device: str = "cpu",
 ) -> Labelled:
     """Embeddings on a device, and their labels from another file or from the same one. Errors use ``name``."""
-    place, shared = _device(device), labels is None or labels == embeddings
+    place, shared = as_device("device", device), labels is None or labels == embeddings
     vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
     return Labelled(vectors.to(place), read(labels or embeddings, "labels", labels_key, shared=shared))
 
@@ -63,7 +62,7 @@ def load_run(where: Path, *, data: str | None = None, device: str = "cpu", watch
 
     if not is_trained(where):
         raise ValueError(f"{where} is a folder without recipe.toml or model.safetensors: no run, and no saved network")
-    place = _device(device)
+    place = as_device("device", device)
     queries, gallery, recipe = embeddings_of(where, data=data, device=place, watch=watch)
     sides = [None if one is None else Labelled(one.points.to(place), one.labels) for one in (queries, gallery)]
     assert sides[0] is not None
@@ -127,15 +126,6 @@ def check_file(file: Path) -> None:
     """That a report can be written there, before anything is computed."""
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ValueError(f"json is {str(file)!r}; needed is a file in a folder that exists")
-
-
-def _device(name: str) -> torch.device:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device is {name!r}; allowed are cpu, cuda and, where there are several, cuda:1 and so on")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {name!r}; the number of GPUs that PyTorch finds is {torch.cuda.device_count()}")
-    return device
 
 
 def _worst(per_query: dict[str, Tensor], labels: Array, count: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Vectors and labels as they come in: checked once, with errors that name the argument.
+"""Vectors, labels and the word for a device as they come in: checked once, with errors that name the argument.
 
 Losses take tensors only (``check_vectors``). Metrics also take NumPy arrays and memory maps, and never read
 more of one than a block at a time.
@@ -7,6 +7,7 @@ more of one than a block at a time.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -154,3 +155,28 @@ def _checked_labels(name: str, array: Array, count: int | None) -> Array:
 
 def _codes(words: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
     return torch.from_numpy(np.unique(words, return_inverse=True)[1].astype(np.int64))
+
+
+def as_device(name: str, word: str, *, local: int | None = None) -> torch.device:
+    """Where to compute: "cpu", "cuda", "cuda:1" and so on, or "auto", a GPU where there is one.
+
+    Parameters
+        name    what errors call it.
+        local   which of the processes of this machine asks; "auto" and "cuda" then are a GPU of its own.
+
+    >>> as_device("device", "cpu")
+    device(type='cpu')
+    """
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word):
+        raise ValueError(
+            f"{name} is {word!r}; allowed are auto, cpu, cuda and, where there are several GPUs, cuda:1 and so on"
+        )
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if word == "cpu" or (word == "auto" and not there):
+        return torch.device("cpu")
+    if word in ("auto", "cuda") and there:
+        return torch.device("cuda") if local is None else torch.device("cuda", local % there)
+    device = torch.device(word)
+    if (device.index or 0) >= there:
+        raise ValueError(f"{name} is {word!r}; the number of GPUs that PyTorch finds is {there}")
+    return device

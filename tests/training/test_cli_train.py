@@ -85,6 +85,7 @@ def test_quiet_says_one_line(recipe: Path, tmp_path: Path, capsys: pytest.Captur
         (["--set", "loss.alhpa=5"], "did you mean 'alpha'"),
         (["--set", "alpha"], "SECTION.KEY=VALUE"),
         (["--data", "here"], "digits takes none"),
+        (["--device", "tpu"], "training.device is 'tpu'; allowed are auto, cpu, cuda"),
         (["--set", "training.epochs=many"], "training.epochs is 'many'"),
         (["--resume", "nowhere", "--out", "there"], "a run goes on in its own folder"),
     ],

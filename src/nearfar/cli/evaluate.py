@@ -52,7 +52,7 @@ def evaluate_files(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything to this file as well.")] = None,
     key: Annotated[str | None, typer.Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
     labels_key: Annotated[str | None, typer.Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of clusters and intervals.")] = 0,
 ) -> None:
     """Measure how well embeddings find and cluster their classes.

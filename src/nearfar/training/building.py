@@ -16,6 +16,7 @@ from torch import nn
 from nearfar import networks
 from nearfar.data import DataSet, Loader, Split, Store, View, samplers
 from nearfar.data.sampling import Sampler
+from nearfar.inputs import as_device
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
 from nearfar.networks.preprocessing import SMALL, Preprocessing
@@ -167,14 +168,7 @@ def device_of(name: str, rank: int = 0) -> torch.device:
     >>> device_of("cpu")
     device(type='cpu')
     """
-    if name not in ("auto", "cuda"):
-        return torch.device(name)
-    if torch.cuda.is_available():
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        return torch.device("cuda", local % torch.cuda.device_count())
-    if name == "cuda":
-        raise ValueError("training.device is 'cuda', and PyTorch finds no GPU here")
-    return torch.device("cpu")
+    return as_device("training.device", name, local=int(os.environ.get("LOCAL_RANK", rank)))
 
 
 def network_of(recipe: Recipe, store: Store | Vectors) -> Model:

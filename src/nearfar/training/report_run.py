@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from nearfar import metrics
 from nearfar.data import DataSet
+from nearfar.inputs import as_device
 from nearfar.metrics.bootstrap import Interval
 from nearfar.progress import Watch
 from nearfar.training.charts import Point
@@ -126,7 +126,7 @@ def measured(run: RunData, *, device: str = "cpu", seed: int = 0, watch: Watch =
         return None
     section = run.recipe.evaluation
     queries, gallery = run.queries, run.gallery
-    where = torch.device(device)
+    where = as_device("device", device)
     asked = () if gallery is None else (gallery.points.to(where), gallery.labels)
     found = metrics.retrieval(
         queries.points.to(where),
