@@ -12,8 +12,11 @@ import cases
 import torch
 from torch import Tensor, nn
 
+from nearfar import networks
+from nearfar.data.loader import Batch
 from nearfar.losses import Loss
 from nearfar.training.distributed import World, global_loss, world
+from nearfar.training.steps import Member, Step
 
 ROWS, FEATURES, DIM, STEPS = 24, 6, 4, 10
 TRAINED = ("multi_similarity", "contrastive", "triplet", "proxy_anchor", "normalized_softmax", "group")
@@ -72,6 +75,23 @@ def trained(there: World, key: str) -> dict[str, Tensor]:
     }
 
 
+DRAWING = {"group": {}, "contrastive": {"mining": "random"}, "softmax": {"sample_rate": 0.5}}
+
+
+def stepped(there: World, key: str) -> dict[str, Tensor]:
+    """Parameters after three steps of a loss that draws, with torch's generator at another place in every process."""
+    torch.manual_seed(1)
+    model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
+    loss = cases.create(key, DRAWING[key], dim=DIM)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.003)
+    torch.manual_seed(100 + there.rank)
+    step = Step([Member(model, {"high": loss})], optimizer, world=there)
+    for number in range(3):
+        inputs, labels = own_share(there, *batch(number))
+        step(Batch(inputs, labels, labels), seed=number)
+    return dict(model.state_dict())
+
+
 def other_words(there: World) -> dict[str, Any]:
     """What processes say to each other beside gradients."""
     model = nn.BatchNorm1d(2)
@@ -96,6 +116,7 @@ def everything(there: World) -> dict[str, Any]:
     found["gradients"] = {case.id: gradients(there, case) for case in cases.CASES}
     found["whole"] = {key: gradients(there, cases.Case(key), "whole") for key in ("raw", "normalized_softmax")}
     found["trained"] = {key: trained(there, key) for key in TRAINED}
+    found["stepped"] = {key: stepped(there, key) for key in DRAWING}
     return found
 
 

@@ -58,6 +58,15 @@ def test_ten_steps_lead_where_a_single_process_gets(two: list[dict[str, Any]], k
             assert not torch.allclose(value, start[name[2:]], rtol=0, atol=1e-4), "nothing was learned"
 
 
+@pytest.mark.parametrize("key", worker.DRAWING)
+def test_what_a_step_draws_is_the_same_in_all_processes(two: list[dict[str, Any]], key: str) -> None:
+    alone = worker.stepped(World(), key)
+    for rank in two:
+        assert alone.keys() == rank["stepped"][key].keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(rank["stepped"][key][name], value, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradients_are_those_of_the_global_batch(two: list[dict[str, Any]], name: str) -> None:
     alone = worker.gradients(World(), CASES[name])

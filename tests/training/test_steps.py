@@ -293,3 +293,38 @@ def test_a_memory_adds_columns_to_the_batch() -> None:
     torch.testing.assert_close(found.loss, expected.detach())
     assert torch.equal(memory.embeddings[7:], embeddings.detach())
     assert torch.equal(memory.labels, torch.cat([old_labels, LABELS]))
+
+
+# --- random numbers --------------------------------------------------------------------------------------------
+
+
+def test_what_a_loss_draws_depends_on_the_seed_of_the_step_alone() -> None:
+    def after(seed: int, elsewhere: int) -> list[Tensor]:
+        model = network()
+        torch.manual_seed(elsewhere)
+        expected = torch.rand(3)
+        torch.manual_seed(elsewhere)
+        Step([Member(model, {"high": losses.create("contrastive", mining="random")})], sgd(model))(batch(), seed=seed)
+        assert torch.equal(torch.rand(3), expected), "torch's own generator has moved"
+        return values(model)
+
+    assert_same(after(5, 1), after(5, 2))
+    assert not torch.equal(after(5, 1)[0], after(6, 1)[0])
+
+
+def test_members_and_levels_draw_each_their_own() -> None:
+    drawn = []
+
+    class Draws(nn.Module):
+        def forward(self, points: Tensor, labels: Tensor) -> Tensor:
+            drawn.append(torch.rand(()).item())
+            return points.square().sum()
+
+    torch.manual_seed(0)
+    models = [networks.create("small_cnn", size=8, dim=4, levels=("low", "high")) for _ in range(2)]
+    members = [Member(model, {"low": Draws(), "high": Draws()}) for model in models]
+    step = Step(members, sgd(*models))
+    for seed in (0, 1, 0):
+        step(pictures(), seed=seed)
+    assert len(set(drawn)) == 8
+    assert drawn[:4] == drawn[8:]

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nearfar import losses
+from nearfar.inputs import as_device
 from nearfar.losses import ClassificationLoss, PairLoss
 from nearfar.settings import one_of
 
@@ -135,7 +136,7 @@ def world(device: str = "auto") -> World:
         device  "cuda", "cpu", or "auto": a GPU of its own for every process where there is one. ``"cuda:1"`` and the
                 like are for a single process.
     """
-    kind = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else torch.device(device)
+    kind = as_device("training.device", device)
     rank, ranks = (int(os.environ.get(name, fallback)) for name, fallback in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if ranks == 1:
         return World(device=kind)
@@ -156,6 +157,20 @@ def world(device: str = "auto") -> World:
 
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def draws(loss: LossFunction) -> bool:
+    """Whether a loss asks for random numbers: anchors, negatives or classes. One of your own may.
+
+    >>> draws(losses.create("raw")), draws(losses.create("raw", mining="random"))
+    (False, True)
+    """
+    if not type(loss).__module__.startswith("nearfar.losses."):
+        return True
+    if isinstance(loss, PairLoss):
+        return loss.mining.draws
+    return isinstance(loss, losses.Group) or getattr(loss, "sample_rate", 1.0) < 1.0
+
 
 # A mean over all anchors of a function of the anchor's row, and nothing else.
 _MEAN_OVER_ANCHORS: dict[type[PairLoss], Callable[[Any], bool]] = {
@@ -283,7 +298,9 @@ def _drawing(seed: int | None, device: torch.device) -> Iterator[None]:
         return
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
+        # Each generator by itself: torch.manual_seed notes the stack for every GPU that may turn up later.
         torch.default_generator.manual_seed(seed)
         if cuda:
-            torch.cuda.manual_seed(seed)
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.default_generators[index].manual_seed(seed)
         yield

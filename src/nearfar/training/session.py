@@ -22,7 +22,7 @@ from nearfar.training.phases import Stage, dims_of, members_of
 from nearfar.training.recipe_sections import Training
 from nearfar.training.recorded import Recorded
 from nearfar.training.run import RunFolder
-from nearfar.training.steps import Member, Outcome, Step, check_chunks
+from nearfar.training.steps import Member, Outcome, Step, check_chunks, mixed
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Session:
                 single = isinstance(self.parts.model, Embedder)
                 levels = {level: level if single else f"{number}_{level}" for level in member.losses}
                 member.memories = {level: self.memories[key] for level, key in levels.items()}
-        outcome = self._step(batch)
+        outcome = self._step(batch, seed=mixed(self.parts.recipe.training.seed, self.place.iteration))
         self.schedule.step_iteration()
         self.place.step += 1
         self.place.iteration += 1

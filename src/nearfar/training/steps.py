@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -15,11 +16,12 @@ from nearfar.data.loader import Batch
 from nearfar.networks import batchnorm
 from nearfar.networks.embedder import Embedder
 from nearfar.settings import one_of, positive, whole
-from nearfar.training.distributed import World, global_loss
+from nearfar.training.distributed import World, draws, global_loss
 from nearfar.training.memory import Memory, check_remembers
 
 PRECISIONS = ("float32", "bfloat16")
 ByLevel = dict[str, Tensor]
+Seed = tuple[int, int] | None  # of a step and a member
 
 
 @dataclass
@@ -119,15 +121,21 @@ class Step:
         if self._fused:
             seed_momentum(optimizer)
 
-    def __call__(self, batch: Batch) -> Outcome:
-        """Learn from a batch."""
+    def __call__(self, batch: Batch, *, seed: int | None = None) -> Outcome:
+        """Learn from a batch.
+
+        Parameters
+            seed   what losses draw depends on it alone, and so is the same in all processes; another one for each
+                   step, please. None: they go on with torch's own generator.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         images = batch.images
         if self.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
         chunked = self.chunk is not None and self.chunk < len(batch)
         backward = self._in_chunks if chunked else self._at_once
-        values = [backward(member, images, batch.labels) for member in self.members]
+        seeds = [None if seed is None else (seed, number) for number in range(len(self.members))]
+        values = [backward(member, images, batch.labels, seeds[number]) for number, member in enumerate(self.members)]
         norms = [self._finish(parameters) for parameters in self._parameters]
         loss = values[0] if len(values) == 1 else torch.stack(values).mean()
         finite = torch.stack([loss, *norms]).isfinite().all()
@@ -136,15 +144,15 @@ class Step:
 
     # --- gradients ---------------------------------------------------------------------------------------------
 
-    def _at_once(self, member: Member, images: Tensor, labels: Tensor) -> Tensor:
+    def _at_once(self, member: Member, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
         assert member.embed is not None
         with autocast(images.device, self.precision):
             embeddings = member.embed(images)
-        value = self._loss(member, embeddings, labels)
+        value = self._loss(member, embeddings, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
-    def _in_chunks(self, member: Member, images: Tensor, labels: Tensor) -> Tensor:
+    def _in_chunks(self, member: Member, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
         assert self.chunk is not None
         assert member.embed is not None
         chunks = torch.split(images, self.chunk)
@@ -155,7 +163,7 @@ class Step:
                 with autocast(images.device, self.precision):
                     found.append(member.embed(chunk))
         leaves = {level: torch.cat([one[level] for one in found]).requires_grad_() for level in found[0]}
-        value = self._loss(member, leaves, labels)
+        value = self._loss(member, leaves, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
         after = _random_state(images.device)
         for number, chunk in enumerate(chunks):
@@ -168,14 +176,15 @@ class Step:
         _set_random_state(after, images.device)
         return value.detach()
 
-    def _loss(self, member: Member, embeddings: ByLevel, labels: Tensor) -> Tensor:
+    def _loss(self, member: Member, embeddings: ByLevel, labels: Tensor, seed: Seed) -> Tensor:
         """The sum of the levels' losses of the global batch."""
         embeddings, strange = self._checked(embeddings)
         values = []
-        for level, points in embeddings.items():
+        for number, (level, points) in enumerate(embeddings.items()):
             loss, memory = member.losses[level], member.memories.get(level)
+            start = None if seed is None or not draws(loss) else mixed(*seed, number)
             if memory is None:
-                values.append(global_loss(loss, points, labels, self.world))
+                values.append(global_loss(loss, points, labels, self.world, seed=start))
                 continue
 
             def remembering(points: Tensor, labels: Tensor, loss: nn.Module = loss, memory: Memory = memory) -> Tensor:
@@ -183,7 +192,7 @@ class Step:
                 memory.add(points, labels)
                 return value
 
-            values.append(global_loss(remembering, points, labels, self.world))
+            values.append(global_loss(remembering, points, labels, self.world, seed=start))
         value = values[0] if len(values) == 1 else torch.stack(values).sum()
         return value * torch.nan if strange else value
 
@@ -213,6 +222,15 @@ class Step:
             self.optimizer.step()
         elif (finite.is_cuda and not self.skip) or bool(finite):
             self.optimizer.step()
+
+
+def mixed(*numbers: int) -> int:
+    """A seed made of several numbers, far from that of any others.
+
+    >>> mixed(0, 1) == mixed(0, 1), mixed(0, 1) == mixed(1, 0)
+    (True, False)
+    """
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
