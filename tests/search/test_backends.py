@@ -109,9 +109,9 @@ def test_searches_go_on_during_adds(tmp_path: Path) -> None:
 
 
 def test_faiss_is_chosen_by_size() -> None:
-    assert [choose("faiss", count) for count in (100, 50_000, 1_000_000)] == ["faiss:flat", "faiss:hnsw", "faiss:ivf"]
+    assert [choose("faiss", count) for count in (100, 50_000, 1_000_000)] == ["faiss:flat", "faiss:ivf", "faiss:hnsw"]
     assert choose("auto", 100) == "exact"
-    assert choose("auto", 100_000) == "faiss:hnsw"
+    assert choose("auto", 100_000) == "faiss:ivf"
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])

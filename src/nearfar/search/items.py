@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
@@ -40,6 +41,7 @@ class Items(Sequence[Item]):
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = tuple(items)
+        self._labels: dict[str, int] | None = None
 
     @overload
     def __getitem__(self, place: int) -> Item: ...
@@ -63,11 +65,10 @@ class Items(Sequence[Item]):
         >>> Items([Item(0, "a", "jay"), Item(1, "b", "wren"), Item(2, "c", "wren"), Item(3, "d")]).labels()
         {'wren': 2, 'jay': 1}
         """
-        counts: dict[str, int] = {}
-        for item in self._items:
-            if item.label is not None:
-                counts[item.label] = counts.get(item.label, 0) + 1
-        return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+        if self._labels is None:
+            counts = Counter(item.label for item in self._items if item.label is not None)
+            self._labels = dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+        return dict(self._labels)
 
 
 def missing(id: int, count: int) -> KeyError:

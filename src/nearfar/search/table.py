@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from nearfar.inputs import as_vectors, check_finite
+from nearfar.precision import unit_rows
 from nearfar.search.items import Item, Items, missing
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-SMALLEST = 1e-30  # length of a vector that has no direction
+SMALLEST = 1e-30  # squared length of vectors that are looked at more closely
 
 
 class Growing:
@@ -150,14 +151,29 @@ class Table:
         return self._rows[id]
 
 
-def checked_vectors(name: str, vectors: NDArray[Any], dim: int | None, measure: str) -> Vectors:
-    """Vectors [n, d] as they are compared: float32, and of length one for cosines."""
-    points = as_vectors(name, vectors)
+def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> Vectors:
+    """Vectors [n, d] as they are compared: float32, and of length one for cosines.
+
+    >>> checked_vectors("vectors", np.array([[3.0, 4.0]]), 2, "cosine").tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+    points: Vectors
+    if isinstance(vectors, np.ndarray) and vectors.dtype == np.float32 and vectors.ndim == 2 and vectors.size:
+        points = np.ascontiguousarray(vectors)
+    else:
+        points = as_vectors(name, vectors).float().cpu().numpy()
     if dim is not None and points.shape[1] != dim:
         raise ValueError(f"{name} has {points.shape[1]} dimensions; those of this index have {dim}")
-    check_finite(name, points)
-    points = points.float()
-    if measure == "cosine":
-        points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_(min=SMALLEST)
-    found: Vectors = np.ascontiguousarray(points.cpu().numpy(), dtype=np.float32)
+    # NumPy alone: a query should not wake the threads of PyTorch, which would take the processor from FAISS.
+    squares: Any = np.einsum("nd,nd->n", points, points)
+    strange = not np.isfinite(squares).all()
+    if strange:
+        check_finite(name, as_vectors(name, vectors))  # long vectors have no fault
+    if measure != "cosine":
+        return points
+    if strange or (squares < SMALLEST).any():
+        return unit_rows(torch.from_numpy(points).double()).float().numpy()
+    if (np.abs(squares - 1) < 1e-6).all():
+        return points
+    found: Vectors = points / np.sqrt(squares)[:, None]
     return found

@@ -95,7 +95,7 @@ class Exact:
     def fill_up(self, found: tuple[Scores, Ids], queries: Vectors, allowed: Ids | None) -> None:
         """Search again for queries of which another way of searching found too few: it did not look everywhere."""
         scores, ids = found
-        short = (ids == NOTHING).any(axis=1)
+        short = ids[:, -1] == NOTHING
         if short.any():
             scores[short], ids[short] = self.search(queries[short], ids.shape[1], allowed)
 

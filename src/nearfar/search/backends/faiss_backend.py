@@ -1,4 +1,4 @@
-"""Search with FAISS: flat, a graph (HNSW), or inverted lists (IVF), by the number of vectors."""
+"""Search with FAISS: flat, inverted lists (IVF), or a graph (HNSW), by the number of vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nearfar.search.backends.exact import Exact
 from nearfar.settings import one_of
 from nearfar.writing import whole_file
 
-KINDS = ("flat", "hnsw", "ivf")
-FLAT_BELOW, GRAPH_BELOW = 10_000, 200_000  # vectors
+KINDS = ("flat", "ivf", "hnsw")
+FLAT_BELOW, LISTS_BELOW = 10_000, 500_000  # vectors
 LINKS, BREADTH = 32, 80  # of a graph: neighbours of a vector, and candidates when it is built
 KNOBS = {"hnsw": "efSearch", "ivf": "nprobe"}
 WANTED = 0.98  # share of the ten nearest that a search should find
@@ -31,12 +31,12 @@ BLOCK = 16_384
 
 
 def kind_for(count: int) -> str:
-    """What suits so many vectors.
+    """What suits so many vectors: a graph takes long to build, but a search in it hardly longer with more of them.
 
     >>> kind_for(5_000), kind_for(100_000), kind_for(1_000_000)
-    ('flat', 'hnsw', 'ivf')
+    ('flat', 'ivf', 'hnsw')
     """
-    return "flat" if count < FLAT_BELOW else "hnsw" if count < GRAPH_BELOW else "ivf"
+    return "flat" if count < FLAT_BELOW else "ivf" if count < LISTS_BELOW else "hnsw"
 
 
 class Faiss:
@@ -175,10 +175,10 @@ class Faiss:
                 mask = mask if alive is None else mask & alive
             values, rows = self._index.search(_plain(queries), k, params=self._parameters(mask))
         ids = self._own[rows]
-        nothing = rows < 0
-        ids[nothing] = NOTHING
         scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
-        scores[nothing] = -np.inf
+        if rows[:, -1].min() < 0:  # FAISS found fewer than k
+            nothing = rows < 0
+            ids[nothing], scores[nothing] = NOTHING, -np.inf
         return scores, ids
 
     def _parameters(self, mask: NDArray[np.bool_]) -> Any:
@@ -196,7 +196,7 @@ class Faiss:
     def _tune(self, vectors: Vectors, ids: Ids) -> None:
         """Twice as many candidates until enough of the true neighbours are found."""
         most = BROADEST if self.kind == "hnsw" else 1 if self.kind == "flat" else int(self._index.nlist)
-        value = min({"flat": 1, "hnsw": 32, "ivf": 4}[self.kind], most)
+        value = min({"flat": 1, "hnsw": 16, "ivf": 2}[self.kind], most)
         while True:
             self._turn(value)
             self.recall = self._measured(vectors, ids)

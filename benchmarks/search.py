@@ -1,0 +1,182 @@
+"""Speed and recall of the index's backends, next to plain FAISS in the same run.
+
+    python benchmarks/search.py                     # 100,000 × 512 on a CPU
+    python benchmarks/search.py --size 10000        # a quick look
+    python benchmarks/search.py --only hnsw         # only rows whose name contains this
+
+The data are synthetic: vectors of length one in groups of twenty, each a group's centre and noise. Queries are new
+members of groups that are there. All sides get the same vectors, queries and number of threads.
+
+"build s" is the time from an array to something that can be searched; that of an index is on disk then, and a sample
+was searched exactly to choose how hard to look. Plain FAISS has the same structure and is told to look just as hard
+(the knob: efSearch or nprobe), so that its recall is the same and times can be compared. "ms" is one query at a time,
+as a page asks; "queries/s" is 256 at a time; both are medians of turns that ours and theirs take one after the other,
+and a ratio is our time over theirs. recall@10 is the share of the true ten nearest that are found, in percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import Clock, parse, report, show_line
+from numpy.typing import NDArray
+
+from nearfar.search import Index
+
+COLUMNS = [
+    "search",
+    "vectors",
+    "dim",
+    "build s",
+    "ms",
+    "ratio",
+    "queries/s",
+    "batch ratio",
+    "recall@10",
+    "knob",
+    "failed",
+]
+SIZE, DIM, GROUP, NOISE = 100_000, 512, 20, 1.0
+QUERIES, K = 1024, 10
+BACKENDS = ("exact", "faiss:flat", "faiss:hnsw", "faiss:ivf", "milvus")
+TURN = 32  # single queries of a turn
+
+Vectors = NDArray[np.float32]
+Search = Callable[[Vectors], Any]
+
+
+def synthetic(size: int, dim: int) -> tuple[Vectors, Vectors]:
+    """Vectors in groups, in shuffled order, and queries from the same groups."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((max(1, size // GROUP), dim), dtype=np.float32)
+    both = [centres[rng.integers(0, len(centres), count)] for count in (size, QUERIES)]
+    for points in both:
+        points += NOISE * rng.standard_normal(points.shape, dtype=np.float32)
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+    return both[0], both[1]
+
+
+def exact_neighbours(points: Vectors, queries: Vectors) -> NDArray[np.int64]:
+    """The true ten nearest of each query."""
+    columns = torch.from_numpy(points).T
+    found = [(rows @ columns).topk(K).indices for rows in torch.from_numpy(queries).split(128)]
+    return torch.cat(found).numpy()
+
+
+def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
+    """FAISS alone, with the structure and the settings of our backend: seconds to build it, and how to search it."""
+    import faiss
+
+    ours = index._shelf.state.backend._index  # type: ignore[attr-defined]
+    start = time.perf_counter()
+    kind, dim = index.info()["backend"].partition(":")[2], points.shape[1]
+    if kind == "flat":
+        theirs = faiss.IndexFlatIP(dim)
+    elif kind == "hnsw":  # the same graph: to build it a second time takes minutes
+        theirs = faiss.clone_index(ours)
+        return None, lambda queries: theirs.search(queries, K)[1]
+    else:
+        theirs = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, ours.nlist, faiss.METRIC_INNER_PRODUCT)
+        theirs.nprobe = ours.nprobe
+        theirs.train(points[: 64 * ours.nlist])
+    theirs.add(points)
+    return time.perf_counter() - start, lambda queries: theirs.search(queries, K)[1]
+
+
+def by_index(index: Index) -> Search:
+    """What a caller gets: items by id, with scores."""
+    return lambda queries: index.search_vectors(queries, K)
+
+
+def ids_of(found: Any) -> NDArray[np.int64]:
+    return found if isinstance(found, np.ndarray) else np.array([[hit.id for hit in row] for row in found])
+
+
+def recall(search: Search, queries: Vectors, truth: NDArray[np.int64]) -> float:
+    found = ids_of(search(queries))
+    return 100 * float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
+
+
+def take_turns(searches: list[Search], queries: Vectors, budget: float) -> list[tuple[float, float]]:
+    """Median ms of a single query and queries/s of a batch, of each; they take turns until the budget is spent."""
+    single: list[list[float]] = [[] for _ in searches]
+    batch: list[list[float]] = [[] for _ in searches]
+    deadline, place = time.perf_counter() + budget, 0
+    while len(single[0]) < 3 or (time.perf_counter() < deadline and len(single[0]) < 200):
+        rows = [(place + step) % len(queries) for step in range(TURN)]
+        place += TURN
+        for search, ones, many in zip(searches, single, batch, strict=True):
+            for row in rows:
+                start = time.perf_counter()
+                search(queries[row : row + 1])
+                ones.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            search(queries[:256])
+            many.append(time.perf_counter() - start)
+    return [
+        (1000 * statistics.median(ones), 256 / statistics.median(many))
+        for ones, many in zip(single, batch, strict=True)
+    ]
+
+
+def measure(
+    name: str, points: Vectors, queries: Vectors, truth: NDArray[np.int64], budget: float
+) -> list[dict[str, Any]]:
+    """A row for a backend, and one for plain FAISS where it is one of its kinds."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        with Index.from_vectors(points, out=Path(folder) / "i", backend=name) as index:
+            seconds = time.perf_counter() - start
+            facts = index.info()
+            knob = facts.get("efSearch") or facts.get("nprobe")
+            about = {"vectors": len(points), "dim": points.shape[1]}
+            rows: list[dict[str, Any]] = [{"search": f"nearfar, {name}", **about, "build s": seconds, "knob": knob}]
+            searches = [by_index(index)]
+            if name.startswith("faiss"):
+                alone, plain = plain_faiss(index, points)
+                words = name.partition(":")[2]
+                rows.append({"search": f"plain FAISS, {words}", **about, "build s": alone, "knob": knob})
+                searches.append(plain)
+            for row, search in zip(rows, searches, strict=True):
+                row["recall@10"] = recall(search, queries, truth)
+            for row, (ms, rate) in zip(rows, take_turns(searches, queries, budget), strict=True):
+                row |= {"ms": ms, "queries/s": rate}
+    if len(rows) == 2:
+        rows[0]["ratio"] = rows[0]["ms"] / rows[1]["ms"]
+        rows[0]["batch ratio"] = rows[1]["queries/s"] / rows[0]["queries/s"]
+    for row in rows:
+        show_line(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=SIZE, help="how many vectors")
+    parser.add_argument("--dim", type=int, default=DIM)
+    parser.add_argument("--only", default="", help="only backends whose name contains this")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds of searching, for each backend")
+    options = parse(parser, COLUMNS)
+    points, queries = synthetic(options.size, options.dim)
+    truth = exact_neighbours(points, queries)
+    rows: list[dict[str, Any]] = []
+    for name in BACKENDS:
+        if options.only not in name:
+            continue
+        try:
+            rows += measure(name, points, queries, truth, options.budget)
+        except ImportError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    report(rows, COLUMNS, Clock("cpu"), options.out)
+
+
+if __name__ == "__main__":
+    main()
