@@ -139,9 +139,9 @@ function experiment({ name, fair, reasons, notes, rows }) {
       ...[percent(row.mean), row.std === null ? "–" : `± ${percent(row.std)}`, row.runs, duration(row.seconds)].map((value) => make("td", { class: "number", textContent: value })),
     ),
   );
-  const verdict = fair ? "A fair comparison: these runs differ in the loss and its own settings alone." : "Not ranked: these runs differ in more than the loss.";
-  const listed = (lines) => (lines.length ? make("ul", { class: "reasons soft" }, ...lines.map((line) => make("li", { textContent: line }))) : null);
-  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1, "ranks"));
+  const verdict = fair ? "A fair comparison: these runs differ in nothing but the loss and what belongs to it." : "Not ranked: these runs differ in more than the loss.";
+  const listed = (lines, heading = null) => (lines.length ? make("div", { class: "soft" }, heading, make("ul", { class: "reasons" }, ...lines.map((line) => make("li", { textContent: line })))) : null);
+  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, fair ? "Also different, but no reason not to rank them:" : "Also different:"), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1, "ranks"));
 }
 
 function plainTable(titles, body, wordsAt = 0, kind = "") {

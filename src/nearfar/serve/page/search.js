@@ -51,7 +51,10 @@ export async function show(next) {
     remember();
   } catch (error) {
     if (error.name === "AbortError") return;
-    empty("Nothing to show", "");
+    const refused = step.kind === "upload" && ["bad_image", "too_large"].includes(error.code);
+    if (refused) uploads.delete(step.key);
+    $("query").hidden = refused || step.kind === "item";
+    empty("Nothing to show", refused ? "Try another picture." : "");
     tell(error, error.code === "offline" || error.code === "busy" ? () => show(step) : null);
   }
   $("hits").classList.remove("waiting");
