@@ -156,13 +156,13 @@ def _experiment(one: Experiment, metric: str) -> str:
         "95 % interval": [_interval(row) for row in rows],
         f"{100 * low:.0f} – {100 * high:.0f} %": [_whiskers(row, low, high) for row in rows],
         "p": [shell.number(row.p, 3) for row in rows],
+        "time": [Cell(duration(row.seconds), row.seconds) if row.seconds else Cell("–", None) for row in rows],
+        "memory, MiB": [shell.number(row.memory, 0) for row in rows],
         **{
             f"{nice(name)}, %": [shell.number(row.beside.get(name), 1, percent=True) for row in rows] for name in beside
         },
         "runs": [shell.number(len(row.runs), 0) for row in rows],
         "epochs": [shell.number(row.runs[0].epochs, 0) if not row.is_baseline else Cell("–", None) for row in rows],
-        "time": [Cell(duration(row.seconds), row.seconds) if row.seconds else Cell("–", None) for row in rows],
-        "memory, MiB": [shell.number(row.memory, 0) for row in rows],
     }
     kept = {head: cells for head, cells in columns.items() if any(cell.key is not None for cell in cells)}
     heads = list(kept)

@@ -26,14 +26,14 @@ svg.chart { max-width: min(100%, 640px); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); gap: 30px 26px; }
 .charts > div { min-width: 0; }
 thead th { vertical-align: bottom; }
-th:last-child, td:last-child { padding-right: 0; }
 td, tbody th { white-space: nowrap; }
 .sorts :is(th, td):first-child { position: sticky; left: 0; background: var(--card); }
 .figure dd { overflow-wrap: anywhere; } .figure dd.word { font-size: 20px; line-height: 1.3; padding-top: 3px; }
 section > p.soft:last-child, details > p.soft:last-child { margin-bottom: 0; }
 details > p.soft { font-size: 14px; margin-top: 8px; }
 td.long { white-space: normal; min-width: 22ch; overflow-wrap: anywhere; }
-.sorts :is(th, td) { padding-right: 15px; } .sorts thead th { white-space: normal; line-height: 1.35; }
+.sorts :is(th, td) { padding-right: 15px; } .sorts :is(th, td):last-child { padding-right: 0; }
+.sorts thead th { white-space: normal; line-height: 1.35; }
 thead button { all: unset; cursor: pointer; border-radius: 4px; } thead button span { white-space: nowrap; }
 svg.whiskers { width: 130px; max-width: none; }
 thead button:hover { color: var(--ink); }
@@ -49,7 +49,8 @@ tr.best > * { font-weight: 640; }
 .verdict h2 .sign { color: var(--good); } .verdict.unfair h2 .sign { color: var(--bad); }
 .stamp { display: inline-block; border: 2px solid var(--bad); color: var(--bad); border-radius: 6px; font-weight: 700;
   font-size: 13px; letter-spacing: 0.06em; padding: 0 8px; margin-left: 10px; vertical-align: 2px; }
-.note { background: var(--warned); color: var(--warn); border-radius: 8px; padding: 10px 14px; max-width: none; }
+.note { background: var(--warned); color: var(--warn); border-radius: 8px; padding: 10px 14px; max-width: none;
+  margin-bottom: 22px; }
 section > h3 { margin-top: 22px; } section > h3:first-of-type { margin-top: 8px; }
 @media (max-width: 600px) {
   main, header.top, footer { padding-left: 14px; padding-right: 14px; }

@@ -83,6 +83,7 @@ class _Worker:
                 gc.collect()
                 torch.cuda.empty_cache()
             if self.stopped is not None:
+                self.display.say(f"stopped; the same command goes on with {self.plan.out}")
                 raise self.stopped
             self._refuse_to_fail_forever()
         return tuning_results.write(self.study, self.plan)

@@ -85,6 +85,8 @@ def _history(found: Results, scored: Sequence[Trial], percent: bool) -> str:
     for place, value in points:
         best = max(best, value)
         so_far.append((place, best))
+    if so_far:
+        so_far.append((float(max(trial.number for trial in scored)), best))
     lines = [
         Line("best", so_far, color=2),
         Line("finished", points, color=1, dots=True, joined=False),

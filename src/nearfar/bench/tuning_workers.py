@@ -50,7 +50,7 @@ def run(plan: Plan, *, jobs: int = 1, display: Display | None = None) -> tuning_
             for worker in workers:
                 worker.join(timeout=0.1)
     if asked:
-        raise Stopped(asked.number or signal.SIGTERM, f"stopped; begin again with the same command: {plan.out}")
+        raise Stopped(asked.number or signal.SIGTERM, f"stopped; the same command goes on with {plan.out}")
     failed = [worker for worker in workers if worker.exitcode]
     found = tuning_results.write(study, plan)
     if failed and len(failed) == jobs:
