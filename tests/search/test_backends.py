@@ -78,6 +78,14 @@ def test_a_backend_passes_the_battery(index: Index, tmp_path: Path) -> None:
         assert len(again.search_vectors(QUERIES[:1], 1000, where={"label": "0"})[0]) == len(
             [item for item in again.items if item.label == "0"]
         )
+        # nothing at all, and something again
+        again.remove(left)
+        assert found(again)[0] == [[], [], []]
+        again.save()
+        assert found(again)[0] == [[], [], []]
+        again.add_vectors(POINTS[:2])
+        again.save()
+        assert sorted(found(again)[0][0]) == [COUNT + 1, COUNT + 2]
 
 
 def test_searches_go_on_during_adds(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from nearfar.writing import whole_file
 
 KINDS = ("flat", "ivf", "hnsw")
 FLAT_BELOW, LISTS_BELOW = 10_000, 500_000  # vectors
-LINKS, BREADTH = 32, 80  # of a graph: neighbours of a vector, and candidates when it is built
+LINKS, BREADTH = 32, 40  # of a graph: neighbours of a vector, and candidates when it is built
 KNOBS = {"hnsw": "efSearch", "ivf": "nprobe"}
 WANTED = 0.98  # share of the ten nearest that a search should find
 SAMPLE, NEAREST = 200, 10
@@ -132,7 +132,7 @@ class Faiss:
             for _, rows in self._tail:
                 index.add(_plain(rows))
             made = Faiss(index, own, vectors, ids, kind=self.kind, measure=self.measure, trained=self.trained)
-            made.recall = made._measured(vectors, ids)
+            made.recall = self.recall if self.kind == "flat" else made._measured(vectors, ids)
         with whole_file(folder / FILE) as draft:
             faiss.write_index(made._index, str(draft))
         with whole_file(folder / IDS) as draft, open(draft, "wb") as file:
@@ -165,6 +165,8 @@ class Faiss:
     def _search(self, queries: Vectors, k: int, allowed: Ids | None) -> tuple[Scores, Ids]:
         """With FAISS, but without what came later."""
         alive = self._alive
+        if not len(self._own):
+            return best(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
         if allowed is None and alive is None:
             values, rows = self._index.search(_plain(queries), k)
         else:
@@ -195,8 +197,11 @@ class Faiss:
 
     def _tune(self, vectors: Vectors, ids: Ids) -> None:
         """Twice as many candidates until enough of the true neighbours are found."""
-        most = BROADEST if self.kind == "hnsw" else 1 if self.kind == "flat" else int(self._index.nlist)
-        value = min({"flat": 1, "hnsw": 16, "ivf": 2}[self.kind], most)
+        if self.kind == "flat":  # looks at all of them
+            self.recall = 1.0
+            return
+        most = BROADEST if self.kind == "hnsw" else int(self._index.nlist)
+        value = min({"hnsw": 16, "ivf": 2}[self.kind], most)
         while True:
             self._turn(value)
             self.recall = self._measured(vectors, ids)
@@ -234,7 +239,7 @@ def _trained(vectors: Vectors, kind: str, measure: str) -> Any:
     lists = max(1, min(round(4 * math.sqrt(count)), count // 39))  # fewer than 39 vectors a list, FAISS warns
     index = faiss.IndexIVFFlat(faiss.IndexFlat(dim, metric), dim, lists, metric)
     rows = np.unique(np.linspace(0, count - 1, min(count, 64 * lists)).astype(np.int64))
-    index.train(_plain(vectors[rows]))
+    index.train(_plain(vectors[rows]) if count else np.zeros((1, dim), dtype=np.float32))
     return index
 
 
