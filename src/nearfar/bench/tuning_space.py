@@ -43,8 +43,8 @@ class Range:
     def values(self) -> list[Any] | None:
         """All values; None where there is no end of them.
 
-        >>> Range("loss.margin", 0, 0.5, 0.2).values(), Range("sampler.classes", 4, 9, 2).values()
-        ([0, 0.2, 0.4], [4, 6, 8])
+        >>> Range("loss.margin", 0.0, 0.5, 0.2).values(), Range("sampler.classes", 4, 9, 2).values()
+        ([0.0, 0.2, 0.4], [4, 6, 8])
         """
         if self.step is None:
             return None
