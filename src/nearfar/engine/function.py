@@ -10,6 +10,12 @@ from torch import Tensor
 
 from nearfar.engine import graphs
 
+# Left as it is by torch.compile. The compiler is half of PyTorch's own import time; the public decorator brings it at
+# once, this one (which PyTorch's optimisers use) when it is needed.
+uncompiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = getattr(
+    torch, "_disable_dynamo", torch.compiler.disable
+)
+
 
 class _GradientInForward(torch.autograd.Function):
     """The forward pass computes the gradients, the backward pass only scales them."""
@@ -45,7 +51,7 @@ class _Once(torch.autograd.Function):
         )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def differentiable(step: graphs.Step, inputs: Sequence[Tensor | None]) -> Tensor:
     """The value of a step, differentiable once by its inputs."""
     value: Tensor = _GradientInForward.apply(step, *inputs)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import graphs
-from nearfar.engine.function import differentiable
+from nearfar.engine.function import differentiable, uncompiled
 from nearfar.engine.graphs import Step
 from nearfar.engine.masks import masked
 from nearfar.engine.problem import Batch, Mean, Problem, Tile, Totals
@@ -271,7 +271,7 @@ def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_va
     return loss
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 @torch.no_grad()
 def pair_weights(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
     """W = ∂loss/∂values of every pair, [m, n]."""
