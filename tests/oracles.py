@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -368,7 +369,8 @@ def angular(view: View, *, angle: float = 40.0) -> Tensor:
 def soft_histogram(values: Sequence[Tensor], nodes: Sequence[float], like: Tensor) -> list[Tensor]:
     """How much of the values is at each node: a triangle as wide as the gap between nodes, to both sides."""
     gap = nodes[1] - nodes[0]
-    return [total([hinge(1 - abs(value - node) / gap) for value in values], like) for node in nodes]
+    near = [[value for value in values if abs(value.item() - node) <= gap] for node in nodes]
+    return [total([hinge(1 - abs(value - node) / gap) for value in near[r]], like) for r, node in enumerate(nodes)]
 
 
 def histogram(view: View, *, bins: int = 100) -> Tensor:
@@ -379,7 +381,7 @@ def histogram(view: View, *, bins: int = 100) -> Tensor:
     }
     near, far = (soft_histogram(values, nodes, like) for values in pairs.values())
     counts = [max(1, len(values)) for values in pairs.values()]
-    terms = [far[r] * sum(near[: r + 1]) for r in range(len(nodes))]
+    terms = [far[r] * found for r, found in enumerate(accumulate(near))]
     return total(terms, like) / math.prod(counts)
 
 
