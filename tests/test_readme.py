@@ -27,7 +27,10 @@ COMMANDS = [shlex.split(line, comments=True)[1:] for block in blocks("sh") for l
             if line.startswith("nearfar ")]  # fmt: skip
 
 
-def test_the_python_code_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_code_runs_from_top_to_bottom(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert len(blocks("python")) >= 7
     names: dict[str, object] = {}
     for block in blocks("python"):
