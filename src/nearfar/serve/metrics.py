@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import os
 import threading
 import time
 from bisect import bisect_left
@@ -93,11 +93,12 @@ class _Histogram:
 
 
 def resident() -> int:
-    """Bytes of memory in use; at their peak where the system does not say more."""
+    """Bytes of memory in use; 0 where the system does not say."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError, IndexError):
+        return 0
 
 
 def _sorted(labels: Mapping[str, str]) -> Labels:
