@@ -19,8 +19,9 @@ INDEX = "index.html"
 def read() -> dict[str, tuple[bytes, str]]:
     """Content and kind of each file, by its path on the server.
 
-    >>> sorted(read())[:2]
-    ['/', '/page/app.js']
+    >>> found = read()
+    >>> found["/"][1], "/page/app.js" in found
+    ('text/html; charset=utf-8', True)
     """
     found = {}
     for file in files("nearfar.serve").joinpath("page").iterdir():
