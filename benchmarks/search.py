@@ -48,7 +48,7 @@ COLUMNS = [
 SIZE, DIM, GROUP, NOISE = 100_000, 512, 20, 1.0
 QUERIES, K = 1024, 10
 BACKENDS = ("exact", "faiss:flat", "faiss:ivf", "milvus", "faiss:hnsw")
-TURN = 32  # single queries of a turn
+BATCH = 256
 
 Vectors = NDArray[np.float32]
 Search = Callable[[Vectors], Any]
@@ -87,7 +87,8 @@ def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
     else:
         theirs = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, ours.nlist, faiss.METRIC_INNER_PRODUCT)
         theirs.nprobe = ours.nprobe
-        theirs.train(points[: 64 * ours.nlist])
+        rows = np.linspace(0, len(points) - 1, min(len(points), 64 * ours.nlist)).astype(np.int64)  # as ours
+        theirs.train(points[np.unique(rows)])
     theirs.add(points)
     return time.perf_counter() - start, lambda queries: theirs.search(queries, K)[1]
 
@@ -107,25 +108,24 @@ def recall(search: Search, queries: Vectors, truth: NDArray[np.int64]) -> float:
 
 
 def take_turns(searches: list[Search], queries: Vectors, budget: float) -> list[tuple[float, float]]:
-    """Median ms of a single query and queries/s of a batch, of each; they take turns until the budget is spent."""
-    single: list[list[float]] = [[] for _ in searches]
-    batch: list[list[float]] = [[] for _ in searches]
-    deadline, place = time.perf_counter() + budget, 0
-    while len(single[0]) < 3 or (time.perf_counter() < deadline and len(single[0]) < 200):
-        rows = [(place + step) % len(queries) for step in range(TURN)]
-        place += TURN
-        for search, ones, many in zip(searches, single, batch, strict=True):
-            for row in rows:
-                start = time.perf_counter()
-                search(queries[row : row + 1])
-                ones.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            search(queries[:256])
-            many.append(time.perf_counter() - start)
-    return [
-        (1000 * statistics.median(ones), 256 / statistics.median(many))
-        for ones, many in zip(single, batch, strict=True)
-    ]
+    """Median ms of a single query and queries/s of a batch, of each, which take turns query by query.
+
+    Half of the budget is spent on single queries, half on batches.
+    """
+    found = []
+    for size, least in ((1, 50), (BATCH, 5)):
+        times: list[list[float]] = [[] for _ in searches]
+        deadline, turn = time.perf_counter() + budget / 2, 0
+        while turn < least or (time.perf_counter() < deadline and turn < 4000):
+            start = size * turn % (len(queries) - size + 1)
+            order = range(len(searches)) if turn % 2 else reversed(range(len(searches)))
+            for place in order:
+                begin = time.perf_counter()
+                searches[place](queries[start : start + size])
+                times[place].append(time.perf_counter() - begin)
+            turn += 1
+        found.append([statistics.median(each) for each in times])
+    return [(1000 * one, BATCH / many) for one, many in zip(*found, strict=True)]
 
 
 def measure(

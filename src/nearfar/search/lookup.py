@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from nearfar.networks import saving
 from nearfar.progress import Watch
 from nearfar.search import asking, filters, folder, plane
+from nearfar.search.backends import NOTHING
 from nearfar.search.encoder import Encoder, Model, Picture
 from nearfar.search.items import Hit, Item, Items
 from nearfar.search.shelf import Shelf
@@ -27,13 +29,22 @@ if TYPE_CHECKING:
 
 MASKS = 32  # filters whose items are remembered
 
+_hit = partial(tuple.__new__, Hit)  # of a pair; faster than to call Hit, and there are many
+
 
 class Lookup:
-    """An opened index, as far as it is read. ``nearfar.search.Index`` is what people use."""
+    """An opened index, as far as it is read. ``nearfar.search.Index`` is what people use.
+
+    Attributes
+        dim      of its vectors.
+        measure  "cosine" or "euclidean".
+        skipped  name and reason of what was no picture, when it was built just now.
+    """
 
     def __init__(self, shelf: Shelf, *, device: str = "auto", encoder: Encoder | None = None) -> None:
         self._shelf, self._device, self._encoder = shelf, device, encoder
-        self.skipped: list[tuple[str, str]] = []  # name and reason of what was no picture, when it was built
+        self.skipped: list[tuple[str, str]] = []
+        self.dim, self.measure = int(shelf.card["dim"]), str(shelf.card["measure"])
         self._loading, self._remembering = threading.Lock(), threading.Lock()
         self._masks: OrderedDict[tuple[int, int, str], Ids] = OrderedDict()
 
@@ -46,15 +57,6 @@ class Lookup:
     @property
     def folder(self) -> Path:
         return self._shelf.place
-
-    @property
-    def dim(self) -> int:
-        return self._shelf.table.dim
-
-    @property
-    def measure(self) -> str:
-        """ "cosine" or "euclidean"."""
-        return str(self._shelf.card["measure"])
 
     @property
     def items(self) -> Items:
@@ -145,10 +147,7 @@ class Lookup:
     ) -> list[list[Hit]]:
         """The k nearest items of each vector [q, d], the nearest first; fewer where there are no more."""
         scores, ids = self.nearest(vectors, k, allowed=None if where is None else self.select(where))
-        return [
-            [Hit(id, score) for id, score in zip(*row, strict=True) if id >= 0]
-            for row in zip(ids.tolist(), scores.tolist(), strict=True)
-        ]
+        return [_hits(*row) for row in zip(ids.tolist(), scores.tolist(), strict=True)]
 
     def nearest(self, vectors: NDArray[Any], k: int, *, allowed: Ids | None = None) -> tuple[Vectors, Ids]:
         """Scores and ids of the k nearest items, [q, k] each; −1 where there are no more."""
@@ -193,3 +192,9 @@ class Lookup:
                 "vectors of two models cannot be compared"
             )
         return encoder
+
+
+def _hits(ids: list[int], scores: list[float]) -> list[Hit]:
+    """Ids and scores of a query together, without what stands for nothing."""
+    hits = list(map(_hit, zip(ids, scores, strict=True)))
+    return hits if not ids or ids[-1] != NOTHING else [hit for hit in hits if hit.id != NOTHING]

@@ -113,7 +113,8 @@ class Faiss:
             found = self._exact.search(queries, k, allowed)
         else:
             found = self._search(queries, k, allowed)
-            self._exact.fill_up(found, queries, allowed)
+            if found[1].item(-1) == NOTHING or (len(queries) > 1 and found[1][:, -1].min() == NOTHING):
+                self._exact.fill_up(found, queries, allowed)
         if not self._tail:
             return found
         later = self._later.search(queries, k, allowed)
@@ -178,7 +179,7 @@ class Faiss:
             values, rows = self._index.search(_plain(queries), k, params=self._parameters(mask))
         ids = self._own[rows]
         scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
-        if rows[:, -1].min() < 0:  # FAISS found fewer than k
+        if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # FAISS found fewer than k
             nothing = rows < 0
             ids[nothing], scores[nothing] = NOTHING, -np.inf
         return scores, ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +158,14 @@ class Milvus:
         self._client.create_collection(
             self.collection, schema=schema, index_params=settings, consistency_level="Strong"
         )
-        self._send(ids, vectors)
+        self._send(ids, vectors, self._client.insert)
 
-    def _send(self, ids: Ids, vectors: Vectors) -> None:
+    def _send(self, ids: Ids, vectors: Vectors, how: Callable[..., Any] | None = None) -> None:
+        """Vectors to the collection; an id that is there already, as after a crash, gets this vector."""
+        send = how or self._client.upsert
         for start in range(0, len(ids), BATCH):
             rows = zip(ids[start : start + BATCH].tolist(), np.asarray(vectors[start : start + BATCH]), strict=True)
-            self._client.upsert(self.collection, [{"id": id, "vector": vector} for id, vector in rows])
+            send(self.collection, [{"id": id, "vector": vector} for id, vector in rows])
 
 
 def _connect(address: str, index: Path) -> Any:
