@@ -79,7 +79,7 @@ class Lookup:
         return self._shelf.thumbnail(id)
 
     def info(self) -> dict[str, Any]:
-        """What is worth telling, as JSON has it; nothing about the disk it lies on."""
+        """What is worth telling, as JSON has it; nothing about the disk it lies on, nor the address of a server."""
         card = self._shelf.card
         labels = self.items.labels()
         return {
@@ -88,8 +88,8 @@ class Lookup:
             "classes": len(labels),
             "dim": self.dim,
             "measure": self.measure,
-            "backend": self._shelf.state.backend.name,
-            **{key: value for key, value in card.get("facts", {}).items() if key != "address"},
+            "backend": self._shelf.state.backend.name.partition(":http")[0],
+            **{key: value for key, value in card.get("facts", {}).items() if key != "collection"},
             "model": card["model"],
             "built": card["built"],
             "changed": card["changed"],

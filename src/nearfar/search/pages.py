@@ -39,7 +39,7 @@ img { width: 100%; height: 100%; object-fit: contain; display: block; }
 .good .sign { background: var(--good); } .bad .sign { background: var(--bad); }
 figcaption { font-size: 12px; line-height: 1.35; margin-top: 5px; color: var(--soft); overflow-wrap: anywhere; }
 figcaption b { color: var(--ink); font-weight: 600; }
-@media (max-width: 560px) { main, header { padding: 0 14px; } section { padding: 14px; }
+@media (max-width: 560px) { main, header { padding: 0 14px; } header { padding-top: 24px; } section { padding: 14px; }
   .sheet { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 9px; } }
 @media print { body { background: none; } section { break-inside: avoid; } }
 """
