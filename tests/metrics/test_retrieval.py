@@ -11,6 +11,8 @@ from retrieval_oracle import METRICS
 from torch import Tensor
 
 import nearfar as nf
+from nearfar.metrics import ranking
+from nearfar.metrics.ranking import Ranking
 
 retrieval = nf.metrics.retrieval
 
@@ -196,6 +198,33 @@ def test_a_crowd_of_duplicates(positives: int, measure: str) -> None:
     found = retrieval(torch.tensor([[0.2, 0.5, 0.4]]), torch.tensor([1]), gallery, labels, measure=measure)
     half = positives // 2
     assert [found[name] for name in METRICS] == pytest.approx([0, half / positives, half / positives / 2, 1 / 2, 1 / 2])
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-4])
+@pytest.mark.parametrize("asks_a_gallery", [False, True])
+def test_a_network_that_sent_all_to_one_place_is_measured_in_time(
+    spread: float, asks_a_gallery: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 160
+    points, labels = some(count, classes=8, dim=32)
+    points = points[0] + spread * points
+    gallery = (points.flip(0), labels.flip(0)) if asks_a_gallery else ()
+    looked: list[int] = []
+    exactly = Ranking._exactly
+
+    def counted(self: Ranking, index: Tensor, others: Tensor) -> Tensor:
+        looked.append(others.numel())
+        return exactly(self, index, others)
+
+    monkeypatch.setattr(ranking, "MANY_CLOSE", 1e-9)  # every close comparison one by one
+    slow = per_query(points, labels, *gallery)
+    monkeypatch.undo()
+    monkeypatch.setattr(Ranking, "_exactly", counted)
+    quick = per_query(points, labels, *gallery)
+    for name, values in slow.items():
+        torch.testing.assert_close(quick[name], values, equal_nan=True, msg=name)
+    # Its positives twice, and for each query about as many as the crowd: not once for each of the 20 positives.
+    assert sum(looked) < 4 * count * count
 
 
 def test_equal_directions_tie_whatever_their_length() -> None:

@@ -4,7 +4,8 @@ All retrieval metrics follow from the places of a query's positives, and a place
 that are nearer. So similarities are computed block by block, compared with those of the positives, counted, and
 forgotten. Without a gallery a block serves its rows and its columns. Float32 decides all comparisons but the
 close ones; these are decided in float64, so that places depend neither on the blocks nor on the device, and
-equal vectors tie.
+equal vectors tie. A query with very many of them, as where a network has sent everything to one place, is compared in
+float64 throughout.
 
 Queries with very many positives are ranked by sorting instead.
 """
@@ -25,6 +26,7 @@ from nearfar.progress import Progress
 MANY_POSITIVES = 64  # beyond this, sorting beats counting
 CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache
 CPU_ROOM = 1 << 24  # bytes that need not be fetched anew from the system each time
+MANY_CLOSE = 4  # beyond one close comparison for so many items, a query is compared with all of them in float64
 MANY_NEAR = 16  # one in so many entries near a positive is too many to pick them out
 SAME = 2.0**-40  # similarities as close as this in float64 are equal
 SMALL = 2.0**-46  # what the squared lengths behind a squared distance may lose in a matrix product, relatively
@@ -96,6 +98,7 @@ class _Block:
     limits: Tensor  # [k, b], the same in float32
     above: Tensor  # [b, k], how many come before each, as far as counted one by one
     beyond: Tensor  # [b, k + 1], how many others come before so many of them, the least similar, and no more
+    close: Tensor  # [b], how many comparisons were too close for float32
     quick: Tensor | None = None  # [b, d], in float32, where there is room to keep it
 
 
@@ -134,6 +137,9 @@ class Ranking:
             # What comes before more than s of the positives, the least similar, comes before the one in slot s.
             places = block.above + block.beyond[:, 1:].flip(1).cumsum(dim=1).flip(1)
             _enter(found, block.index, _from_places(places, self.positives[block.index]))
+            crowded = block.index[self._too_close(block)]
+            for index in torch.split(crowded, self._exact_rows()) if len(crowded) else ():
+                _enter(found, index, _from_places(self._exact_places(index), self.positives[index]))
         for done, index in enumerate(tiles, start=len(pairs) + 1):
             _enter(found, index, self._sorted(index))
             if progress is not None:
@@ -185,7 +191,8 @@ class Ranking:
         above.masked_fill_(~there, math.inf)
         limits = similarity.float().T.contiguous()
         beyond = torch.zeros(len(index), len(slots) + 1, dtype=torch.int64, device=index.device)
-        return _Block(index, classes, span, positives, similarity, limits, above, beyond, quick)
+        close = torch.zeros_like(index)
+        return _Block(index, classes, span, positives, similarity, limits, above, beyond, close, quick)
 
     def _before(self, one: Tensor, index: Tensor, other: Tensor, other_index: Tensor) -> Tensor:
         """Whether items of similarity ``one`` come before those of ``other``; of equal ones, the lower index."""
@@ -275,10 +282,36 @@ class Ranking:
         """Look exactly at columns that are too close to positives, each in a slot of a row."""
         if not len(row):
             return
+        rows.close += torch.bincount(row, minlength=len(rows.close))
+        spent = self._too_close(rows)[row]
+        if bool(spent.any()):
+            row, slot, column = row[~spent], slot[~spent], column[~spent]
         item = columns.index[column]
         exact = self._exactly(rows.index[row], item.unsqueeze(1)).squeeze(1)
         before = self._before(exact, item, rows.similarity[row, slot], rows.positives[row, slot])
         rows.above.index_put_((row, slot), before.double(), accumulate=True)
+
+    # --- everything close: counting in float64 ------------------------------------------------------------
+
+    def _too_close(self, rows: _Block) -> Tensor:
+        """Which rows are to be compared in float64 throughout. (The squares of distances lose too much in products.)"""
+        return (rows.close > len(self.order) / MANY_CLOSE) & self.queries.unit
+
+    def _exact_rows(self) -> int:
+        return max(1, self.budget // (64 * min(len(self.order), CPU_BLOCK)))
+
+    def _exact_places(self, index: Tensor) -> Tensor:
+        """The places of the positives of some queries, [b, k]."""
+        block = self._block(index)
+        queries = self.queries.exact(index)
+        for some in torch.split(torch.arange(len(self.order), device=index.device), CPU_BLOCK):
+            similarity = self.queries.pairwise(queries, self.gallery.exact(some))
+            # Positives were counted, and a query does not find itself.
+            similarity.masked_fill_(block.classes.unsqueeze(1) == self.gallery_classes[some], -math.inf)
+            for slot in range(block.above.shape[1]):
+                limit, positive = block.similarity[:, slot, None], block.positives[:, slot, None]
+                block.above[:, slot] += self._before(similarity, some, limit, positive).sum(dim=1)
+        return block.above
 
     # --- many positives: sorting --------------------------------------------------------------------------
 
