@@ -10,7 +10,7 @@ gradient and the look for what is no number, on the same batch. "training" is wh
 loader, the step, the schedule, and the book that is kept of losses. Pictures are as large as a cache of 8/7 of the
 size keeps them; they are cut at random (--crop random) or resized and cut (random_resized), and flipped. The three take
 turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be. On a GPU a training
-replays the recorded kernels of the network (``nearfar.training.recorded``); the bare network is called as anybody would.
+replays the recorded kernels of the network (``nearfar.training.recorded``); the bare one is called as anybody would.
 """
 
 from __future__ import annotations
