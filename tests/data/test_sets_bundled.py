@@ -104,6 +104,24 @@ def test_digits_are_pictures_or_vectors_of_the_same_pixels() -> None:
     assert sorted(set(pictures.labels[pictures.parts["train"]].tolist())) == [0, 1, 2, 3, 4]
 
 
+def test_turned_digits_are_eight_classes_each_and_the_test_stays() -> None:
+    upright, turned = data.open("digits"), data.open("digits", turned=True)
+    assert isinstance(upright.source, Arrays)
+    assert isinstance(turned.source, Arrays)
+    assert (turned.num_classes, len(turned.parts["train"]), len(turned.parts["test"])) == (45, 8 * 901, 896)
+    pictures = {name: turned.source.array[turned.labels == number] for number, name in enumerate(turned.classes)}
+    zeros = upright.source.array[upright.labels == 0]
+    assert np.array_equal(pictures["0"], zeros)
+    assert np.array_equal(pictures["0 left"][:, 0, :], zeros[:, :, -1])  # the right column is on top
+    assert np.array_equal(pictures["0 upside down"], zeros[:, ::-1, ::-1])
+    assert np.array_equal(pictures["0 mirrored"], zeros[:, :, ::-1])
+    assert np.array_equal(pictures["0 mirrored right"][:, 0, ::-1], zeros[:, :, -1])  # the left one, from below
+    for digit in ("5", "9"):
+        assert np.array_equal(pictures[digit], upright.source.array[upright.labels == int(digit)])
+    tested = turned.parts["test"]
+    assert {turned.classes[label] for label in turned.labels[tested]} == {"5", "6", "7", "8", "9"}
+
+
 # --- glyphs --------------------------------------------------------------------------------------------------------
 
 
