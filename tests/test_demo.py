@@ -1,82 +1,121 @@
-"""The demo keeps its word: unseen classes, the same numbers every time, learning that helps."""
+"""The demo keeps its word: unseen classes, one recipe, the same numbers every time, and all it names is there."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
-import nearfar as nf
 from nearfar import demo
+from nearfar.metrics.bootstrap import Interval
+from nearfar.search import Index
+from nearfar.training.recipe_file import to_dict
 
 
-def test_no_digit_is_on_both_sides() -> None:
-    seen, unseen = demo.load()
-    assert set(seen.labels.tolist()) == {0, 1, 2, 3, 4}
-    assert set(unseen.labels.tolist()) == {5, 6, 7, 8, 9}
-    assert len(seen.labels) + len(unseen.labels) == 1797
-    assert 0 <= float(seen.images.min()) < float(seen.images.max()) <= 1
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "STEPS", 4)
 
 
-def test_views_are_eight_classes_for_each_digit() -> None:
-    seen, _ = demo.load()
-    classes = demo.views(seen)
-    assert len(classes) == 40
-    zeros = seen.images[seen.labels == 0]
-    assert torch.equal(classes[0], zeros)
-    assert torch.equal(classes[1][:, 0, 0], zeros[:, 0, :, -1])  # a quarter turn: the right column is on top
-    assert torch.equal(classes[20], zeros.flip(-1))
+def test_losses_differ_in_nothing_but_the_loss() -> None:
+    one, other = (to_dict(demo.recipe(loss)) for loss in ("contrastive", "proxy_anchor"))
+    assert {name for name in one if one[name] != other[name]} == {"loss"}
+    assert one["split"]["kind"] == "standard"
+    assert one["evaluation"]["every"] == 0  # the test is looked at once
 
 
-def test_results_are_the_baselines_then_the_losses_and_repeat() -> None:
+def test_what_is_untrained() -> None:
     before = torch.random.get_rng_state()
-    first, second = (list(demo.run(["contrastive", "margin"], steps=5, seed=3)) for _ in range(2))
+    first, second = (list(demo.baselines(seed=seed)) for seed in (0, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert [(result.name, result.dimensions) for result in first] == [
         ("raw pixels", 64),
         ("PCA", 16),
-        ("contrastive", 16),
-        ("margin", 16),
+        ("untrained network", 16),
     ]
-    for one, other in zip(first, second, strict=True):
-        assert list(one.recall) == ["recall@1", "recall@2", "recall@4", "recall@8"]
-        assert one.recall == other.recall
-    (other_seed,) = list(demo.run(["contrastive"], steps=5, seed=4))[2:]
-    assert other_seed.recall != first[2].recall
+    assert first[0].found["recall@1"] == pytest.approx(0.991, abs=0.0005)
+    assert first[0].found["queries"] == 896
+    assert [one == other for one, other in zip(first, second, strict=True)] == [True, True, False]
 
 
-def test_baselines_do_not_depend_on_the_seed() -> None:
-    one, other = ([result.recall for result in demo.run(["raw"], steps=1, seed=seed)][:2] for seed in (0, 1))
-    assert one == other
+@pytest.mark.usefixtures("short")
+def test_a_run_learns_digits_and_is_tested_on_others(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    result = demo.train("proxy_anchor", tmp_path / "run", epochs=2, watch=lambda work: lambda *of: seen.append(of))
+    assert seen[-1] == (8, 8)
+    assert result.folder == tmp_path / "run"
+    measured = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
+    assert result.found["recall@1"] == pytest.approx(measured["recall@1"])
+    assert result.interval.low <= result.found["recall@1"] <= result.interval.high
+    again = demo.train("proxy_anchor", tmp_path / "again", epochs=2)
+    assert again.found == result.found
+    other = demo.train("proxy_anchor", tmp_path / "other", epochs=2, seed=1)
+    assert other.found != result.found
 
 
-def test_learning_brings_training_digits_together() -> None:
-    seen, _ = demo.load()
-    same = seen.labels.unsqueeze(1) == seen.labels
-    gaps = []
-    for steps in (1, 100):
-        torch.manual_seed(0)
-        network = demo.train(nf.losses.create("contrastive"), seen, steps=steps)
-        units = torch.nn.functional.normalize(network(seen.images).detach())
-        similarity = units @ units.T
-        gaps.append(float(similarity[same].mean() - similarity[~same].mean()))
-    assert gaps[1] > gaps[0] + 0.1
+def test_the_best_come_first() -> None:
+    def result(name: str, recall: float, precision: float) -> demo.Result:
+        return demo.Result(name, 16, {"recall@1": recall, "map@r": precision}, Interval(recall, recall, recall))
+
+    results = [result("c", 0.9, 0.5), result("a", 0.95, 0.1), result("b", 0.9, 0.6)]
+    assert [each.name for each in demo.ranked(results)] == ["a", "b", "c"]
 
 
-def test_every_step_is_watched() -> None:
-    steps: list[tuple[str, int]] = []
-    list(demo.run(["raw"], steps=3, watch=lambda key, step: steps.append((key, step))))
-    assert steps == [("raw", 1), ("raw", 2), ("raw", 3)]
-
-
-def test_a_wrong_key_shows_before_anything_is_computed() -> None:
-    with pytest.raises(ValueError, match="loss is 'nope'"):
-        demo.run(["raw", "nope"])
-
-
-def test_printed_are_plain_lines_and_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    demo.show(["raw"], steps=2, seed=0)
+@pytest.mark.usefixtures("short")
+def test_printed_are_plain_lines_and_a_ranking_and_all_it_names_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, threads = tmp_path / "out", torch.get_num_threads()
+    demo.show(["contrastive", "raw", "raw"], out, epochs=1)
+    assert torch.get_num_threads() == threads
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
-    assert "raw pixels: recall@1 99.1 %\n" in printed
-    for word in ("R@1", "R@2", "R@4", "R@8", "raw pixels", "PCA"):
+    assert "  raw pixels: recall@1 99.1 %\n" in printed
+    for word in ("R@1", "±", "MAP@R", "PCA", "untrained network", "896 queries", f"serve {out}/digits.index"):
         assert word in printed
+    assert sorted(folder.name for folder in out.iterdir()) == ["contrastive", "digits.index", "raw"]
+    pages = list(out.glob("*/report.html"))
+    assert len(pages) == 1
+    assert str(pages[0]) in printed
+    with Index.open(out / "digits.index", read_only=True) as found:
+        assert len(found) == 896
+        assert {item.label for item in found.items} == {"5", "6", "7", "8", "9"}
+        assert len(found.search(0, k=3)) == 3
+
+
+def test_what_is_wrong_shows_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="loss is 'nope'"):
+        demo.show(["raw", "nope"], tmp_path / "new")
+    with pytest.raises(ValueError, match="losses is empty"):
+        demo.show([], tmp_path / "new")
+    with pytest.raises(ValueError, match=r"training.epochs is 0"):
+        demo.show(["raw"], tmp_path / "new", epochs=0)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "letter.txt").touch()
+    with pytest.raises(FileExistsError, match="is not empty"):
+        demo.show(["raw"], tmp_path)
+
+
+def test_a_free_folder(tmp_path: Path) -> None:
+    assert demo.free_folder(tmp_path / "demo") == tmp_path / "demo"
+    for name in ("demo", "demo-2"):
+        (tmp_path / name).mkdir()
+    assert demo.free_folder(tmp_path / "demo") == tmp_path / "demo-3"
+
+
+@pytest.mark.parametrize(
+    ("called", "known", "said"),
+    [
+        (".venv/bin/nearfar", None, ".venv/bin/nearfar"),
+        (".venv/bin/nearfar", "/usr/bin/nearfar", "nearfar"),
+        ("/usr/lib/nearfar/__main__.py", None, "nearfar"),
+    ],
+)
+def test_the_program_is_named_so_that_it_can_be_called(
+    called: str, known: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [called, "demo"])
+    monkeypatch.setattr("shutil.which", lambda name: known)
+    assert demo.program() == said

@@ -1,213 +1,247 @@
 """A small honest experiment: learn from the handwritten digits 0 to 4, retrieve the digits 5 to 9.
 
-Five classes say little about digits in general, so every digit is also turned by quarters and mirrored,
-and each of the eight views is a class of its own: 40 classes. Network, noise and batches were chosen with the
-training digits alone, by learning three of them and looking for the other two; the remaining settings are first
-guesses. No learned embedding was judged on the unseen digits before its settings were fixed. The size of the
-embedding was decided knowing what pixels and PCA reach there.
+Five classes say little about digits in general, so every digit for training is also turned by quarters and mirrored,
+and each of the eight ways is a class of its own: 40 classes. Everything goes the way of any training: a recipe, a run
+folder for each loss, the test classes looked at once, at the end. All losses share one recipe. It was settled with
+the digits 0 to 4 alone, by learning three of them and looking for the other two.
 """
 
 from __future__ import annotations
 
-import inspect
-import time
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 from nearfar import losses, metrics
+from nearfar.data.sources import Vectors
+from nearfar.metrics.bootstrap import Interval
+from nearfar.progress import Watch, bars
+
+if TYPE_CHECKING:
+    from nearfar.training.recipe import Recipe
 
 KS = (1, 2, 4, 8)
-TRAINED = (0, 1, 2, 3, 4)
 DIMENSIONS = 16
-HIDDEN = 512
-CLASSES_PER_BATCH, IMAGES_PER_CLASS = 10, 6
-LEARNING_RATE = 1e-3
-NOISE = 0.3
-TURN, ZOOM, SHIFT = 0.2, 0.1, 0.25  # radians, share of the size, half widths of the image
-
-Watch = Callable[[str, int], None]
+SIDE = 16  # pictures of 8 × 8 grow to it: two poolings leave little of less
+EPOCHS, STEPS = 2, 200
+LOSSES = ("contrastive", "multi_similarity", "proxy_anchor")
+INDEX = "digits.index"
 
 
-class Digits(NamedTuple):
-    """Images [n, 1, 8, 8] between 0 and 1, and their labels [n]."""
+@dataclass(frozen=True)
+class Result:
+    """What one way of embedding the unseen digits is worth.
 
-    images: Tensor
-    labels: Tensor
-
-
-class Result(NamedTuple):
-    """What one way of embedding the unseen digits is worth."""
+    Parameters
+        name         a loss, or what was not trained.
+        dimensions   numbers that are kept of a picture.
+        found        the metrics of the unseen digits.
+        interval     where recall@1 lies, of other digits like these: 95 %.
+        seconds      of training; None where there was none.
+        folder       of the run; None where there is none.
+    """
 
     name: str
     dimensions: int
-    recall: dict[str, float]
-    seconds: float | None  # of training
+    found: Mapping[str, float]
+    interval: Interval
+    seconds: float | None = None
+    folder: Path | None = None
 
 
-def load() -> tuple[Digits, Digits]:
-    """scikit-learn's digits: those to learn from, and those to look for."""
-    from sklearn.datasets import load_digits
+def recipe(loss: str, *, epochs: int = EPOCHS, seed: int = 0) -> Recipe:
+    """What a loss is trained by: the same for all but the loss itself.
 
-    pixels, targets = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
-    labels = torch.tensor(targets, dtype=torch.long)
-    seen = torch.isin(labels, torch.tensor(TRAINED))
-    return Digits(images[seen], labels[seen]), Digits(images[~seen], labels[~seen])
-
-
-def run(
-    keys: Sequence[str], *, steps: int = 400, seed: int = 0, watch: Watch = lambda key, step: None
-) -> Iterator[Result]:
-    """Recall on the unseen digits: raw pixels, PCA, and an embedding learned with each loss.
-
-    ``watch(key, step)`` is called after each training step.
+    >>> recipe("raw").loss.name
+    'raw'
     """
-    if not keys:
-        raise ValueError(f"losses is empty; allowed are {', '.join(losses.names())}")
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; it must be ≥ 1")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed is {seed}; it must be ≥ 0 and below 2^63")
-    # A bad key should show before anything is trained.
-    return _results({key: _settings(key) for key in keys}, steps, seed, watch)
+    from nearfar.training import load_recipe
+
+    losses.get(loss)  # its error names those there are
+    return load_recipe(
+        {
+            "data": {"name": "digits", "settings": {"turned": True}},
+            "sampler": {"name": "groups", "classes": 10, "per_class": 6, "steps": STEPS},
+            # A mirrored digit is of another class.
+            "augmentation": {"crop": "random_resized", "scale": [0.4, 1.0], "size": SIDE, "flip": False},
+            "network": {"name": "small_cnn", "dim": DIMENSIONS},
+            "loss": {"name": loss},
+            "optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-4},
+            "schedule": {"name": "cosine"},
+            "training": {"epochs": epochs, "seed": seed, "device": "cpu"},
+            "evaluation": {"every": 0, "ks": list(KS), "crop": "none"},
+        }
+    )
 
 
-def _results(prepared: dict[str, dict[str, Any]], steps: int, seed: int, watch: Watch) -> Iterator[Result]:
-    seen, unseen = load()
-    pixels = unseen.images.flatten(1)
-    yield Result("raw pixels", pixels.shape[1], _recall(pixels, unseen.labels), None)
-    projected = _pca(seen.images.flatten(1), pixels)
-    yield Result("PCA", DIMENSIONS, _recall(projected, unseen.labels), None)
-    for key, settings in prepared.items():
-        start = time.perf_counter()
-        with _reproducible(seed):
-            network = train(losses.create(key, **settings), seen, steps=steps, watch=watch)
-            seconds = time.perf_counter() - start
-            with torch.no_grad():
-                embeddings = network(unseen.images)
-        yield Result(key, DIMENSIONS, _recall(embeddings, unseen.labels), seconds)
-
-
-def train(loss: losses.Loss, digits: Digits, *, steps: int, watch: Watch = lambda key, step: None) -> nn.Module:
-    """A small network that has learned the digits with this loss."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, DIMENSIONS))
-    groups = [{"params": network.parameters(), "lr": LEARNING_RATE}, *loss.param_groups(LEARNING_RATE)]
-    optimizer = torch.optim.Adam(groups)
-    # Full speed for the first half, then down to zero.
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 - 2 * step / steps))
-    classes = views(digits)
-    for step in range(1, steps + 1):
-        images, labels = _batch(classes)
-        value = loss(network(images), labels)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        schedule.step()
-        watch(loss.key, step)
-    return network
-
-
-def _recall(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
-    found = metrics.retrieval(embeddings, labels, ks=KS)
-    return {f"recall@{k}": found[f"recall@{k}"] for k in KS}
-
-
-def views(digits: Digits) -> list[Tensor]:
-    """The images of each digit, upright, turned and mirrored: eight classes for each, [n, 1, 8, 8]."""
-    upright = [digits.images[digits.labels == digit] for digit in sorted(set(digits.labels.tolist()))]
-    turned = [images.rot90(quarters, (-2, -1)) for images in upright for quarters in range(4)]
-    return turned + [images.flip(-1) for images in turned]
-
-
-def _batch(classes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """A few images of each of a few classes, wiggled."""
-    chosen = torch.randperm(len(classes))[:CLASSES_PER_BATCH]
-    images = [classes[number][torch.randperm(len(classes[number]))[:IMAGES_PER_CLASS]] for number in chosen]
-    return _wiggle(torch.cat(images)), chosen.repeat_interleave(IMAGES_PER_CLASS)
-
-
-def _wiggle(images: Tensor) -> Tensor:
-    """Turned, zoomed and shifted a little, with noise on top."""
-    count = len(images)
-    angle, zoom = TURN * _spread(count), 1 + ZOOM * _spread(count)
-    cosine, sine = zoom * angle.cos(), zoom * angle.sin()
-    shift = SHIFT * _spread(count, 2)
-    first = torch.stack([cosine, -sine, shift[:, 0]], dim=1)
-    second = torch.stack([sine, cosine, shift[:, 1]], dim=1)
-    grid = functional.affine_grid(torch.stack([first, second], dim=1), list(images.shape), align_corners=False)
-    return functional.grid_sample(images, grid, align_corners=False) + NOISE * torch.randn_like(images)
-
-
-def _spread(*shape: int) -> Tensor:
-    """Random numbers from −1 to 1."""
-    return 2 * torch.rand(shape) - 1
-
-
-def _pca(seen: Tensor, unseen: Tensor) -> Tensor:
-    """The unseen pixels along the main directions of the seen ones."""
+def baselines(*, seed: int = 0) -> Iterator[Result]:
+    """What is reached without learning: raw pixels, PCA of the digits 0 to 4, and the network as it is made."""
     from sklearn.decomposition import PCA
 
-    fitted = PCA(DIMENSIONS, svd_solver="full").fit(seen.numpy())
-    return torch.from_numpy(fitted.transform(unseen.numpy()))
+    from nearfar import data, networks
+
+    digits = data.open("digits", vectors=True)
+    assert isinstance(digits.source, Vectors)
+    pixels = digits.source.array
+    seen, unseen = pixels[digits.parts["train"]], pixels[digits.parts["test"]]
+    labels = digits.labels[digits.parts["test"]]
+    yield _result("raw pixels", unseen, labels)
+    yield _result("PCA", PCA(DIMENSIONS, svd_solver="full").fit(seen).transform(unseen), labels)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = networks.create("small_cnn", dim=DIMENSIONS, size=SIDE).eval()
+    with torch.no_grad():
+        pictures = torch.from_numpy(unseen).view(-1, 1, 8, 8)
+        embedded = network(functional.interpolate(pictures, (SIDE, SIDE), mode="bilinear"))
+    yield _result("untrained network", embedded, labels)
 
 
-def _settings(key: str) -> dict[str, Any]:
-    """What a loss must be told besides its defaults."""
-    known = {"num_classes": 8 * len(TRAINED), "dim": DIMENSIONS}
-    required = [name for name, value in losses.defaults(key).items() if value is inspect.Parameter.empty]
-    return {name: known[name] for name in required if name in known}
+def train(loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch: Watch = lambda work: None) -> Result:
+    """Train a loss into a run folder, and see what it finds of the unseen digits."""
+    from nearfar.training import live
+    from nearfar.training.starting import start
+    from nearfar.training.tested import embeddings_of
+
+    tell = watch(loss)
+
+    class Bar(live.Silent):
+        def show(self, status: live.Status) -> None:
+            if tell is not None:
+                tell(status.step, status.steps)
+
+    ran = start(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Bar())
+    tested = embeddings_of(folder).queries
+    result = _result(loss, tested.points, tested.labels)
+    return replace(result, seconds=float(ran.metrics["seconds"]), folder=folder)
+
+
+def ranked(results: Sequence[Result]) -> list[Result]:
+    """The best first, by recall@1, and of equal ones by MAP@R."""
+    return sorted(results, key=lambda result: (-result.found["recall@1"], -result.found["map@r"]))
+
+
+def index(folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
+    """Make an index of the unseen digits with the model of a run; gives how many they are."""
+    from nearfar import data
+    from nearfar.search import Index
+    from nearfar.search.gathering import of_dataset
+    from nearfar.training.starting import model_folder
+
+    digits = of_dataset(data.open("digits"), "test")
+    with Index.build(model_folder(folder), digits, out=out, device="cpu", watch=watch) as made:
+        return len(made)
+
+
+def free_folder(place: Path = Path("runs/demo")) -> Path:
+    """This folder, or the first with a number behind it that is not there yet.
+
+    >>> free_folder(Path("nowhere/demo")).as_posix()
+    'nowhere/demo'
+    """
+    folder, number = place, 1
+    while folder.exists():
+        number += 1
+        folder = place.with_name(f"{place.name}-{number}")
+    return folder
 
 
 @contextmanager
-def _reproducible(seed: int) -> Iterator[None]:
-    """The same numbers every time, and one thread: the matrices are too small to share."""
+def one_thread() -> Iterator[None]:
+    """The matrices of small networks are too small to share."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
+        yield
     finally:
         torch.set_num_threads(threads)
 
 
-def show(keys: Sequence[str], *, steps: int, seed: int) -> None:
-    """Run and print: a progress bar on a terminal, plain lines elsewhere, then the table."""
+def _result(name: str, embeddings: Any, labels: Any) -> Result:
+    found = metrics.retrieval(embeddings, labels, ks=KS, per_query=True)
+    interval = metrics.bootstrap({"recall@1": found.pop("per_query")["recall@1"]})["recall@1"]
+    return Result(name, embeddings.shape[1], found, interval)
+
+
+# --- on the terminal -----------------------------------------------------------------------------------------
+
+
+def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, seed: int = 0) -> None:
+    """Run and print: bars on a terminal, plain lines elsewhere, then the ranking, a page and an index."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from nearfar.training.report import report
+
+    out = free_folder() if out is None else out
+    if out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"out is {str(out)!r}, which is not empty; name a new folder")
+    if not keys:
+        raise ValueError(f"losses is empty; allowed are {', '.join(losses.names())}")
+    for key in keys:
+        recipe(key, epochs=epochs, seed=seed)  # what is wrong shows before anything is trained
+    console = Console(highlight=False, soft_wrap=True)
+    results: list[Result] = []
+
+    def tell(result: Result) -> None:
+        results.append(result)
+        after = "" if result.seconds is None else f" after {result.seconds:.1f} s"
+        console.print(f"  {result.name}: recall@1 {_percent(result.found['recall@1'])} %{after}")
+
+    console.print("Learning from the handwritten digits 0–4, looking for 5–9, which no network has seen.")
+    with one_thread():
+        for result in baselines(seed=seed):
+            tell(result)
+        for key in dict.fromkeys(keys):
+            with bars() as watch:
+                result = train(key, out / key, epochs=epochs, seed=seed, watch=watch)
+            tell(result)
+        best = next(result for result in ranked(results) if result.folder is not None)
+        assert best.folder is not None
+        with bars() as watch:
+            page = report(best.folder, watch=watch)
+            count = index(best.folder, out / INDEX, watch=watch)
+    console.print(_table(ranked(results)))
+    console.print(
+        f"{count} queries; nearest by cosine, the query itself left out. ± is half of an interval of 95 %.",
+        "PCA and networks learned from 0–4 only, and one recipe served all losses.",
+        "",
+        f"The page of {best.name}, the best of those trained: {page}",
+        f"Settings, numbers and model of every run are in {out}/",
+        "",
+        "Search the unseen digits in a browser:",
+        f"  {program()} serve {out / INDEX} --open",
+        "Make an index of pictures of your own with any run:",
+        f"  {program()} index build {best.folder} photos/ -o my.index",
+        sep="\n",
+        markup=False,
+    )
+
+
+def program() -> str:
+    """How to call this program again: by its name, or where it lies if the name is not known to the shell."""
+    here = Path(sys.argv[0])
+    return str(here) if here.name == "nearfar" and shutil.which("nearfar") is None else "nearfar"
+
+
+def _table(results: Sequence[Result]) -> Any:
     from rich.table import Table
 
-    console = Console(highlight=False)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    bar = progress.add_task("pixels, PCA", total=steps)
+    table = Table(title="\nUnseen digits, %", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for head in ("", "embedding", "numbers", "R@1", "±", *(f"R@{k}" for k in KS[1:]), "MAP@R", "seconds"):
+        table.add_column(head, justify="left" if head == "embedding" else "right", no_wrap=True)
+    for place, result in enumerate(results, start=1):
+        half = (result.interval.high - result.interval.low) / 2
+        values = [result.found["recall@1"], half, *(result.found[f"recall@{k}"] for k in KS[1:]), result.found["map@r"]]
+        seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
+        table.add_row(f"{place}", result.name, str(result.dimensions), *map(_percent, values), seconds)
+    return table
 
-    def watch(key: str, step: int) -> None:
-        progress.update(bar, description=key, completed=step)
 
-    results = run(keys, steps=steps, seed=seed, watch=watch)
-    console.print("Learning from the digits 0–4, looking for the unseen digits 5–9.")
-    table = Table(title="Recall on digits never seen in training, %", title_justify="left")
-    table.add_column("embedding", no_wrap=True)
-    table.add_column("numbers", justify="right")
-    for k in KS:
-        table.add_column(f"R@{k}", justify="right")
-    table.add_column("seconds", justify="right")
-    with progress:
-        for result in results:
-            recalls = [f"{100 * value:.1f}" for value in result.recall.values()]
-            seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
-            table.add_row(result.name, str(result.dimensions), *recalls, seconds)
-            if not console.is_terminal:
-                print(
-                    f"{result.name}: recall@1 {recalls[0]} %" + (f" after {seconds} s" if seconds else ""), flush=True
-                )
-    console.print(table)
-    console.print(
-        "PCA and the networks saw the digits 0–4 only; nearest by cosine similarity, the query itself left out."
-    )
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,15 +14,18 @@ from nearfar.cli.app import app
 def demo(
     losses: Annotated[
         str, typer.Option(help="Keys of losses, separated by commas.")
-    ] = "contrastive,triplet,multi_similarity,ranked_list",
-    steps: Annotated[int, typer.Option(help="Training steps for each loss.")] = 400,
+    ] = "contrastive,multi_similarity,proxy_anchor",
+    epochs: Annotated[int, typer.Option(help="Of 200 steps, for each loss.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where runs and index go; runs/demo or the next free one.")
+    ] = None,
 ) -> None:
-    """Learn embeddings of the digits 0 to 4, look for the unseen digits 5 to 9.
+    """Train on the digits 0 to 4 and look for 5 to 9: a ranking of losses, a page of the best, and an index to search.
 
-    Example: nearfar demo --losses raw,nra --steps 200
+    Example: nearfar demo --losses raw,nra --epochs 1
     """
     from nearfar import demo as digits
 
     keys = [key.strip() for key in losses.split(",") if key.strip()]
-    digits.show(keys, steps=steps, seed=seed)
+    digits.show(keys, out, epochs=epochs, seed=seed)
