@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.inputs import as_device
 from nearfar.networks import saving
 from nearfar.progress import Watch
 from nearfar.search import folder
 from nearfar.search.backends import MEASURES, check_name
-from nearfar.search.encoder import Encoder, Model, Picture, device_of
+from nearfar.search.encoder import Encoder, Model, Picture
 from nearfar.search.gathering import Labels, Pictures, check_labels, digest, gather
 from nearfar.search.items import Item
 from nearfar.search.shelf import Shelf
@@ -55,7 +56,7 @@ def build(
     saving.save(loaded, out / folder.MODEL)
     card = {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known}
     empty = Table(np.empty((0, encoder.dim), dtype=np.float32), [])
-    shelf = Shelf.create(out, {**card, "backend": "exact"}, empty, device=device_of(device))
+    shelf = Shelf.create(out, {**card, "backend": "exact"}, empty, device=as_device("device", device))
     index = kind(shelf, device=device, encoder=encoder)
     try:
         found = update(index, listed, labels=labels, metadata=metadata, batch_size=batch_size, watch=watch)

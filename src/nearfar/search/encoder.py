@@ -17,6 +17,7 @@ from PIL import Image
 from nearfar.data.decode import decode, shrink
 from nearfar.data.render import planar, window
 from nearfar.data.views import View
+from nearfar.inputs import as_device
 from nearfar.networks import Embedder, Ensemble, saving
 from nearfar.search import thumbnails
 
@@ -48,7 +49,7 @@ class Encoder:
         if found is None:
             raise ValueError("model reads vectors; an index of pictures needs one that reads pictures")
         self.preprocessing = found
-        self.device = device_of(device)
+        self.device = as_device("device", device)
         self.model = model.to(self.device).eval()
         self.dim, self.unit = int(model.dim), bool(model.normalize)
         self.fingerprint = saving.fingerprint(model)
@@ -109,21 +110,6 @@ def ahead(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKE
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def device_of(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(
-            f"device is {name!r}; allowed are auto, cpu, cuda and, where there are several, cuda:1"
-        ) from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {name!r}; the number of GPUs that PyTorch finds is {torch.cuda.device_count()}")
-    return device
 
 
 def _pixels(picture: Picture, channels: int, side: int) -> Pixels:

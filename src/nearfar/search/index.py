@@ -8,9 +8,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from nearfar.inputs import as_device
 from nearfar.progress import Watch
 from nearfar.search import building, updating
-from nearfar.search.encoder import Model, Picture, device_of
+from nearfar.search.encoder import Model, Picture
 from nearfar.search.gathering import Labels, Pictures
 from nearfar.search.lookup import Lookup
 from nearfar.search.shelf import Shelf
@@ -120,7 +121,7 @@ class Index(Lookup):
             read_only  anybody may; for changes there is one process at a time.
             model      to search with; the index has its own, and any other is refused.
         """
-        found = cls(Shelf(Path(place), read_only=read_only, device=device_of(device)), device=device)
+        found = cls(Shelf(Path(place), read_only=read_only, device=as_device("device", device)), device=device)
         if model is not None:
             try:
                 found._encoder = found._checked(model, str(model) if isinstance(model, (str, Path)) else "model")
