@@ -23,6 +23,17 @@ def whole_file(file: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def sync_folder(folder: Path) -> None:
+    """See that the names in a folder are on disk."""
+    if os.name == "nt":  # where folders cannot be opened
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_text(file: Path, text: str) -> None:
     """Write text in UTF-8."""
     with whole_file(file) as draft:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nearfar.training.report_style import STYLE
+from nearfar import pages
 
 COLORS = 10  # lines of a chart that have a colour of their own
 LONG = 11  # letters of a head that stay in one line
@@ -90,7 +90,7 @@ document.querySelectorAll("table.sorts").forEach(function (table) {
 """
 _DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 # Only this very script may run: even a mistake in escaping could add no other one, and nothing is fetched.
-POLICY = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{_DIGEST}'"
+POLICY = f"{pages.POLICY}; script-src 'sha256-{_DIGEST}'"
 
 
 @dataclass(frozen=True)
@@ -192,26 +192,4 @@ def _word(value: str) -> str:
 
 def document(title: str, lead: str, sections: Sequence[str], *, foot: str = "Written by nearfar.") -> str:
     """The whole page."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{escape(title)} · nearfar</title>
-<style>{STYLE}{MORE_STYLE}</style>
-</head>
-<body>
-<header class="top">
-<h1>{escape(title)}</h1>
-<p class="lead">{escape(lead)}</p>
-</header>
-<main>
-{chr(10).join(one for one in sections if one)}
-</main>
-<footer><p>{escape(foot)} This page is complete in itself and asks nothing of the network.</p></footer>
-<script>{SCRIPT}</script>
-</body>
-</html>
-"""
+    return pages.document(title, lead, sections, foot=foot, style=MORE_STYLE, policy=POLICY, script=SCRIPT)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from nearfar import pages
 from nearfar.settings import one_of
-from nearfar.training.report import POLICY
-from nearfar.training.report_style import STYLE
 
 UNFAIR = "UNFAIR"
 NOTHING = "–"
@@ -118,11 +117,12 @@ def latex(table: Table) -> str:
     return "\n".join([*lines, r"\end{table}"])
 
 
-def html(table: Table) -> str:
+def html(table: Table, *, headed: bool = True) -> str:
     """A piece of a page, with the class "unfair" where it applies; cells are text and never markup."""
     kind = ' class="unfair"' if table.unfair else ""
     mark = f"<strong>{UNFAIR}</strong>: " if table.unfair else ""
-    lines = [f"<section{kind}>", f"<h2>{mark}{escape(table.title)}</h2>", '<div class="scroll">', "<table>"]
+    head = [f"<h2>{mark}{escape(table.title)}</h2>"] if headed else []
+    lines = [f"<section{kind}>", *head, '<div class="scroll">', "<table>"]
     lines += [f"<thead>{_html_row([column.name for column in table.columns], table.columns, 'th')}</thead>", "<tbody>"]
     lines += [_html_row(row, table.columns, "td") for row in table.shown()]
     lines += ["</tbody>", "</table>", "</div>"]
@@ -135,23 +135,8 @@ def html(table: Table) -> str:
 
 def page(table: Table) -> str:
     """The same as a page that needs nothing else."""
-    title = escape(f"{UNFAIR}: {table.title}" if table.unfair else table.title)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title} · nearfar</title>
-<style>{STYLE}
-main {{ padding-top: 28px; }} h3, section p.soft {{ margin-top: 16px; }}</style>
-</head>
-<body>
-<main>
-{html(table)}
-</main>
-</body>
-</html>"""
+    title = f"{UNFAIR}: {table.title}" if table.unfair else table.title
+    return pages.document(title, "", [html(table, headed=False)], style="h3, section p.soft { margin-top: 16px; }")
 
 
 WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex, "html": page}

@@ -26,9 +26,8 @@ import numpy as np
 from nearfar.data.draft import locked
 from nearfar.search import thumbnails
 from nearfar.search.items import Item
-from nearfar.search.journal import sync_folder
 from nearfar.search.table import Ids, Table, Vectors
-from nearfar.writing import whole_file, write_json, write_text
+from nearfar.writing import sync_folder, whole_file, write_json, write_text
 
 FORMAT = "nearfar index"
 VERSION = 1  # goes up when folders written from then on cannot be read by what is older

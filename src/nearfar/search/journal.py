@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nearfar.writing import sync_folder
+
 MARK = b"\x89NFJ"
 HEAD = struct.Struct("<4sIQI")  # mark, length of the header, length of the payload, checksum
 
@@ -148,14 +150,3 @@ def _record(data: bytes, place: int) -> Record | None:
     except ValueError:
         return None
     return Record(header, bytes(body[words:]), start + words) if isinstance(header, dict) else None
-
-
-def sync_folder(folder: Path) -> None:
-    """That a new file's name is on disk, too."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

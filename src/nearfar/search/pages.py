@@ -7,31 +7,18 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from nearfar.pages import document
 from nearfar.search.results import Results
 
 if TYPE_CHECKING:
     from nearfar.search.clusters import Clusters
 
 STYLE = """
-:root { color-scheme: light dark; --page: #f7f7f5; --card: #fff; --ink: #1d2126; --soft: #5b636d; --edge: #e2e3e0;
-  --track: #e8e9e6; --good: #167a48; --bad: #c0392b; --mark: #fff; }
-@media (prefers-color-scheme: dark) { :root { --page: #14171b; --card: #1c2025; --ink: #e7e9ec; --soft: #a0a8b2;
-  --edge: #2e343b; --track: #30363d; --good: #4fc78c; --bad: #ff7d70; --mark: #14171b; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); -webkit-text-size-adjust: 100%;
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Helvetica Neue", sans-serif; }
-main, header { max-width: 1200px; margin: 0 auto; padding: 0 28px; }
-header { padding-top: 44px; }
-h1 { font-size: 28px; line-height: 1.2; font-weight: 650; letter-spacing: -0.015em; margin: 0 0 4px; }
-h2 { font-size: 18px; font-weight: 620; margin: 0 0 2px; overflow-wrap: anywhere; }
-p { margin: 0 0 16px; color: var(--soft); overflow-wrap: anywhere; }
-section { background: var(--card); border: 1px solid var(--edge); border-radius: 12px; padding: 20px 22px;
-  margin: 0 0 20px; }
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); gap: 12px; }
 figure { margin: 0; position: relative; min-width: 0; }
 .picture { aspect-ratio: 1; border-radius: 8px; border: 3px solid var(--edge); overflow: hidden; display: flex;
   background: var(--track); align-items: center; justify-content: center; color: var(--soft); font-size: 12px; }
-img { width: 100%; height: 100%; object-fit: contain; display: block; }
+.picture img { width: 100%; height: 100%; object-fit: contain; display: block; }
 .good .picture { border-color: var(--good); } .bad .picture { border-color: var(--bad); border-style: dashed; }
 .asked .picture { border-color: var(--ink); }
 .sign { position: absolute; top: -5px; right: -5px; width: 19px; height: 19px; border-radius: 50%; color: var(--mark);
@@ -39,9 +26,7 @@ img { width: 100%; height: 100%; object-fit: contain; display: block; }
 .good .sign { background: var(--good); } .bad .sign { background: var(--bad); }
 figcaption { font-size: 12px; line-height: 1.35; margin-top: 5px; color: var(--soft); overflow-wrap: anywhere; }
 figcaption b { color: var(--ink); font-weight: 600; }
-@media (max-width: 560px) { main, header { padding: 0 14px; } header { padding-top: 24px; } section { padding: 14px; }
-  .sheet { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 9px; } }
-@media print { body { background: none; } section { break-inside: avoid; } }
+@media (max-width: 560px) { .sheet { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 9px; } }
 """
 
 
@@ -51,7 +36,7 @@ def results_page(found: Sequence[Results], title: str = "Neighbours") -> str:
     lead = f"{len(found):,} {'query' if len(found) == 1 else 'queries'}; the nearest stands first."
     if judged:
         lead += f" {sum(judged):,} of {len(judged):,} neighbours are of the query's class."
-    return page(title, lead, [_results(results) for results in found])
+    return document(title, lead, [_results(results) for results in found], style=STYLE)
 
 
 def cluster_page(found: Clusters, shown: int) -> str:
@@ -70,19 +55,7 @@ def cluster_page(found: Clusters, shown: int) -> str:
             for item in group.items[:shown]
         ]
         sections.append(_section(f"Cluster {number}", words, figures))
-    return page("Clusters", lead, sections)
-
-
-def page(title: str, lead: str, sections: Sequence[str]) -> str:
-    """A whole page."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><header><h1>{escape(title)}</h1><p>{escape(lead)}</p></header>\n<main>\n"
-        + "\n".join(sections)
-        + "\n</main></body></html>\n"
-    )
+    return document("Clusters", lead, sections, style=STYLE)
 
 
 def figure(picture: bytes, caption: str, kind: str = "", sign: str = "") -> str:

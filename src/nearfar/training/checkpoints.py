@@ -26,7 +26,7 @@ from torch import Tensor
 
 from nearfar.networks import saving
 from nearfar.networks.preprocessing import Preprocessing
-from nearfar.writing import whole_file, write_json
+from nearfar.writing import sync_folder, whole_file, write_json
 
 TENSORS, STATE = "training.safetensors", "state.json"
 FORMAT, VERSION = "nearfar checkpoint", 1
@@ -140,17 +140,6 @@ def recover(place: Path) -> None:
                 break
     for folder in (draft, before):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """See that the names in a folder are on disk."""
-    if os.name == "nt":  # where folders cannot be opened
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- random numbers and optimisers ---------------------------------------------------------------------------------

@@ -6,20 +6,17 @@ names, file names) is text and never markup.
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
+from nearfar.pages import document
 from nearfar.progress import Watch
 from nearfar.settings import one_of, whole
 from nearfar.training import report_parts as parts
 from nearfar.training.gallery import METHODS
 from nearfar.training.report_run import RunData, measured, read_run
-from nearfar.training.report_style import STYLE
 from nearfar.writing import write_text
 
 NAME = "report.html"
-# Even a mistake in escaping could neither run a script nor fetch anything.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def report(
@@ -71,25 +68,4 @@ def _page(run: RunData, sections: list[str]) -> str:
     pieces = [run.recipe.loss.name, network.name, run.manifest.get("data", {}).get("name", run.recipe.data.name)]
     version = run.manifest.get("versions", {}).get("nearfar")
     written = f"Trained by nearfar {version}." if version else "Written by nearfar."
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>{escape(run.name)} · nearfar</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header class="top">
-<h1>{escape(run.name)}</h1>
-<p class="lead">{" · ".join(escape(str(piece)) for piece in pieces)}</p>
-</header>
-<main>
-{chr(10).join(section for section in sections if section)}
-</main>
-<footer><p>{escape(written)} This page is complete in itself and asks nothing of the network.</p></footer>
-</body>
-</html>
-"""
+    return document(run.name, " · ".join(map(str, pieces)), sections, foot=written)

@@ -1,6 +1,12 @@
-"""How a report looks: one style sheet, for day and night, screen and paper."""
+"""Pages that are complete in themselves: one style sheet, for day and night, screen and paper."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+# Even a mistake in escaping could neither run a script nor fetch anything.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 STYLE = """
 :root {
@@ -95,4 +101,52 @@ pre { background: var(--page); border: 1px solid var(--edge); border-radius: 8px
   font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; margin: 8px 0 0; }
 footer { font-size: 14px; padding-top: 4px; padding-bottom: 48px; }
 @media print { body { background: none; } section, .figure { break-inside: avoid; } }
+"""
+
+
+def document(
+    title: str,
+    lead: str,
+    sections: Sequence[str],
+    *,
+    foot: str = "Written by nearfar.",
+    style: str = "",
+    policy: str = POLICY,
+    script: str = "",
+) -> str:
+    """A whole page.
+
+    Parameters
+        title, lead   text above everything.
+        sections      HTML; empty ones are left out.
+        foot          text below everything.
+        style         rules beyond ``STYLE``.
+        policy        what the page may do; a script has to be allowed by its digest.
+        script        at the end of the page.
+
+    >>> "<h1>A &amp; B</h1>" in document("A & B", "two letters", ["<section></section>"])
+    True
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{escape(title)} · nearfar</title>
+<style>{STYLE}{style}</style>
+</head>
+<body>
+<header class="top">
+<h1>{escape(title)}</h1>
+{f'<p class="lead">{escape(lead)}</p>' if lead else ""}
+</header>
+<main>
+{chr(10).join(section for section in sections if section)}
+</main>
+<footer><p>{escape(foot)} This page is complete in itself and asks nothing of the network.</p></footer>
+{f"<script>{script}</script>" if script else ""}
+</body>
+</html>
 """
