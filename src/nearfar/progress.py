@@ -1,22 +1,29 @@
-"""Progress of long work: bars on a terminal, nothing elsewhere."""
+"""Progress of long work: bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Progress = Callable[[int, int], None]  # told how much is done, of how much
 Watch = Callable[[str], Progress | None]  # told what work begins
 
+PAUSE = 20.0  # seconds between two lines; what is done sooner needs none
+
 
 @contextmanager
 def bars() -> Iterator[Watch]:
-    """A bar for each piece of work, gone when all is done."""
+    """A bar for each piece of work, gone when all is done; where there is no terminal, plain lines on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines
+        return
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -24,10 +31,34 @@ def bars() -> Iterator[Watch]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Bars(*columns, console=console, transient=True) as progress:
 
         def watch(work: str) -> Progress:
             task = progress.add_task(work, total=None)
             return lambda done, total: progress.update(task, completed=done, total=total)
 
         yield watch
+
+
+def _lines(work: str) -> Progress:
+    start = said = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said < PAUSE or not 0 < done < total:
+            return
+        said = now
+        left = (now - start) * (total - done) / done
+        print(f"{work}: {done:,} of {total:,}, about {_words(left)} left", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _words(seconds: float) -> str:
+    """A time in words.
+
+    >>> _words(42.1), _words(200)
+    ('42 s', '3 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
