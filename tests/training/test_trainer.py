@@ -226,9 +226,9 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Pa
 def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, honest = [0], steps.global_loss
 
-    def sometimes(*arguments: Any) -> torch.Tensor:
+    def sometimes(*arguments: Any, **settings: Any) -> torch.Tensor:
         calls[0] += 1
-        return honest(*arguments) * (torch.nan if calls[0] % 5 == 0 else 1.0)
+        return honest(*arguments, **settings) * (torch.nan if calls[0] % 5 == 0 else 1.0)
 
     monkeypatch.setattr(steps, "global_loss", sometimes)
     result = train(recipe(vectors(tmp_path), training__on_nonfinite="skip"), tmp_path / "run")
