@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,3 +166,20 @@ def test_a_lost_milvus_file_is_made_again(tmp_path: Path) -> None:
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(ValueError, match=r"backend is 'fais'; allowed are auto, exact"):
         check_name("fais")
+
+
+def test_faiss_with_the_methods_of_its_torch_utils(tmp_path: Path) -> None:
+    """pytorch-metric-learning imports them, and they stay for as long as the process does."""
+    program = f"""
+import faiss.contrib.torch_utils
+import numpy as np
+from nearfar.search import Index
+
+points = np.random.default_rng(0).normal(size=(50, 8)).astype("float32")
+with Index.from_vectors(points, out={str(tmp_path / "i")!r}, labels=list("ab") * 25, backend="faiss:hnsw") as index:
+    found = index.search(points[3], k=3, where={{"label": "b"}})
+    print(found.labels)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("'b'") == 3

@@ -157,6 +157,11 @@ class Faiss:
     def _knob(self) -> int:
         return int(self._index.hnsw.efSearch if self.kind == "hnsw" else self._index.nprobe)
 
+    @property
+    def _find(self) -> Any:
+        """FAISS's own search, also where ``faiss.contrib.torch_utils`` put one that knows no parameters."""
+        return getattr(self._index, "search_numpy", self._index.search)
+
     def _turn(self, value: int) -> None:
         if self.kind == "hnsw":
             self._index.hnsw.efSearch = value
@@ -169,14 +174,14 @@ class Faiss:
         if not len(self._own):
             return best(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
         if allowed is None and alive is None:
-            values, rows = self._index.search(_plain(queries), k)
+            values, rows = self._find(_plain(queries), k)
         else:
             mask = np.zeros(len(self._own), dtype=bool) if allowed is not None else alive
             assert mask is not None
             if allowed is not None:
                 mask[rows_of(self._own, allowed)] = True
                 mask = mask if alive is None else mask & alive
-            values, rows = self._index.search(_plain(queries), k, params=self._parameters(mask))
+            values, rows = self._find(_plain(queries), k, params=self._parameters(mask))
         ids = self._own[rows]
         scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
         if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # FAISS found fewer than k
