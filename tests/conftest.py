@@ -11,9 +11,21 @@ if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
 
 
+# Files whose tests share something that takes seconds to set up: with --dist loadgroup one process has it, once.
+TOGETHER = (
+    "test_distributed",
+    "test_leaderboard_page",
+    "test_page",
+    "test_ray_engine",
+    "test_running",
+    "test_serve_schema",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A machine without a GPU skips the tests that need one, even when they are asked for."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    """What needs a GPU is skipped where there is none; what shares a costly start stays together."""
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
