@@ -246,3 +246,10 @@ def test_charts_draw_whatever_numbers_there_are(values: list[float]) -> None:
     assert places
     assert all(0 <= place <= charts.WIDTH for place in places)
     assert "nan" not in drawn
+
+
+def test_no_share_is_more_than_all() -> None:
+    drawn = charts.line_chart([charts.Line("recall", [(1.0, 0.98)])], title="t", x="epoch", y="recall", percent=True)
+    ticks = [float(each) for each in re.findall(r">(\d+)\s*%?</text>", drawn)]
+    assert ticks
+    assert max(ticks) <= 100

@@ -80,7 +80,8 @@ def line_chart(
         WIDTH - RIGHT,
         whole=all(float(value).is_integer() for value in xs),
     )
-    up = _Scale([*ys, 0.0] if from_zero else ys, height - BOTTOM, TOP, rounded=True)
+    most = 1.0 if percent and max(ys) <= 1.0 else math.inf
+    up = _Scale([*ys, 0.0] if from_zero else ys, height - BOTTOM, TOP, rounded=True, most=most)
     parts = [_frame(across, up, x, y, percent, height, ticks)]
     dash = 0
     for line in shown:
@@ -203,11 +204,18 @@ class _Scale:
     """From numbers to places on the page."""
 
     def __init__(
-        self, values: Sequence[float], start: float, stop: float, *, rounded: bool = False, whole: bool = False
+        self,
+        values: Sequence[float],
+        start: float,
+        stop: float,
+        *,
+        rounded: bool = False,
+        whole: bool = False,
+        most: float = math.inf,
     ) -> None:
         low, high = min(values), max(values)
         if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
-            low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
+            low, high = low - (abs(low) or 1.0) * 0.5, min(high + (abs(high) or 1.0) * 0.5, most)
         self.step = max(_nice((high - low) / 4), 1.0 if whole else 0.0)
         if rounded:
             low, high = math.floor(low / self.step + 1e-9) * self.step, math.ceil(high / self.step - 1e-9) * self.step
