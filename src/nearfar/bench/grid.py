@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from nearfar.bench.protocols import Protocol
 from nearfar.settings import nearest, whole
 from nearfar.training.recipe_file import SECTIONS
 from nearfar.training.recipe_overrides import apply
-from nearfar.training.recipe_toml import value, written
+from nearfar.training.recipe_toml import read, value, written
 
 Tables = Mapping[str, Any]
 KEYS = (
@@ -92,12 +91,7 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
     if isinstance(grid, Mapping):
         return _read(grid, Path(), "")
     file = Path(grid)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there; needed is a grid, a TOML file")
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GridError(f"{file} is no TOML: {error}") from None
+    table = read(file, "a grid", GridError)
     try:
         return _read(table, file.parent, file.stem)
     except (TypeError, ValueError) as error:
@@ -174,10 +168,7 @@ def _recipe(table: Tables, here: Path) -> Tables:
     file = here / recipe
     if not file.is_file():
         raise FileNotFoundError(f"recipe is {recipe!r}; {file} is not there")
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no TOML: {error}") from None
+    found = read(file, "a recipe")
     _check_parts(str(file), found)
     return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from nearfar.settings import nearest
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import load as load_recipe
+from nearfar.training.recipe_toml import read
 
 WORDS = ("low", "high", "step", "log", "choices")
 # What says how a model is judged. Choosing it would be choosing the judge, or luck.
@@ -104,12 +104,7 @@ def load(file: str | Path) -> Space:
                {low = 1e-5, high = 1e-3, log = true}, or {choices = ["semi_hard", "hard"]}.
     """
     file = Path(file)
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there; needed is a space, a TOML file")
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no TOML: {error}") from None
+    table = read(file, "a space")
     try:
         return from_dict(table)
     except (TypeError, ValueError) as error:

@@ -39,13 +39,15 @@ class Judge:
     @property
     def watched(self) -> list[str]:
         """The parts that are measured while a training is under way: the test only where nothing validates."""
-        learned = ["train"] if self.recipe.evaluation.train_recall else []
-        return [*(["validation"] if len(self.parts.rows["validation"]) else self.tested), *learned]
+        return [*(["validation"] if len(self.parts.rows["validation"]) else self.tested), *self._learned]
+
+    @property
+    def _learned(self) -> list[str]:
+        return ["train"] if self.recipe.evaluation.train_recall else []
 
     def embedded(self, names: Sequence[str] | None = None) -> dict[str, Embedded]:
         """The embeddings of parts, those that are measured unless told; a part without rows is left out."""
         training = self.recipe.training
-        learned = ["train"] if self.recipe.evaluation.train_recall else []
         return {
             name: evaluation.embed(
                 self.parts.model,
@@ -55,7 +57,7 @@ class Judge:
                 precision=training.precision,
                 channels_last=training.channels_last,
             )
-            for name in (["validation", *self.tested, *learned] if names is None else names)
+            for name in (["validation", *self.tested, *self._learned] if names is None else names)
             if len(self.parts.rows[name])
         }
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,7 +24,7 @@ from nearfar.training.recipe_base import Section
 from nearfar.training.recipe_checks import chooser, foreign, not_of
 from nearfar.training.recipe_overrides import Overrides, apply
 from nearfar.training.recipe_sections import Loss, Stage
-from nearfar.training.recipe_toml import written
+from nearfar.training.recipe_toml import read, written
 from nearfar.training.recipe_values import NOTHING
 
 NAME = "recipe.toml"
@@ -123,12 +122,7 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     file = Path(recipe)
     if file.is_dir():
         file = file / NAME
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there; needed is a recipe, a TOML file")
-    try:
-        return f"{file}: ", tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{file} is no TOML: {error}") from None
+    return f"{file}: ", read(file, "a recipe", RecipeError)
 
 
 def _section(kind: type[Section], where: str, content: Any) -> Section:
