@@ -149,6 +149,34 @@ def test_lites_padding_is_tensorflows() -> None:
     torch.testing.assert_close(stem(x), expected)
 
 
+def test_lites_later_blocks_are_passed_by_more_often() -> None:
+    backbone = networks.create_backbone("efficientnet_lite0", drop_path=0.4)
+    rates = [block.drop for block in backbone.get_submodule("_blocks").children()]
+    assert rates[0] == 0.0
+    assert rates == pytest.approx([0.4 * place / 16 for place in range(16)])
+
+
+def test_in_training_a_picture_passes_a_block_by_or_is_changed_the_more() -> None:
+    blocks = networks.create_backbone("efficientnet_lite0", drop_path=0.8).get_submodule("_blocks")
+    block = next(block for place, block in enumerate(blocks.children()) if place > 10 and block.residual)
+    torch.manual_seed(0)
+    x = torch.randn(200, 192, 2, 2)
+    changed = block.eval()(x) - x
+    block.train()
+    for norm in (block._bn0, block._bn1, block._bn2):
+        norm.eval()
+    found = block(x) - x
+    past = found.flatten(1).abs().amax(dim=1) == 0
+    assert past.float().mean().item() == pytest.approx(block.drop, abs=0.1)
+    torch.testing.assert_close(found[~past], changed[~past] / (1 - block.drop), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_of_blocks_is_a_share(share: float) -> None:
+    with pytest.raises(ValueError, match="drop_path"):
+        networks.create_backbone("efficientnet_lite0", drop_path=share)
+
+
 # --- numbers --------------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,12 @@ def test_frozen_batch_norms_are_frozen_again(tmp_path: Path) -> None:
     assert again.backbone.batchnorm_frozen
 
 
+def test_blocks_that_are_passed_by_are_so_again(tmp_path: Path) -> None:
+    again = load(save(create("efficientnet_lite0", dim=3, drop_path=0.2), tmp_path))
+    assert isinstance(again, Embedder)
+    assert again.backbone.drop_path == 0.2
+
+
 # --- pre-processing ------------------------------------------------------------------------------------------
 
 

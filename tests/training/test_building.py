@@ -84,6 +84,19 @@ def test_sizes_are_read_off_the_pictures() -> None:
     assert (parts.preprocessing.size, parts.preprocessing.resize) == (8, 8)
 
 
+def test_evaluation_may_look_at_larger_pictures() -> None:
+    network = {"name": "resnet18", "dim": 4}
+    evaluation = {"size": 40, "resize": 44}
+    parts = built(
+        data={"name": "digits", "channels": 3}, network=network, augmentation={"size": 32}, evaluation=evaluation
+    )
+    assert tuple(first_batch(parts).images.shape) == (16, 3, 32, 32)
+    shown = next(iter(parts.eval_loader.all(np.arange(2))))
+    assert tuple(shown.images.shape) == (2, 3, 40, 40)
+    assert parts.preprocessing is not None
+    assert (parts.preprocessing.size, parts.preprocessing.resize) == (40, 44)
+
+
 def test_every_level_and_member_has_a_loss_of_its_own() -> None:
     network = {"name": "small_cnn", "dim": 4, "levels": ["low", "high"], "members": 2}
     parts = built(data={"name": "digits"}, network=network)

@@ -51,6 +51,7 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"data": {"name": "digits", "root": "here"}}, ["data.root", "takes none"]),
         ({"data": {"name": "digits", "settings": {"vector": True}}}, ["data.settings.vector", "'vectors'"]),
         ({"stages": {"epochs": 1}}, ["[[stages]]"]),
+        ({"evaluation": {"size": 288, "resize": 256}}, ["evaluation.resize is 256", "288"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, Any], words: list[str]) -> None:

@@ -29,6 +29,7 @@ UNTRAINED = (
     "recipe.evaluation.crop",
     "recipe.evaluation.measure",
     "recipe.evaluation.resize",
+    "recipe.evaluation.size",
 )
 # What follows from settings; told only where no setting explains it.
 CAUSES = {

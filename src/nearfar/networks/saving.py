@@ -33,6 +33,7 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
     "in_dim": lambda backbone: backbone.in_channels,
     "channels": lambda backbone: backbone.in_channels,
     "size": lambda backbone: backbone.input_size,
+    "drop_path": lambda backbone: backbone.drop_path,
     "hidden": lambda backbone: [layer.out_features for layer in backbone.layers],
 }
 

@@ -247,6 +247,7 @@ def _loaders(
         ratio=section.ratio,
         flip=section.flip,
     )
+    size = evaluation.size or size
     resize = _resize(evaluation.resize, size)
     shown = View(size=size, crop=evaluation.crop, resize=resize, aspect=section.aspect, flip=False)
     loader = Loader(store, labels, view=training, normalization=model.normalization, **settings)

@@ -98,10 +98,8 @@ class Augmentation(Section):
         self._whole("size")
         if isinstance(self.resize, int):
             self._whole("resize")
-            if self.size is not None and self.crop in ("random", "center") and self.resize < self.size:
-                raise ValueError(
-                    f"augmentation.resize is {self.resize}; a crop of size {self.size} needs at least that"
-                )
+        if self.crop in ("random", "center"):
+            _check_fits(self)
         for key, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
             if positive(f"augmentation.{key}", low) > high:
                 raise ValueError(f"augmentation.{key} is {[low, high]}; the first must not be larger than the second")
@@ -258,6 +256,8 @@ class Evaluation(Section):
     """When the model is measured and how: ``every`` so many epochs, and always at the end (0: only then).
 
     Without ``test`` the test classes are never looked at: for trials, which only the validation classes may judge.
+    ``size`` is the augmentation's unless told. Things look larger in random-resized crops than in whole pictures, so
+    that one a quarter larger than that often finds more.
     """
 
     section = "evaluation"
@@ -268,6 +268,7 @@ class Evaluation(Section):
     train_recall: bool = False
     batch_size: int = 256
     measure: Literal["cosine", "euclidean"] = "cosine"
+    size: int | None = None
     resize: int | Literal["auto"] | None = "auto"
     crop: Literal["center", "none"] = "center"
 
@@ -278,8 +279,16 @@ class Evaluation(Section):
             whole("evaluation.ks", k)
         if not self.ks:
             raise ValueError("evaluation.ks is empty; at least one number is needed")
+        self._whole("size")
         if isinstance(self.resize, int):
             self._whole("resize")
+        if self.crop == "center":
+            _check_fits(self)
+
+
+def _check_fits(view: Augmentation | Evaluation) -> None:
+    if isinstance(view.resize, int) and view.size is not None and view.resize < view.size:
+        raise ValueError(f"{view.section}.resize is {view.resize}; a crop of size {view.size} needs at least that")
 
 
 @dataclass(frozen=True, kw_only=True)
