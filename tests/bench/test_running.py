@@ -84,6 +84,26 @@ def test_what_is_finished_is_not_trained_again(here: list[InHere], tmp_path: Pat
     assert trained == ["proxy_anchor0", "contrastive1", "proxy_anchor1"]
 
 
+def test_what_another_grid_has_finished_is_copied(here: list[InHere], tmp_path: Path) -> None:
+    first = running.run(small(tmp_path), tmp_path / "out", only=["contrastive"])
+    again = small(tmp_path, name="again", losses={"mine": {"loss": {"name": "contrastive"}}, "proxy_anchor": {}})
+    ran = running.run(again, tmp_path / "out")
+    assert ran.complete
+    assert [job.labels["loss"] for job in here[1].started] == ["frozen", "proxy_anchor"]
+    copied = next(record for record in ran.records if record.name == "mine-seed0")
+    assert copied.metrics() == first.records[0].metrics()
+    assert {outcome.labels["loss"] for outcome in find(ran.folder)} == {"frozen", "mine", "proxy_anchor"}
+    assert not [entry for entry in copied.folder.parent.iterdir() if entry.name.startswith(".")]
+
+
+def test_what_another_grid_has_not_finished_is_trained(here: list[InHere], tmp_path: Path) -> None:
+    first = running.run(small(tmp_path), tmp_path / "out", only=["contrastive"])
+    RunFolder(first.records[0].folder).metrics.unlink()
+    ran = running.run(small(tmp_path, name="again"), tmp_path / "out", only=["contrastive"])
+    assert ran.complete
+    assert [job.labels["loss"] for job in here[1].started] == ["contrastive"]
+
+
 def test_a_cell_that_fails_is_recorded_and_the_rest_goes_on(here: list[InHere], tmp_path: Path) -> None:
     grid = small(tmp_path, losses={"wild": WILD, "contrastive": {}}, baseline=False)
     ran = running.run(grid, tmp_path / "out")

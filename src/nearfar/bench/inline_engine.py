@@ -60,4 +60,5 @@ def _tidy() -> None:
 
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch._C._cuda_clearCublasWorkspaces()  # of the streams that recordings were made on
         torch.cuda.empty_cache()

@@ -45,7 +45,7 @@ class Record:
 
     def metrics(self) -> dict[str, Any]:
         """What came out; empty before it is finished."""
-        found = _json(RunFolder(self.folder).metrics)
+        found = read_json(RunFolder(self.folder).metrics)
         return found if self.state == "finished" else {}
 
     def score(self, metric: str = "recall@1") -> float | None:
@@ -56,7 +56,7 @@ class Record:
     def steps(self) -> tuple[int, int] | None:
         """How many steps are done, and of how many; None while that is not known."""
         run = RunFolder(self.folder)
-        total = _json(run.manifest).get("length", {}).get("steps")
+        total = read_json(run.manifest).get("length", {}).get("steps")
         lines = _tail(run.log)
         return (int(lines[-1].get("step", 0)), int(total)) if total and lines else None
 
@@ -92,7 +92,8 @@ def write_status(file: Path, grid: str, every: Sequence[Record]) -> None:
     write_json(file, finite({"format": 1, "grid": grid, "states": counts, "cells": cells}))
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The table in a file; an empty one where there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -17,6 +17,7 @@ from nearfar.bench.grid import Grid, Tables
 from nearfar.bench.job import Job, last_words, why
 from nearfar.bench.local_engine import Engine, Local, slots
 from nearfar.bench.records import STATUS, Record, records, write_status
+from nearfar.bench.sharing import take_over
 from nearfar.bench.watching import Nobody, Watcher
 from nearfar.data.draft import locked
 from nearfar.progress import Watch
@@ -89,6 +90,8 @@ def run(
 ) -> Ran:
     """Train all cells of a grid that are not finished yet, each in a process of its own.
 
+    What another grid in ``out`` has finished is copied from there.
+
     A cell that fails is recorded and the others go on. Being asked to stop (Ctrl-C, SIGTERM) is handed on to the cells,
     which save; called again, it goes on from there.
 
@@ -115,6 +118,9 @@ def run(
         device = wanted.pop() if len(wanted) == 1 else None
     with _alone(ran.folder):
         write_text(ran.folder / "grid.toml", grids.to_toml(found))
+        taken = take_over(ran.records, ran.folder)
+        if taken:
+            watcher.say(f"{', '.join(record.name for record in taken)}: taken from other grids in {ran.folder.parent}")
         rest = [record for record in ran.records if record.state != "finished"]
         prepare([record.cell for record in rest], cache=cache, watch=watcher.watch)
         with ExitStack() as stack:

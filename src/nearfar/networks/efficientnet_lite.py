@@ -49,10 +49,10 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class _Block(nn.Module):
-    def __init__(self, inside: int, outside: int, kernel: int, stride: int, expansion: int) -> None:
+    def __init__(self, inside: int, outside: int, kernel: int, stride: int, expansion: int, drop: float) -> None:
         super().__init__()
         width = inside * expansion
-        self.drop = 0.0  # share of pictures that pass the block by in training
+        self.drop = drop  # share of pictures that pass the block by in training
         self.residual = stride == 1 and inside == outside
         self.expands = expansion > 1
         if self.expands:
@@ -89,16 +89,18 @@ class _EfficientNetLite(Backbone):
         self._blocks = nn.ModuleList()
         self.ends: list[int] = []  # by stage, how many blocks there are up to its end
         inside = STEM
-        for stage, (count, kernel, stride, expansion, channels) in enumerate(STAGES):
+        last = len(STAGES) - 1
+        counts = [
+            stage[0] if place in (0, last) else math.ceil(stage[0] * self.depth) for place, stage in enumerate(STAGES)
+        ]
+        for count, (_, kernel, stride, expansion, channels) in zip(counts, STAGES, strict=True):
             outside = _rounded(channels * self.width)
-            if stage not in (0, len(STAGES) - 1):
-                count = math.ceil(count * self.depth)
             for index in range(count):
-                self._blocks.append(_Block(inside, outside, kernel, stride if index == 0 else 1, expansion))
+                drop = self.drop_path * len(self._blocks) / sum(counts)
+                step = stride if index == 0 else 1
+                self._blocks.append(_Block(inside, outside, kernel, step, expansion, drop))
                 inside = outside
             self.ends.append(len(self._blocks))
-        for place, block in enumerate(self._blocks):
-            block.drop = self.drop_path * place / len(self._blocks)
         self._conv_head = nn.Conv2d(inside, LAST, 1, bias=False)
         self._bn1 = _norm(LAST)
         for layer in self.modules():
@@ -111,10 +113,10 @@ class _EfficientNetLite(Backbone):
         x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
         ends = {self.ends[LOW]: "low", self.ends[MID]: "mid"}
         found = {}
-        for number, block in enumerate(self._blocks, start=1):
+        for count, block in enumerate(self._blocks, start=1):
             x = block(x)
-            if number in ends:
-                found[ends[number]] = x
+            if count in ends:
+                found[ends[count]] = x
         found["high"] = F.relu6(self._bn1(self._conv_head(x)), inplace=True)
         return found
 

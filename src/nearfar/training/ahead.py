@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def ahead(batches: Batches, device: torch.device) -> Batches:
     if device.type != "cuda":
         yield from batches
         return
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # pixels may still be on their way to the device
     try:
         found = _made(batches, stream)
@@ -34,6 +35,12 @@ def ahead(batches: Batches, device: torch.device) -> Batches:
             yield batch
     finally:
         batches.close()
+
+
+@lru_cache
+def _stream(device: torch.device) -> Any:
+    """One for all epochs: matrix products keep 32 MiB for each stream they were ever on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _made(batches: Generator[Batch, None, None], stream: Any) -> tuple[Batch, Any] | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nearfar import metrics
 from nearfar.data.loader import Loader
 from nearfar.progress import Progress
+from nearfar.training import kernels
 from nearfar.training.steps import autocast
 
 Rows = NDArray[np.int64]
@@ -59,19 +60,27 @@ def embed(
     model.eval()
     try:
         points, labels, done = [], [], 0
-        for batch in loader.all(rows, batch_size=batch_size):
-            images = batch.images
-            if channels_last and images.ndim == 4:
-                images = images.contiguous(memory_format=torch.channels_last)
-            with autocast(images.device, precision):
-                points.append(model(images).float())
-            labels.append(batch.labels)
-            done += len(batch)
-            if progress is not None:
-                progress(done, len(rows))
+        with kernels.untried():
+            for batch in loader.all(rows, batch_size=batch_size):
+                images = _filled(batch.images, batch_size if done else len(batch))
+                if channels_last and images.ndim == 4:
+                    images = images.contiguous(memory_format=torch.channels_last)
+                with autocast(images.device, precision):
+                    points.append(model(images)[: len(batch)].float())
+                labels.append(batch.labels)
+                done += len(batch)
+                if progress is not None:
+                    progress(done, len(rows))
         return Embedded(torch.cat(points), torch.cat(labels), rows)
     finally:
         model.train(was)
+
+
+def _filled(images: Tensor, count: int) -> Tensor:
+    """A last batch made as long as the others on a GPU, where another shape takes seconds to make ready for."""
+    if not images.is_cuda or len(images) == count:
+        return images
+    return torch.cat([images, images.new_zeros(count - len(images), *images.shape[1:])])
 
 
 def measure(

@@ -30,6 +30,22 @@ def chosen(*, deterministic: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[1])
 
 
+@contextmanager
+def untried() -> Iterator[None]:
+    """The kernels that cuDNN takes to be quick, not tried out: for shapes that come a few times only.
+
+    >>> with untried():
+    ...     torch.backends.cudnn.benchmark
+    False
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def forget_peak_memory(device: torch.device) -> None:
     """Begin to count anew; a process without a GPU cannot."""
     if device.type == "cuda":
