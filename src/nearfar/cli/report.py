@@ -30,7 +30,7 @@ def report_run(
     map: Annotated[str, typer.Option(help="How the map is made: pca, tsne, or umap (needs umap-learn).")] = "pca",
     queries: Annotated[int, typer.Option(metavar="N", help="Queries to show with what they find.")] = 8,
     worst: Annotated[int, typer.Option(metavar="N", help="Queries to show that find their class worst.")] = 8,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, …")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = "cpu",
     seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
 ) -> None:
     """Write one page that tells everything about a run. It is a single file and needs no network.
