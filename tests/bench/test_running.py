@@ -96,6 +96,13 @@ def test_what_another_grid_has_finished_is_copied(here: list[InHere], tmp_path: 
     assert not [entry for entry in copied.folder.parent.iterdir() if entry.name.startswith(".")]
 
 
+def test_a_copied_run_counts_once(here: list[InHere], tmp_path: Path) -> None:
+    running.run(small(tmp_path), tmp_path / "out", only=["contrastive"])
+    running.run(small(tmp_path, name="again", losses={"contrastive": {}}, baseline=False), tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("*/cells/*"))) == 2
+    assert [outcome.loss for outcome in find(tmp_path / "out")] == ["contrastive"]
+
+
 def test_what_another_grid_has_not_finished_is_trained(here: list[InHere], tmp_path: Path) -> None:
     first = running.run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     RunFolder(first.records[0].folder).metrics.unlink()

@@ -18,7 +18,7 @@ from nearfar.data.loader import Batch, Loader
 from nearfar.data.samplers import create
 from nearfar.data.store import Store
 from nearfar.data.views import View
-from nearfar.training import optimizers
+from nearfar.training import evaluation, optimizers
 from nearfar.training.ahead import ahead
 from nearfar.training.ledger import Ledger
 from nearfar.training.memory import Memory
@@ -215,6 +215,28 @@ def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, A
     assert recorded._recording is not None
     for (name, one), other in zip(models[0].state_dict().items(), models[1].state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_what_a_recorded_network_draws_is_drawn_anew() -> None:
+    recorded = Recorded(network("efficientnet_lite0", drop_path=0.9, freeze_batchnorm=True))
+    images = torch.randn(8, 3, 64, 64, device="cuda")
+    found = [recorded(images)["high"].detach().clone() for _ in range(5)]
+    assert recorded._recording is not None
+    assert not torch.equal(found[3], found[4])
+
+
+def test_a_short_last_batch_is_filled_and_embeds_as_alone() -> None:
+    rng = np.random.default_rng(0)
+    store = Store.of_arrays([rng.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(11)])
+    model = network(freeze_batchnorm=True)
+    view = View(size=64, crop="none", flip=False)
+    loader = Loader(store, LABELS[:11], view=view, normalization=model.normalization, device="cuda")
+    rows = np.arange(11)
+    found = evaluation.embed(model, loader, rows, batch_size=4)
+    assert found.points.shape == (11, 32)
+    assert found.labels.tolist() == LABELS[:11].tolist()
+    alone = evaluation.embed(model, loader, rows[8:], batch_size=4)
+    torch.testing.assert_close(found.points[8:], alone.points, rtol=1e-3, atol=1e-4)
 
 
 def test_what_cannot_be_recorded_is_computed_as_usual() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,12 +46,14 @@ class Outcome:
         manifest  everything that can change its numbers.
         metrics   as in metrics.json: by part, and which epoch they are of.
         labels    what a grid calls its parts, such as {"loss": "raw+valid_triplet"}; empty elsewhere.
+        key       of the cell of a grid; empty elsewhere.
     """
 
     folder: Path
     manifest: dict[str, Any] = field(repr=False)
     metrics: dict[str, Any] = field(repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
 
     @property
     def name(self) -> str:
@@ -187,12 +189,16 @@ def read(folder: str | Path) -> Outcome:
     if not run.manifest.is_file():
         raise RunError(f"the run in {run.folder} cannot be compared: {run.manifest.name} is not there")
     cell = run.folder / CELL
-    labels = _json(cell).get("labels", {}) if cell.is_file() else {}
-    return Outcome(run.folder, _json(run.manifest), _json(run.metrics), labels)
+    about = _json(cell) if cell.is_file() else {}
+    return Outcome(
+        run.folder, _json(run.manifest), _json(run.metrics), about.get("labels", {}), str(about.get("key", ""))
+    )
 
 
 def find(*places: str | Path) -> list[Outcome]:
     """The finished runs in some folders: each is a run folder, or holds them at any depth.
+
+    A run that one grid copied from another is given once.
 
     Parameters
         places   run folders, or folders of them. One with no finished run in it is an error.
@@ -205,7 +211,7 @@ def find(*places: str | Path) -> list[Outcome]:
                 read(place)  # says why not
             raise RunError(f"{place} holds no finished run")
         found += finished
-    return [read(folder) for folder in _once(found)]
+    return _originals(read(folder) for folder in _once(found))
 
 
 def unfinished(*places: str | Path) -> list[Path]:
@@ -248,6 +254,15 @@ def _runs(place: Path) -> Iterator[Path]:
 
 def _once(folders: Iterable[Path]) -> list[Path]:
     return list({folder.resolve(): folder for folder in folders}.values())
+
+
+def _originals(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Each cell once: two of one key and loss with the same numbers, down to their seconds, are copies."""
+    found: dict[Hashable, Outcome] = {}
+    for one in outcomes:
+        copies = one.key, one.loss, json.dumps(one.metrics, sort_keys=True)
+        found.setdefault(copies if one.key else one.folder, one)
+    return list(found.values())
 
 
 def _json(file: Path) -> dict[str, Any]:
