@@ -15,7 +15,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.cli import main
-from nearfar.evaluate import Labelled, evaluate, load
+from nearfar.evaluating import Labelled, evaluate, load
 
 
 def sample(n: int = 60, classes: int = 12, *, seed: int = 0) -> tuple[Tensor, Tensor]:

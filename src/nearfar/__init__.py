@@ -7,17 +7,38 @@ from nearfar import data, losses, metrics, mining, networks
 
 if TYPE_CHECKING:
     from nearfar import bench
+    from nearfar.evaluating import evaluate_model as evaluate
     from nearfar.search import Index
     from nearfar.training import load, train
 
 __version__ = "0.1.0"
-__all__ = ["Index", "__version__", "bench", "data", "load", "losses", "metrics", "mining", "networks", "train"]
+__all__ = [
+    "Index",
+    "__version__",
+    "bench",
+    "data",
+    "evaluate",
+    "load",
+    "losses",
+    "metrics",
+    "mining",
+    "networks",
+    "train",
+]
+
+_ELSEWHERE = {
+    "Index": ("search", "Index"),
+    "evaluate": ("evaluating", "evaluate_model"),
+    "load": ("training", "load"),
+    "train": ("training", "train"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Training, comparing and searching are brought when they are asked for: a loss or a metric is there at once."""
-    room = {"Index": "search", "bench": "bench", "load": "training", "train": "training"}.get(name)
-    if room is None:
+    if name == "bench":
+        return import_module("nearfar.bench")
+    if name not in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = import_module(f"nearfar.{room}")
-    return found if name == room else getattr(found, name)
+    room, there = _ELSEWHERE[name]
+    return getattr(import_module(f"nearfar.{room}"), there)

@@ -14,8 +14,15 @@ from typing import Any
 def whole_file(file: Path) -> Iterator[Path]:
     """A draft to write beside ``file``; it takes its place when the block ends well and goes away otherwise."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder; needed is the name of a file")
+    if not file.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{file} cannot be written: there is no folder {file.absolute().parent}")
     try:
+        draft.touch()
+        mode = draft.stat().st_mode
         yield draft
+        os.chmod(draft, mode)  # some that write make files for their owner alone
         with open(draft, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(draft, file)

@@ -86,6 +86,16 @@ def test_any_other_setting_is_unfair_and_named(tmp_path: Path, key: str, value: 
     assert [reason for reason in verdict.reasons if reason.startswith(f"{key}: ")], verdict.reasons
 
 
+def test_long_settings_are_compared_to_their_end(tmp_path: Path) -> None:
+    steps = list(range(1, 30))
+    runs = [
+        finished(tmp_path / name, name, overrides={"schedule": {"name": "multi_step", "milestones": [*steps, last]}})
+        for name, last in (("contrastive", 31), ("triplet", 32))
+    ]
+    (reason,) = judge(runs).reasons
+    assert reason.startswith("schedule.milestones: [1, 2, 3, 4,… 28, 29, 31] in contrastive; ")
+
+
 def test_a_reason_says_who_has_what(tmp_path: Path) -> None:
     (reason,) = judge(pair(tmp_path, {"network.dim": 128})).reasons
     assert reason == "network.dim: 64 in one; 128 in two"

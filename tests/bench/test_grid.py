@@ -161,8 +161,27 @@ def test_labels_choose_cells() -> None:
     assert chosen("nra", "frozen", "8", "1") == ["frozen-8d-seed1", "nra-8d-seed1"]
     assert chosen("raw-4d-seed1") == ["raw-4d-seed1"]
     assert len(chosen()) == 12
+    assert chosen("raw", "8d", "seed1") == ["raw-8d-seed1"]
+    with pytest.raises(ValueError, match="only is '4', which is a dim and a seed; say 4d or seed4"):
+        cells.expand(grid.load(tables(dims=[4], seeds=[4])), only=["4"])
     with pytest.raises(ValueError, match=r"only is 'nar' \(did you mean 'nra'\?\); the labels are"):
         chosen("nar")
+
+
+@pytest.mark.parametrize(
+    ("key", "axis"),
+    [("loss.name", "losses"), ("split.kind", "protocol"), ("training.seed", "seeds"), ("network.dim", "dims")],
+)
+def test_what_an_axis_says_cannot_be_set_for_all_cells(key: str, axis: str) -> None:
+    section, _, inner = key.partition(".")
+    for changes in ({key: 1}, {section: {inner: 1}}):
+        with pytest.raises(ValueError, match=f"{key} cannot be set for all cells: the {axis} of the grid say it"):
+            cells.expand(grid.load(tables(dims=[4])), overrides=changes)
+
+
+def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="data is 'foo=photos'; foo is no data set of the grid"):
+        cells.expand(grid.load(tables()), roots=["foo=photos"])
 
 
 # --- files and errors ------------------------------------------------------------------------------------------
@@ -197,6 +216,7 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"losses": {"raw": {"loss": "raw"}}}, "losses.raw.loss is 'raw'; needed is a table"),
         ({"losses": {"frozen": {}}}, "'frozen' is what the baseline is called"),
         ({"networks": {"a": {"losses": {"nar": {}}}}}, r"networks.a.losses.nar: no loss has this label \(did you mean"),
+        ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; needed is a table"),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; each number once is enough"),
         ({"dims": [0]}, "dims is 0; it must be ≥ 1"),
         ({"protocol": "folds"}, "protocol is 'folds'; allowed are default, fixed_validation, kfold"),

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from grids_for_tests import LONG, STEPS, InHere, Interrupts, small
+from training_runs import vectors
 
 from nearfar.bench import grid as grids
 from nearfar.bench import local_engine, processes, running
@@ -21,7 +23,7 @@ from nearfar.bench import nursery as nurseries
 from nearfar.bench.nursery import Nursery
 from nearfar.bench.results import find
 from nearfar.training import checkpoints
-from nearfar.training.run import RunFolder, read_log
+from nearfar.training.run import RunError, RunFolder, read_log
 
 WILD = {"loss": {"name": "contrastive"}, "optimizer": {"lr": 1e30}}
 
@@ -94,6 +96,26 @@ def test_what_another_grid_has_finished_is_copied(here: list[InHere], tmp_path: 
     assert copied.metrics() == first.records[0].metrics()
     assert {outcome.labels["loss"] for outcome in find(ran.folder)} == {"frozen", "mine", "proxy_anchor"}
     assert not [entry for entry in copied.folder.parent.iterdir() if entry.name.startswith(".")]
+
+
+def test_what_was_trained_on_other_data_is_neither_copied_nor_kept(here: list[InHere], tmp_path: Path) -> None:
+    running.run(small(tmp_path), tmp_path / "out", only=["contrastive"])
+    other = small(tmp_path, name="other")
+    file = np.load(vectors(tmp_path))
+    np.savez(tmp_path / "changed.npz", X=file["X"] + 1, y=file["y"])
+    other["recipe"]["data"]["root"] = str(tmp_path / "changed.npz")
+    running.run(other, tmp_path / "out", only=["contrastive"])
+    assert [job.labels["loss"] for job in here[1].started] == ["contrastive"]
+    with pytest.raises(RunError, match=r"contrastive-seed0: finished in .*, but on other data than is given now"):
+        running.run({**other, "name": "small"}, tmp_path / "out", only=["contrastive"])
+
+
+def test_a_copy_that_was_cut_short_is_not_taken(here: list[InHere], tmp_path: Path) -> None:
+    folder = running.run(small(tmp_path), tmp_path / "out", only=["contrastive"]).records[0].folder
+    draft = folder.with_name(f".{folder.name}.draft")
+    folder.rename(draft)
+    running.run(small(tmp_path, name="again"), tmp_path / "out", only=["contrastive"])
+    assert [job.labels["loss"] for job in here[1].started] == ["contrastive"]
 
 
 def test_a_copied_run_counts_once(here: list[InHere], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fake_outcomes import finished
 
 import nearfar as nf
@@ -69,6 +70,35 @@ def test_the_deviation_is_that_of_a_sample() -> None:
 def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(ValueError, match="scores is empty"):
         tournament({})
+    with pytest.raises(ValueError, match="scores has no loss"):
+        tournament({"one": {}})
+    for wrong in ([1], {"one": [1]}, {"one": 3}):
+        with pytest.raises(TypeError, match="scores is no table of tables"):
+            tournament(wrong)  # type: ignore[arg-type]
+    for score in (True, "1", math.nan, None):
+        with pytest.raises(ValueError, match="a finite number is needed"):
+            tournament({"one": {"a": score}})  # type: ignore[dict-item]
+
+
+def test_numbers_may_be_of_any_library() -> None:
+    scores = {"a": np.float32(1), "b": np.int64(3), "c": torch.tensor(2.0)}
+    assert [row.loss for row in tournament({"one": scores})] == ["b", "c", "a"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_places(tmp_path: Path) -> None:
+    runs = [
+        finished(tmp_path / place / "first", overrides={"training.epochs": epochs})
+        for place, epochs in (("x", 1), ("y", 2))
+    ]
+    table = compare(runs).table
+    assert len(table.rows) == 2
+    assert labels([[run] for run in runs]) == [f"proxy_anchor [{tmp_path / place / 'first'}]" for place in "xy"]
+
+
+def test_what_to_draw_is_checked(tmp_path: Path) -> None:
+    for ask in (compare, standings):
+        with pytest.raises(ValueError, match="over is 'foo'; allowed are queries, classes"):
+            ask([finished(tmp_path / ask.__name__)], over="foo")
     with pytest.raises(ValueError, match="experiment 'two' has no score of b"):
         tournament({"one": {"a": 1.0, "b": 2.0}, "two": {"a": 1.0}})
     with pytest.raises(ValueError, match="the score of 'a' in 'one' is nan"):

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nearfar.data import DataSet, from_arrays
@@ -93,7 +93,7 @@ def test_without_parts_the_standard_split_is_halves() -> None:
 
 def test_parts_of_the_same_classes_are_no_standard_split() -> None:
     data = data_of(np.array([0, 1, 0, 1]), ["train", "train", "test", "test"])
-    with pytest.raises(ValueError, match=r"share 2 classes \(0, 1\).*halves"):
+    with pytest.raises(ValueError, match=r"share 2 classes \(0, 1\).*must be new"):
         standard(data)
 
 
@@ -111,11 +111,13 @@ def test_fixed_validation_takes_whole_training_classes_and_leaves_the_test_alone
     labels: np.ndarray, share: float, seed: int
 ) -> None:
     data = data_of(labels)
-    whole, split = standard(data), fixed_validation(data, share=share, seed=seed)
+    whole = standard(data)
+    trained = len(classes(data.labels, whole.train))
+    assume(trained > 2)
+    split = fixed_validation(data, share=share, seed=seed)
     assert split.test["test"].tolist() == whole.test["test"].tolist()
     assert sorted([*split.train, *split.validation]) == whole.train.tolist()
-    trained = len(classes(data.labels, whole.train))
-    expected = min(max(1, round(share * trained)), trained - 1)
+    expected = min(max(2, round(share * trained)), trained - 1)
     assert len(classes(data.labels, split.validation)) == expected
 
 
@@ -127,10 +129,17 @@ def test_fixed_validation_is_nine_to_one_and_a_matter_of_the_seed() -> None:
 
 
 def test_a_validation_part_of_its_own_counts_as_training_classes() -> None:
-    data = data_of(np.array([0, 1, 2]), ["train", "val", "test"])
+    data = data_of(np.array([0, 1, 2, 3]), ["train", "train", "val", "test"])
     split = fixed_validation(data, share=0.5)
-    assert sorted([*split.train, *split.validation]) == [0, 1]
-    assert split.test["test"].tolist() == [2]
+    assert sorted([*split.train, *split.validation]) == [0, 1, 2]
+    assert split.test["test"].tolist() == [3]
+
+
+def test_two_classes_validate_at_least_and_one_is_left() -> None:
+    split = fixed_validation(data_of(np.arange(6)), share=0.01)
+    assert (len(split.train), len(split.validation)) == (1, 2)
+    with pytest.raises(ValueError, match="2 training classes; 2 must validate"):
+        fixed_validation(data_of(np.arange(4)))
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
@@ -139,7 +148,8 @@ def test_each_training_class_validates_exactly_once(labels: np.ndarray, folds: i
     data = data_of(labels)
     whole = standard(data)
     trained = sorted(classes(data.labels, whole.train))
-    splits = k_fold(data, min(folds, len(trained)), seed=seed)
+    assume(len(trained) >= 4)
+    splits = k_fold(data, min(folds, len(trained) // 2), seed=seed)
     assert sorted(label for split in splits for label in classes(data.labels, split.validation)) == trained
     counts = [len(classes(data.labels, split.validation)) for split in splits]
     assert max(counts) - min(counts) <= 1
@@ -149,8 +159,8 @@ def test_each_training_class_validates_exactly_once(labels: np.ndarray, folds: i
 
 
 def test_more_folds_than_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match="folds is 5; it must be ≥ 2 and ≤ 4"):
-        k_fold(data_of(np.arange(8)), 5)
+    with pytest.raises(ValueError, match=r"folds is 3; .* 4 training classes, and a fold needs 2"):
+        k_fold(data_of(np.arange(8)), 3)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5])

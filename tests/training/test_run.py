@@ -12,6 +12,7 @@ from training_runs import recipe, train, vectors
 
 from nearfar.networks import saving
 from nearfar.training import manifest
+from nearfar.training.checkpoints import NoCheckpoint
 from nearfar.training.recipe_file import load, to_toml
 from nearfar.training.run import Log, RunError, RunFolder, contradictions, finite, read_log
 
@@ -38,7 +39,34 @@ def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
 def test_a_run_that_could_not_begin_leaves_the_folder_free(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         train(recipe(tmp_path / "missing.npz"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(RunError, match="cannot be a run folder: a file is in its place"):
+            train(recipe(vectors(tmp_path)), place)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=1)
+    folder = train(chosen, tmp_path / "run").folder
+    with open(folder / "log.jsonl", "a", encoding="utf-8") as log:
+        log.write("no json\n")
+    with pytest.raises(RunError, match=r"log\.jsonl is damaged: line \d+ is no JSON"):
+        read_log(folder / "log.jsonl")
+    model = folder / "checkpoint" / "last" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:50])
+    with pytest.raises(NoCheckpoint, match=r"model\.safetensors is damaged"):
+        train(chosen, folder, resume=True)
+
+
+def test_everybody_who_may_read_the_metrics_may_read_the_embeddings(tmp_path: Path) -> None:
+    folder = train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder
+    modes = {(folder / name).stat().st_mode for name in ("metrics.json", "embeddings.safetensors")}
+    assert len(modes) == 1
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:

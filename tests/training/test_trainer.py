@@ -111,7 +111,7 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
     chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.34, training__epochs=6)
     result = train(chosen, tmp_path / "run")
     measured = [line["metrics"] for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
-    values = [one["validation"]["recall@1"] for one in measured]
+    values = [one["validation"]["recall@1"] for one in measured if "validation" in one]
     best = values.index(max(values))
     assert result.metrics["epoch"] == best
     (tmp_path / "run" / "embeddings.safetensors").unlink()
@@ -119,11 +119,13 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
     assert result.metrics["test"] == metrics.retrieval(found.points, found.labels, ks=(1, 2))
 
 
-def test_where_classes_validate_the_test_is_looked_at_only_in_the_end(tmp_path: Path) -> None:
+def test_where_classes_validate_the_test_is_looked_at_once(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.34, training__epochs=3)
-    train(chosen, tmp_path / "run")
-    measured = [line["metrics"] for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
-    assert ["test" in one for one in measured] == [False, False, True]
+    result = train(chosen, tmp_path / "run")
+    measured = [line for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
+    assert ["test" in line["metrics"] for line in measured] == [False, False, False, True]
+    assert measured[-1]["epoch"] == result.metrics["epoch"]
+    assert measured[-1]["metrics"]["test"] == result.metrics["test"]
 
 
 # --- stages and warm-up --------------------------------------------------------------------------------------------
@@ -221,6 +223,40 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Pa
     assert found["indices"] == drawn.tolist()
     assert len(found["names"]) == 12
     assert found["iteration"] > 0
+
+
+def test_after_that_a_run_may_go_on_without_such_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, honest = [0], steps.global_loss
+
+    def once(*arguments: Any, **settings: Any) -> torch.Tensor:
+        calls[0] += 1
+        return honest(*arguments, **settings) * (torch.nan if calls[0] == 8 else 1.0)
+
+    monkeypatch.setattr(steps, "global_loss", once)
+    file = vectors(tmp_path)
+    with pytest.raises(NonFinite, match=r"The checkpoint before it is kept; resumed with training.on_nonfinite=skip"):
+        train(recipe(file, training__checkpoint_steps=3), tmp_path / "run")
+    calls[0] = 7 - 6  # the checkpoint is of step 6
+    result = train(recipe(file, training__on_nonfinite="skip"), tmp_path / "run", resume=True)
+    assert result.metrics["steps"] == 24
+
+
+def test_that_there_is_no_checkpoint_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NonFinite, match="No checkpoint was saved before it"):
+        train(exploding(vectors(tmp_path)), tmp_path / "run")
+
+
+def test_a_network_that_gives_no_numbers_any_more_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = evaluation.embed
+
+    def broken(*arguments: Any, **settings: Any) -> Any:
+        found = honest(*arguments, **settings)
+        found.points[0] = torch.nan
+        return found
+
+    monkeypatch.setattr(evaluation, "embed", broken)
+    with pytest.raises(NonFinite, match="after step 6 the network gives no numbers any more; a smaller learning rate"):
+        train(recipe(vectors(tmp_path), training__on_nonfinite="skip"), tmp_path / "run")
 
 
 def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nearfar.bench.grid import FROZEN, Grid, Tables
-from nearfar.data.registry import takes_root
+from nearfar.data.registry import names, takes_root
 from nearfar.settings import nearest
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import RecipeError, load, to_dict
@@ -61,6 +61,8 @@ def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = (), 
     ['frozen-seed0', 'frozen-seed1', 'raw-seed0', 'raw-seed1']
     """
     changes = overrides if isinstance(overrides, Mapping) else dict(map(parse_override, overrides))
+    _check_changes(grid, changes)
+    _check_roots(grid, roots)
     drafts = [*(_baselines(grid) if grid.baseline else ()), *_trained(grid)]
     seen: dict[str, Cell] = {}
     for draft in _chosen(drafts, only):
@@ -69,6 +71,31 @@ def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = (), 
             raise ValueError(f"the cells {seen[cell.key].name} and {cell.name} are the same; leave one of them out")
         seen[cell.key] = cell
     return list(seen.values())
+
+
+def _check_changes(grid: Grid, changes: Mapping[str, Any]) -> None:
+    """What an axis or the protocol sets cannot be set for all cells: their names would lie."""
+    axes = {"loss.name": "losses", "split": "protocol", "training.seed": "seeds"}
+    axes |= {"network.dim": "dims"} if grid.dims else {}
+    axes |= {"network.name": "networks"} if grid.networks else {}
+    axes |= {"data.name": "data"} if grid.data else {}
+    keys = [
+        path
+        for key, value in changes.items()
+        for path in ([f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key])
+    ]
+    for key in keys:
+        for place, axis in axes.items():
+            if key == place or key.startswith(f"{place}."):
+                raise ValueError(f"{key} cannot be set for all cells: the {axis} of the grid say it")
+
+
+def _check_roots(grid: Grid, roots: Sequence[str]) -> None:
+    for entry in roots:
+        label, equals, _ = entry.partition("=")
+        known = [*grid.data, *names()]
+        if equals and label not in known:
+            raise ValueError(f"data is {entry!r}; {label} is no data set of the grid{nearest(label, known)}")
 
 
 class _Draft(NamedTuple):
@@ -82,12 +109,18 @@ class _Draft(NamedTuple):
 def _chosen(drafts: Sequence[_Draft], only: Sequence[str]) -> list[_Draft]:
     axes: dict[str, set[str]] = {}
     for label in only:
-        of = {axis for draft in drafts for axis, own in draft.labels.items() if own == label}
-        of |= {"" for draft in drafts if label == _name(draft.labels)}
+        labels = [each for draft in drafts for each in draft.labels.items()]
+        of = {axis: own for axis, own in labels if label in (own, _word(axis, own))}
+        if label in [_name(draft.labels) for draft in drafts]:
+            of[""] = label
         if not of:
             known = sorted({own for draft in drafts for own in draft.labels.values()})
             raise ValueError(f"only is {label!r}{nearest(label, known)}; the labels are {', '.join(known)}")
-        axes.setdefault(sorted(of)[0], set()).add(label)
+        if len(of) > 1:
+            clear = " or ".join(_word(axis, own) for axis, own in of.items())
+            raise ValueError(f"only is {label!r}, which is a {' and a '.join(of)}; say {clear}")
+        for axis, own in of.items():
+            axes.setdefault(axis, set()).add(own)
 
     def fits(draft: _Draft) -> bool:
         own = {**draft.labels, "": _name(draft.labels)}
@@ -184,12 +217,16 @@ def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def _word(axis: str, label: str) -> str:
+    """A label as it stands in the name of a cell."""
+    return {"dim": f"{label}d", "fold": f"fold{label}", "seed": f"seed{label}"}.get(axis, label)
+
+
 def _name(labels: Mapping[str, str]) -> str:
     """All labels in one word that a folder can have.
 
     >>> _name({"loss": "raw+valid_triplet", "dim": "64", "seed": "1"})
     'raw+valid_triplet-64d-seed1'
     """
-    forms = {"dim": "{}d", "fold": "fold{}", "seed": "seed{}"}
-    words = (forms.get(axis, "{}").format(label) for axis, label in labels.items())
+    words = (_word(axis, label) for axis, label in labels.items())
     return re.sub(r"[^\w.+-]+", "-", "-".join(words))

@@ -10,6 +10,7 @@ from nearfar.bench import significance, tournaments
 from nearfar.bench.fairness import Verdict, judge
 from nearfar.bench.results import Outcome, repetitions
 from nearfar.bench.tables import Cell, Column, Table
+from nearfar.settings import one_of
 
 Groups = dict[str, list[Outcome]]
 
@@ -50,6 +51,7 @@ def compare(
         samples   how many draws.
     """
     outcomes = list(outcomes)
+    one_of("over", over, significance.OVER)
     if not outcomes:
         raise ValueError("there is nothing to compare: no run is given")
     verdict = judge(outcomes)
@@ -120,6 +122,7 @@ def standings(
         samples   how many draws.
     """
     outcomes = list(outcomes)
+    one_of("over", over, significance.OVER)
     verdict = tournaments.judged(outcomes)
     scores = tournaments.scores(outcomes, metric)
     if not scores:

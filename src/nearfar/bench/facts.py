@@ -58,6 +58,20 @@ IGNORED = (
     "weights.file",
 )
 
+# What a baseline shares with those it stands beside: it was not trained, and may have no head.
+UNTRAINED = (
+    "data",
+    "weights",
+    "network.preprocessing",
+    "recipe.data",
+    "recipe.split",
+    "recipe.network",
+    "recipe.evaluation.crop",
+    "recipe.evaluation.measure",
+    "recipe.evaluation.resize",
+    "recipe.evaluation.size",
+)
+
 
 def flat(manifest: Mapping[str, Any]) -> Facts:
     """A manifest as one table; lists of tables are numbered.

@@ -18,19 +18,6 @@ __all__ = ["Verdict", "differences", "flat", "judge"]
 
 Differences = dict[str, dict[str, Any]]
 
-# What a baseline shares with those it stands beside: it was not trained, and may have no head.
-UNTRAINED = (
-    "data",
-    "weights",
-    "network.preprocessing",
-    "recipe.data",
-    "recipe.split",
-    "recipe.network",
-    "recipe.evaluation.crop",
-    "recipe.evaluation.measure",
-    "recipe.evaluation.resize",
-    "recipe.evaluation.size",
-)
 # What follows from settings; told only where no setting explains it.
 CAUSES = {
     "network": ("recipe.network", "recipe.augmentation", "recipe.evaluation", "recipe.data", "weights"),
@@ -92,10 +79,10 @@ def differences(outcomes: Sequence[Outcome]) -> Differences:
 def _unlike(runs: Sequence[tuple[str, bool, facts.Facts]]) -> Differences:
     found: Differences = {}
     for key in dict.fromkeys(key for _, _, own in runs for key in own):
-        asked = [one for one in runs if not one[1] or facts.within(key, UNTRAINED)]
+        asked = [one for one in runs if not one[1] or facts.within(key, facts.UNTRAINED)]
         asked = [one for one in asked if key in one[2] or not facts.within(key, CHOOSING)]
         values = {name: own.get(key, GONE) for name, _, own in asked}
-        if len({_word(value) for value in values.values()}) > 1:
+        if len({_whole(value) for value in values.values()}) > 1:
             found[key] = values
     return found
 
@@ -166,13 +153,17 @@ def _line(key: str, values: dict[str, Any]) -> str:
     """ "network.dim: 64 in a, b; 512 in c"."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
-        groups.setdefault(_word(value), []).append(name)
-    return f"{key.removeprefix('recipe.')}: " + "; ".join(f"{word} in {_few(names)}" for word, names in groups.items())
+        groups.setdefault(_whole(value), []).append(name)
+    told = "; ".join(f"{_word(whole)} in {_few(names)}" for whole, names in groups.items())
+    return f"{key.removeprefix('recipe.')}: {told}"
 
 
-def _word(value: Any) -> str:
-    words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return words if len(words) <= 40 else f"{words[:12]}…"
+def _whole(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _word(words: str) -> str:
+    return words if len(words) <= 40 else f"{words[:12]}…{words[-12:]}"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -190,6 +190,8 @@ def _axis(key: str, table: Tables, chosen: Mapping[str, Tables] | None = None) -
         if not isinstance(changes, Mapping):
             raise TypeError(f"{where} is {changes!r}; needed is a table, [{where}]")
         inner = changes.get("losses", {}) if chosen is not None else {}
+        if not isinstance(inner, Mapping):
+            raise TypeError(f"{where}.losses is {inner!r}; needed is a table, [{where}.losses.LABEL]")
         _check_parts(where, {part: one for part, one in changes.items() if chosen is None or part != "losses"})
         for loss, own in inner.items():
             if chosen is not None and loss not in chosen:

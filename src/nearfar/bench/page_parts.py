@@ -155,7 +155,7 @@ def _experiment(one: Experiment, metric: str) -> str:
         "± of runs": [shell.number(row.std, 2, percent=True) for row in rows],
         "95 % interval": [_interval(row) for row in rows],
         f"{100 * low:.0f} – {100 * high:.0f} %": [_whiskers(row, low, high) for row in rows],
-        "p": [shell.number(row.p, 3) for row in rows],
+        "p": [_chance(row.p) for row in rows],
         "time": [Cell(duration(row.seconds), row.seconds) if row.seconds else Cell("–", None) for row in rows],
         "memory, MiB": [shell.number(row.memory, 0) for row in rows],
         **{
@@ -276,3 +276,8 @@ def _title(found: Sequence[Experiment], **parts: str) -> str:
 
 def _list(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _chance(p: float | None) -> shell.Cell:
+    """No p is 0; what is too small for three digits says so."""
+    return shell.Cell("< 0.001", p) if p is not None and p < 0.001 else shell.number(p, 3)

@@ -139,7 +139,10 @@ class Outcome:
     def repetition(self) -> Repetition:
         """What it shares with runs of other seeds and folds."""
         kept = facts.that_matter(self.manifest)
-        kept |= {key: value for key, value in facts.flat(self.manifest).items() if facts.is_loss(key)}
+        if self.is_baseline:
+            kept = {key: value for key, value in kept.items() if facts.within(key, facts.UNTRAINED)}
+        else:
+            kept |= {key: value for key, value in facts.flat(self.manifest).items() if facts.is_loss(key)}
         rest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
         return Repetition(self.loss, self.network, self.dim, self.data, self.protocol, rest)
 
@@ -243,8 +246,9 @@ def _label(section: Mapping[str, Any]) -> str:
 def _runs(place: Path) -> Iterator[Path]:
     """Run folders at a place or below it; what is inside a run folder is its own."""
     if not place.is_dir():
-        raise FileNotFoundError(f"{place} is not there; needed is a run folder, or a folder that holds some")
-    if RunFolder(place).recipe.is_file():
+        what = "is a file" if place.is_file() else "is not there"
+        raise FileNotFoundError(f"{place} {what}; needed is a run folder, or a folder that holds some")
+    if RunFolder(place).recipe.is_file() or (place / CELL).is_file():
         yield place
         return
     for below in sorted(place.iterdir()):

@@ -17,7 +17,7 @@ from nearfar.bench.grid import Grid, Tables
 from nearfar.bench.job import Job, last_words, why
 from nearfar.bench.local_engine import Engine, Local, slots
 from nearfar.bench.records import STATUS, Record, records, write_status
-from nearfar.bench.sharing import take_over
+from nearfar.bench.sharing import refuse_other_data, sources_of, take_over
 from nearfar.bench.watching import Nobody, Watcher
 from nearfar.data.draft import locked
 from nearfar.progress import Watch
@@ -118,7 +118,9 @@ def run(
         device = wanted.pop() if len(wanted) == 1 else None
     with _alone(ran.folder):
         write_text(ran.folder / "grid.toml", grids.to_toml(found))
-        taken = take_over(ran.records, ran.folder)
+        sources = sources_of([record.cell for record in ran.records])
+        refuse_other_data(ran.records, sources)
+        taken = take_over(ran.records, ran.folder, sources)
         if taken:
             watcher.say(f"{', '.join(record.name for record in taken)}: taken from other grids in {ran.folder.parent}")
         rest = [record for record in ran.records if record.state != "finished"]
@@ -225,7 +227,10 @@ def _settle(record: Record, code: int) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Two that run the same grid would train the same cells."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(f"{folder} cannot be the folder of a grid: a file is in its place") from None
 
     def refuse() -> None:
         raise RunError(f"{folder} is in use: another process runs this grid; wait for it, or stop it")

@@ -1,37 +1,72 @@
-"""Cells that another grid in the same place has trained: they are known by their content and not trained again."""
+"""Cells that are finished already, here or in another grid: they are known by their content and their data."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nearfar.bench.cells import Cell
 from nearfar.bench.job import LABELS
 from nearfar.bench.records import CELLS, Record, read_json
-from nearfar.training.run import RunFolder
+from nearfar.training.run import RunError, RunFolder
 from nearfar.writing import write_json
 
+Sources = Mapping[str, str]
 
-def take_over(every: Sequence[Record], place: Path) -> list[Record]:
+
+def sources_of(cells: Sequence[Cell]) -> dict[str, str]:
+    """By key of a cell, the fingerprint of the data that lies where its recipe says now."""
+    from nearfar.training.ingredients import open_data
+
+    sections, prints, found = [], [], {}
+    for cell in cells:
+        if cell.recipe.data not in sections:
+            sections.append(cell.recipe.data)
+            prints.append(open_data(cell.recipe).source.fingerprint())
+        found[cell.key] = prints[sections.index(cell.recipe.data)]
+    return found
+
+
+def refuse_other_data(every: Sequence[Record], sources: Sources) -> None:
+    """What is finished must have been trained on the data at hand: a key does not tell where pictures lie."""
+    other = [each for each in every if each.state == "finished" and not _same_data(each.folder, sources[each.cell.key])]
+    if other:
+        names = ", ".join(record.name for record in other[:4]) + (", …" if len(other) > 4 else "")
+        raise RunError(
+            f"{names}: finished in {other[0].folder.parent}, but on other data than is given now, or its files have "
+            "been touched since; name another --out, or remove their folders"
+        )
+
+
+def take_over(every: Sequence[Record], place: Path, sources: Sources) -> list[Record]:
     """Copy what other grids have finished of these cells, and say which; ``place`` is this grid's folder."""
     wanted = {record.cell.key: record for record in every if record.state == "new"}
     taken = []
-    for labels in sorted(place.parent.glob(f"*/{CELLS}/*/{LABELS}")) if wanted else ():
-        record = wanted.get(str(read_json(labels).get("key")))
-        if record is None or record.state != "new" or not RunFolder(labels.parent).metrics.is_file():
+    for labels in sorted(place.parent.glob(f"*/{CELLS}/[!.]*/{LABELS}")) if wanted else ():
+        key, run = str(read_json(labels).get("key")), RunFolder(labels.parent)
+        record = wanted.get(key)
+        if record is None or record.state != "new" or not (run.metrics.is_file() and run.manifest.is_file()):
             continue
-        _copy(labels.parent, record)
-        record.state = "finished"
-        taken.append(record)
+        if _same_data(run.folder, sources[key]):
+            _copy(run.folder, record)
+            record.state = "finished"
+            taken.append(record)
     return taken
+
+
+def _same_data(folder: Path, source: str) -> bool:
+    """Whether a run is of this data; of one that does not say, it is believed."""
+    return bool(read_json(RunFolder(folder).manifest).get("data", {}).get("source", source) == source)
 
 
 def _copy(source: Path, record: Record) -> None:
     """The run under the name that this grid gives it; it is there as a whole or not at all."""
     folder, cell = record.folder, record.cell
-    draft = folder.with_name(f".{folder.name}.{os.getpid()}")
+    draft = folder.with_name(f".{folder.name}.draft")  # whoever copies has the grid for himself
     try:
+        shutil.rmtree(draft, ignore_errors=True)
         shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*"))
         write_json(draft / LABELS, {"cell": cell.folder, "key": cell.key, "labels": dict(cell.labels)})
         shutil.rmtree(folder, ignore_errors=True)  # where a cell ended before it began

@@ -57,6 +57,8 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
     margin 4 2.0 0.0
     triplet 5 2.5 0.71
     """
+    if not isinstance(scores, Mapping) or not all(isinstance(each, Mapping) for each in scores.values()):
+        raise TypeError("scores is no table of tables; needed is {experiment: {loss: score}}")
     if not scores:
         raise ValueError("scores is empty; needed is at least one experiment")
     losses = list(dict.fromkeys(loss for experiment in scores.values() for loss in experiment))
@@ -65,8 +67,10 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
         if missing:
             raise ValueError(f"experiment {name!r} has no score of {', '.join(missing)}; each needs all losses")
         for loss, score in experiment.items():
-            if not isinstance(score, (int, float)) or not math.isfinite(score):
+            if not _is_number(score):
                 raise ValueError(f"the score of {loss!r} in {name!r} is {score!r}; a finite number is needed")
+    if not losses:
+        raise ValueError("scores has no loss; needed is {experiment: {loss: score}}")
     ranks = {loss: tuple(_rank(loss, experiment) for experiment in scores.values()) for loss in losses}
     rows = [Standing(loss, sum(own), statistics.fmean(own), _std(own), own) for loss, own in ranks.items()]
     return sorted(rows, key=lambda row: row.total)
@@ -122,9 +126,23 @@ def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
         }
         settings = ", ".join(f"{key}={value}" for key, value in telling.items())
         found.append(f"{word} ({settings})" if len(alike) > 1 and settings else word)
-    return [
+    once = [
         word if found.count(word) == 1 else f"{word} [{runs[0].name}]" for word, runs in zip(found, groups, strict=True)
     ]
+    return [
+        word if once.count(word) == 1 else f"{base} [{runs[0].folder}]"
+        for word, base, runs in zip(once, found, groups, strict=True)
+    ]
+
+
+def _is_number(score: Any) -> bool:
+    """Whether it is finite, of any library's kind of numbers; truth values and text are none."""
+    if isinstance(score, (bool, str, bytes)):
+        return False
+    try:
+        return math.isfinite(float(score))
+    except (TypeError, ValueError):
+        return False
 
 
 def _rank(loss: str, experiment: Mapping[str, float]) -> int:

@@ -61,7 +61,7 @@ def evaluate_files(
 
     Example: nearfar evaluate runs/first --data folder:photos
     """
-    from nearfar import evaluate as evaluation
+    from nearfar import evaluating as evaluation
 
     if gallery is None and gallery_labels is not None:
         raise ValueError("--gallery-labels goes with --gallery")

@@ -20,6 +20,7 @@ from nearfar.data.sources import Ints
 from nearfar.settings import number, whole
 
 _NOBODY = np.zeros(0, dtype=np.int64)
+FEWEST = 2  # classes that validate
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,27 +101,34 @@ def standard(dataset: DataSet) -> Split:
 def fixed_validation(dataset: DataSet, *, share: float = 0.1, seed: int = 0) -> Split:
     """The standard test, and a random share of the *training* classes for validation.
 
-    At least one class validates and at least one stays for training. A validation part that the data set
-    has of its own counts as training classes first.
+    At least two classes validate, as one alone would find nothing but itself, and at least one stays for training. A
+    validation part that the data set has of its own counts as training classes first.
     """
     share = number("share", share, low=0.0, high=1.0, open_low=True)
     split, classes = _shuffled(dataset, seed)
-    count = min(max(1, round(share * len(classes))), len(classes) - 1)
+    if len(classes) <= FEWEST:
+        raise ValueError(
+            f"{dataset.name} has {len(classes)} training classes; {FEWEST} must validate, and one must be left"
+        )
+    count = min(max(FEWEST, round(share * len(classes))), len(classes) - 1)
     return _with_validation(split, classes[:count])
 
 
 def k_fold(dataset: DataSet, folds: int = 4, *, seed: int = 0) -> list[Split]:
     """The standard test, and the *training* classes in folds: each class validates exactly once.
 
-    Folds differ by at most one class.
+    Folds have at least two classes, as one alone would find nothing but itself, and differ by at most one.
 
     >>> from nearfar.data import from_arrays
-    >>> data = from_arrays(np.eye(12, dtype=np.float32), np.arange(12) // 2)
-    >>> [sorted(set(data.labels[split.validation].tolist())) for split in k_fold(data, 3, seed=1)]
-    [[0], [1], [2]]
+    >>> data = from_arrays(np.eye(16, dtype=np.float32), np.arange(16) // 2)
+    >>> [sorted(set(data.labels[split.validation].tolist())) for split in k_fold(data, 2, seed=1)]
+    [[0, 3], [1, 2]]
     """
     split, classes = _shuffled(dataset, seed)
-    whole("folds", folds, low=2, high=len(classes))
+    if whole("folds", folds, low=2) * FEWEST > len(classes):
+        raise ValueError(
+            f"folds is {folds}; {dataset.name} has {len(classes)} training classes, and a fold needs {FEWEST} of them"
+        )
     return [_with_validation(split, fold) for fold in np.array_split(classes, folds)]
 
 
@@ -183,7 +191,7 @@ def _check_disjoint(labels: Ints, parts: Mapping[str, Ints]) -> None:
             if len(shared):
                 some = ", ".join(map(str, shared[:5])) + (", …" if len(shared) > 5 else "")
                 raise ValueError(
-                    f"{other} and {name} share {len(shared)} classes ({some}); they must have none in common. "
-                    f"halves(labels) parts by class"
+                    f"{other} and {name} share {len(shared)} classes ({some}); they must have none in common: what is "
+                    "asked for at the test must be new"
                 )
         seen[name] = classes

@@ -134,6 +134,11 @@ def build(
     _check_input(recipe, dataset, model)
     steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
     epochs = math.ceil(steps / len(sampler))
+    if recipe.training.warmup_epochs >= epochs:
+        raise ValueError(
+            f"training.warmup_epochs is {recipe.training.warmup_epochs}; the training has {epochs} epochs of "
+            f"{len(sampler)} steps, and the backbone would never learn"
+        )
     losses, stages = stages_of(recipe, model, num_classes, epochs)
     layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
     model.to(device, **layout)  # type: ignore[call-overload]
@@ -214,7 +219,10 @@ def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:
     try:
         return samplers.create(section.name, labels, **settings, seed=recipe.training.seed, rank=rank, ranks=ranks)
     except ValueError as error:
-        raise ValueError(f"sampler: {error}") from None
+        classes = len(np.unique(labels))
+        few = (section.classes or 0) > classes
+        hint = f"; the split leaves {classes} classes for training, so sampler.classes can be {classes} at most"
+        raise ValueError(f"sampler: {error}{hint if few else ''}") from None
 
 
 def _check_input(recipe: Recipe, dataset: DataSet, model: Model) -> None:

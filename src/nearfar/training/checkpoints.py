@@ -59,7 +59,11 @@ class Checkpoint:
 
     def model_state(self) -> dict[str, Tensor]:
         """The weights of the network."""
-        return load_file(self.folder / saving.NAME)
+        file = self.folder / saving.NAME
+        try:
+            return load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise NoCheckpoint(f"{file} is damaged: {error}") from error
 
 
 def save(

@@ -42,6 +42,11 @@ class Judge:
         return [*(["validation"] if len(self.parts.rows["validation"]) else self.tested), *self._learned]
 
     @property
+    def wanted(self) -> list[str]:
+        """All parts that are measured in the end."""
+        return ["validation", *self.tested, *self._learned]
+
+    @property
     def _learned(self) -> list[str]:
         return ["train"] if self.recipe.evaluation.train_recall else []
 
@@ -57,7 +62,7 @@ class Judge:
                 precision=training.precision,
                 channels_last=training.channels_last,
             )
-            for name in (["validation", *self.tested, *self._learned] if names is None else names)
+            for name in (self.wanted if names is None else names)
             if len(self.parts.rows[name])
         }
 

@@ -39,6 +39,7 @@ def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
             "rows": {part: len(rows) for part, rows in parts.rows.items()},
             "classes": {part: len(np.unique(parts.labels[rows])) for part, rows in parts.rows.items()},
             "skipped": len(store.bad) if isinstance(store, Store) else 0,
+            "left_out": [f"{bad.name}: {bad.reason}" for bad in store.bad] if isinstance(store, Store) else [],
             "notes": list(parts.dataset.notes),
         },
         "network": {

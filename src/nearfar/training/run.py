@@ -14,8 +14,9 @@ from nearfar.training import checkpoints
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import NAME, difference, load
 
-# What may change between two sittings of one run: none of it changes a number.
+# What changes no number. It may change between two sittings of one run, and so may what to do where there is none.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
+CHANGEABLE = (*FREE, "training.on_nonfinite")
 
 
 class RunError(ValueError):
@@ -44,15 +45,24 @@ class RunFolder:
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Alone among all processes; a folder that another one writes to is refused at once."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        new = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
         lock = self.folder / ".lock"
 
         def refuse() -> None:
             raise RunError(f"{self.folder} is in use by another process{_who(lock)}; wait for it, or stop it")
 
-        with locked(lock, waiting=refuse):
-            lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
-            yield
+        try:
+            with locked(lock, waiting=refuse):
+                lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
+                yield
+        finally:
+            if new and [entry.name for entry in self.folder.iterdir()] == [lock.name]:  # nothing came of it
+                lock.unlink()
+                self.folder.rmdir()
 
     def begin(self, recipe: Recipe, *, resume: bool) -> None:
         """See that a new run has the folder for itself, or that a run goes on as it began."""
@@ -64,15 +74,16 @@ class RunFolder:
             raise RunError(f"{self.folder} holds no run to resume: {NAME} is not there")
         changed = contradictions(load(self.recipe), recipe)
         if changed:
-            lines = "\n".join(f"  {line}" for line in changed)
-            raise RunError(f"the recipe contradicts the run in {self.folder}, which began with another:\n{lines}")
+            raise RunError(
+                f"the recipe contradicts the run in {self.folder}, which began with another: {'; '.join(changed)}"
+            )
         for place in (self.last, self.best):
             checkpoints.recover(place)
 
 
 def contradictions(began: Recipe, now: Recipe) -> list[str]:
     """Where a recipe differs from the one a run began with, but for what changes no number."""
-    return [line for line in difference(began, now) if line.partition(":")[0].removesuffix(".0") not in FREE]
+    return [line for line in difference(began, now) if line.partition(":")[0].removesuffix(".0") not in CHANGEABLE]
 
 
 class Log:
@@ -117,7 +128,14 @@ class Log:
 def read_log(file: Path) -> list[dict[str, Any]]:
     """The lines of a log; the last one is left out where its writing was cut short."""
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if line.endswith(b"\n"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                raise RunError(f"{file} is damaged: line {number} is no JSON") from None
+    return found
 
 
 def finite(value: Any) -> Any:

@@ -112,7 +112,8 @@ def _data(
     name, _, root = (data or "").partition(":")
     if name in datasets.names():
         dataset = datasets.open(name, root or None) if root else datasets.open(name)
-        store = _store(dataset, cache, watch, preprocessing)
+        on_error = "fail" if recipe is None else recipe.data.on_error
+        store = _store(dataset, cache, watch, preprocessing, on_error)
         asked = {part: rows for part, rows in dataset.parts.items() if part in ("test", "query", "gallery")}
         asked = asked or {"test": np.arange(len(dataset))}
         return (
@@ -135,7 +136,7 @@ def _data(
 
 
 def _store(
-    dataset: DataSet, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None
+    dataset: DataSet, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None, on_error: str
 ) -> Store | Vectors:
     if dataset.is_vectors or preprocessing is None:
         array: Vectors = getattr(dataset.source, "array", np.empty((0, 0), dtype=np.float32))
@@ -147,5 +148,6 @@ def _store(
         cache=cache,
         side=max(SIDE, preprocessing.resize),
         channels=len(preprocessing.normalization.mean),
+        on_error=on_error,
         progress=watch("decoding"),
     )

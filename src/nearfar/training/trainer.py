@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.training import kernels, live, manifest
+from nearfar.training import checkpoints, kernels, live, manifest
 from nearfar.training.ahead import ahead
 from nearfar.training.building import build
 from nearfar.training.distributed import World
@@ -173,11 +173,13 @@ class Trainer:
     def _evaluate(self, *, last: bool) -> float | None:
         """Metrics into the log; gives the validation's metric that selects, if there is one.
 
-        Where validation classes judge, the test classes are looked at only in the end.
+        Where validation classes judge, the test classes are looked at only once, when an epoch has been selected.
         """
         place = self.session.place
         if self.world.is_main:
-            self._found = self.judge.embedded(None if last else self.judge.watched)
+            validates = bool(len(self.parts.rows["validation"]))
+            self._found = self.judge.embedded(None if last and not validates else self.judge.watched)
+            self._check_numbers()
             place.metrics = self.judge.measured(self._found)
         place.metrics = self.world.share(place.metrics)
         self._tell({"metrics": place.metrics})
@@ -189,6 +191,15 @@ class Trainer:
             if self.world.is_main:
                 self.session.save_best(self.run_folder)
         return None if value is None else float(value)
+
+    def _check_numbers(self) -> None:
+        place = self.session.place
+        if not all(bool(one.points.isfinite().all()) for one in self._found.values()):
+            skipped = f", and {place.skipped:,} steps were skipped before" if place.skipped else ""
+            raise NonFinite(
+                f"after step {place.iteration:,} the network gives no numbers any more{skipped}; "
+                "a smaller learning rate, or training.clip, may help"
+            )
 
     def _read(self, pages: Sequence[Page]) -> None:
         """Look at what the device has sent."""
@@ -218,9 +229,11 @@ class Trainer:
             file = file.with_stem(f"{file.stem}.{self.world.rank}")
         write_json(file, finite(about))
         where = f"step {iteration} (epoch {about['epoch'] + 1})"
+        saved = checkpoints.exists(self.run_folder.last)
+        kept = "The checkpoint before it is kept" if saved else "No checkpoint was saved before it"
         raise NonFinite(
-            f"the loss or its gradient was no number at {where}; the batch is in {file}. The checkpoint before it is "
-            "kept; training.on_nonfinite = 'skip' leaves such steps out"
+            f"the loss or its gradient was no number at {where}; the batch is in {file}. {kept}; resumed with "
+            "training.on_nonfinite=skip, such steps are left out"
         )
 
     def _tell(self, line: Mapping[str, Any], step: int | None = None) -> None:
@@ -273,9 +286,13 @@ class Trainer:
             rule = f"best validation {self.recipe.selection.metric}"
             if place.best["epoch"] != epoch:
                 epoch, self._found = self.session.load_best(self.run_folder), {}
-        if not self._found:
-            self._found = self.judge.embedded()
-        measured = self.judge.measured(self._found) if place.best is not None else place.metrics
+        self._found |= self.judge.embedded([part for part in self.judge.wanted if part not in self._found])
+        measured = place.metrics
+        if place.best is not None:
+            measured = self.judge.measured(self._found)
+            if "test" in measured:
+                step = min((epoch + 1) * self.parts.steps_per_epoch, place.iteration)
+                self._tell({"metrics": {"test": measured["test"]}}, step=step)
         metrics = {
             "selection": rule,
             "epoch": epoch,

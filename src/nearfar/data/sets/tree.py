@@ -142,6 +142,8 @@ def is_hidden(path: str) -> bool:
 
 def _open_archives(root: Path, archives: Sequence[Path]) -> Tree:
     for archive in archives:
+        if archive.is_dir() and len(archives) > 1:
+            raise ValueError(f"root has the folder {archive}; several places must all be archives")
         if not archive.is_file():
             raise FileNotFoundError(f"root is {archive}; there is no such file")
     zips = [zipfile.is_zipfile(archive) for archive in archives]

@@ -122,6 +122,54 @@ def evaluate(
     return report
 
 
+def evaluate_model(
+    where: str | Path,
+    data: str | None = None,
+    *,
+    ks: Sequence[int] | None = None,
+    clustering: bool = False,
+    intervals: bool = False,
+    worst: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """All metrics of a trained model, as ``nearfar evaluate RUN --json`` writes them.
+
+    Parameters
+        where        a run folder, or a folder that ``nearfar.networks.saving`` wrote.
+        data         another data set than the run's, as NAME, NAME:PLACE, or where the run's own now lies.
+        ks           of recall@k; the recipe's unless told.
+        clustering   also NMI, AMI and F1 of clusters.
+        intervals    also 95 % intervals, by draws of classes.
+        worst        so many of the queries that find their class worst.
+        device       where to compute: "auto", "cpu", "cuda", …
+
+    >>> import tempfile, nearfar as nf
+    >>> settings = {
+    ...     "data": {"name": "digits", "settings": {"vectors": True}},
+    ...     "sampler": {"classes": 5, "per_class": 8, "steps": 2},
+    ...     "network": {"name": "linear", "dim": 8},
+    ...     "loss": {"name": "raw"},
+    ...     "optimizer": {"lr": 0.01},
+    ...     "training": {"epochs": 1, "device": "cpu"},
+    ... }
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     trained = nf.train(settings, f"{folder}/run")
+    ...     found = nf.evaluate(trained.folder, device="cpu")
+    >>> found["retrieval"]["recall@1"] == trained.metrics["test"]["recall@1"]
+    True
+    """
+    queries, gallery, own_ks, measure = load_run(Path(where), data=data, device=device)
+    return evaluate(
+        queries,
+        gallery,
+        ks=own_ks if ks is None else ks,
+        measure=measure,
+        clustering=clustering,
+        intervals=intervals,
+        worst=worst,
+    )
+
+
 def check_file(file: Path) -> None:
     """That a report can be written there, before anything is computed."""
     if file.is_dir() or not file.absolute().parent.is_dir():
