@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from training_runs import assert_same, pictures, recipe, train, vectors, weights
 
 from nearfar import metrics
@@ -275,6 +276,35 @@ def test_or_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # --- what people see -----------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label in "abcdefgh":
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
+    (tmp_path / "photos" / "a" / "broken.png").write_bytes(b"nothing")
+    said: list[str] = []
+
+    class Hears(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    chosen = recipe(
+        tmp_path / "photos",
+        data__name="folder",
+        data__root=str(tmp_path / "photos"),
+        data__on_error="skip",
+        data__side=8,
+        network__name="small_cnn",
+        training__epochs=1,
+    )
+    train(chosen, tmp_path / "run", display=Hears(), cache=tmp_path / "cache")
+    assert said[0].startswith("without 1 file that gave no picture (a/broken.png);")
+    (named,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["data"]["left_out"]
+    assert named.startswith("a/broken.png: ")
 
 
 def test_loggers_are_told_numbers_by_name(tmp_path: Path) -> None:

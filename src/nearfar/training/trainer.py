@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.data.store import Store
 from nearfar.training import checkpoints, kernels, live, manifest
 from nearfar.training.ahead import ahead
 from nearfar.training.building import build
@@ -31,6 +32,7 @@ from nearfar.training.signals import Asked, Stopped, listening
 from nearfar.writing import write_json, write_text
 
 MOST_SAVING = 0.05  # of the time: with short epochs, not each one is saved
+SHOWN = 3  # names of files in a line
 STEPS_BETWEEN_VOTES = 10  # of many processes on whether to stop
 
 
@@ -97,6 +99,7 @@ class Trainer:
             self.session, self.judge = Session(self.parts, self.world), Judge(self.parts)
             if self.world.is_main:
                 self._write_what_it_is()
+                self._say_what_is_left_out()
             self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path(os.devnull)))
             self._start()
             asked = stack.enter_context(listening())
@@ -116,6 +119,13 @@ class Trainer:
             write_json(run.manifest, finite(manifest.of(self.parts, self.world)))
         if not self.resume:
             write_text(run.recipe, to_toml(self.recipe))
+
+    def _say_what_is_left_out(self) -> None:
+        bad = self.parts.store.bad if isinstance(self.parts.store, Store) else ()
+        if bad:
+            some = ", ".join(each.name for each in bad[:SHOWN]) + (", …" if len(bad) > SHOWN else "")
+            files = "1 file" if len(bad) == 1 else f"{len(bad):,} files"
+            self.display.say(f"without {files} that gave no picture ({some}); the manifest has all of them")
 
     def _start(self) -> None:
         seed = self.recipe.training.seed
