@@ -190,3 +190,11 @@ def test_standings_count_clear_wins(tmp_path: Path) -> None:
     names = [column.name for column in table.columns]
     found = {row[0]: (row[names.index("beats")], row[names.index("loses")]) for row in table.rows}
     assert found == {"proxy_anchor": (2, 0), "nra": (0, 1), "triplet": (0, 1)}
+
+
+@pytest.mark.parametrize(("classes", "told"), [(5, True), (10, False)])
+def test_few_classes_are_said_to_say_little(tmp_path: Path, classes: int, told: bool) -> None:
+    queries = np.arange(40) % 3 > 0
+    runs = [finished(tmp_path / name, name, queries=queries, classes=classes) for name in ("triplet", "contrastive")]
+    notes = compare(runs, samples=50).table.notes
+    assert any(note.startswith("the test has 5 classes: draws of so few") for note in notes) == told

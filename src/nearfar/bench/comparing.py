@@ -189,7 +189,10 @@ def _drawn(
         return {}, {}, [f"no intervals: {error}"]
     note = f"low and high: 95 % of {samples:,} draws of {over}"
     words = "; p: against the best, by paired draws, corrected for their number (Holm)" if found else ""
-    return spans, {one.worse: one.p for one in found}, [note + words]
+    notes = [note + words]
+    if over == "classes" and (count := significance.count_classes(groups, metric)) < significance.FEW:
+        notes.append(f"the test has {count} classes: draws of so few make intervals too narrow and p too small")
+    return spans, {one.worse: one.p for one in found}, notes
 
 
 def _percent(value: float | None) -> float | None:

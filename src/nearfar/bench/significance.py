@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nearfar.bench.results import Outcome
 from nearfar.settings import number, one_of, whole
 
+FEW = 10  # classes, below which draws of them say little
 OVER = ("queries", "classes")
 METRICS = ("recall@1", "map@r")  # those that runs keep for each query
 SAMPLES = 10_000  # enough for small p among many pairs
@@ -182,6 +183,12 @@ def answers(groups: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Value
     if not columns:
         raise ValueError("groups is empty; needed is at least one loss")
     return np.stack(columns, axis=1), classes
+
+
+def count_classes(groups: Mapping[str, Sequence[Outcome]], metric: str) -> int:
+    """Classes of the queries; 0 where they are not known."""
+    classes = answers(groups, metric)[1]
+    return 0 if classes is None else len(np.unique(classes))
 
 
 def _units(groups: Mapping[str, Sequence[Outcome]], metric: str, over: str) -> tuple[Values, NDArray[Any] | None]:
