@@ -118,6 +118,18 @@ def test_a_copy_that_was_cut_short_is_not_taken(here: list[InHere], tmp_path: Pa
     assert [job.labels["loss"] for job in here[1].started] == ["contrastive"]
 
 
+def test_lean_grids_copy_numbers_and_others_want_weights_too(here: list[InHere], tmp_path: Path) -> None:
+    def again(name: str, **settings: Any) -> set[str]:
+        ran = running.run(small(tmp_path, name=name), tmp_path / "out", only=["contrastive"], **settings)
+        return {entry.name for entry in ran.records[0].folder.iterdir()}
+
+    assert "checkpoint" not in again("lean", lean=True)
+    assert "checkpoint" in again("whole")  # trained, as there were no weights to copy
+    assert "checkpoint" in again("copied")
+    assert "checkpoint" not in again("lean_too", lean=True)
+    assert [len(engine.started) for engine in here] == [1, 1, 0, 0]
+
+
 def test_a_copied_run_counts_once(here: list[InHere], tmp_path: Path) -> None:
     running.run(small(tmp_path), tmp_path / "out", only=["contrastive"])
     running.run(small(tmp_path, name="again", losses={"contrastive": {}}, baseline=False), tmp_path / "out")

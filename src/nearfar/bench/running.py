@@ -120,7 +120,7 @@ def run(
         write_text(ran.folder / "grid.toml", grids.to_toml(found))
         sources = sources_of([record.cell for record in ran.records])
         refuse_other_data(ran.records, sources)
-        taken = take_over(ran.records, ran.folder, sources)
+        taken = take_over(ran.records, ran.folder, sources, lean=lean)
         if taken:
             watcher.say(f"{', '.join(record.name for record in taken)}: taken from other grids in {ran.folder.parent}")
         rest = [record for record in ran.records if record.state != "finished"]

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nearfar.bench.cells import Cell
+from nearfar.bench.grid import FROZEN
 from nearfar.bench.job import LABELS
 from nearfar.bench.records import CELLS, Record, read_json
 from nearfar.training.run import RunError, RunFolder
 from nearfar.writing import write_json
 
 Sources = Mapping[str, str]
+WEIGHTS = ("checkpoint", "embeddings.safetensors")  # what lean cells do without
 
 
 def sources_of(cells: Sequence[Cell]) -> dict[str, str]:
@@ -40,8 +42,15 @@ def refuse_other_data(every: Sequence[Record], sources: Sources) -> None:
         )
 
 
-def take_over(every: Sequence[Record], place: Path, sources: Sources) -> list[Record]:
-    """Copy what other grids have finished of these cells, and say which; ``place`` is this grid's folder."""
+def take_over(every: Sequence[Record], place: Path, sources: Sources, *, lean: bool = False) -> list[Record]:
+    """Copy what other grids have finished of these cells, and say which.
+
+    Parameters
+        every     the cells of a grid, which is run by nobody else meanwhile.
+        place     its folder.
+        sources   as ``sources_of`` finds them.
+        lean      leave weights and embeddings behind; otherwise only runs that have kept theirs are copied.
+    """
     wanted = {record.cell.key: record for record in every if record.state == "new"}
     taken = []
     for labels in sorted(place.parent.glob(f"*/{CELLS}/[!.]*/{LABELS}")) if wanted else ():
@@ -49,8 +58,9 @@ def take_over(every: Sequence[Record], place: Path, sources: Sources) -> list[Re
         record = wanted.get(key)
         if record is None or record.state != "new" or not (run.metrics.is_file() and run.manifest.is_file()):
             continue
-        if _same_data(run.folder, sources[key]):
-            _copy(run.folder, record)
+        whole = record.cell.what == FROZEN or run.last.exists()
+        if (lean or whole) and _same_data(run.folder, sources[key]):
+            _copy(run.folder, record, leave=WEIGHTS if lean else ())
             record.state = "finished"
             taken.append(record)
     return taken
@@ -61,13 +71,13 @@ def _same_data(folder: Path, source: str) -> bool:
     return bool(read_json(RunFolder(folder).manifest).get("data", {}).get("source", source) == source)
 
 
-def _copy(source: Path, record: Record) -> None:
+def _copy(source: Path, record: Record, *, leave: Sequence[str]) -> None:
     """The run under the name that this grid gives it; it is there as a whole or not at all."""
     folder, cell = record.folder, record.cell
     draft = folder.with_name(f".{folder.name}.draft")  # whoever copies has the grid for himself
     try:
         shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*"))
+        shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*", *leave))
         write_json(draft / LABELS, {"cell": cell.folder, "key": cell.key, "labels": dict(cell.labels)})
         shutil.rmtree(folder, ignore_errors=True)  # where a cell ended before it began
         os.replace(draft, folder)

@@ -122,7 +122,7 @@ def k_fold(dataset: DataSet, folds: int = 4, *, seed: int = 0) -> list[Split]:
     >>> from nearfar.data import from_arrays
     >>> data = from_arrays(np.eye(16, dtype=np.float32), np.arange(16) // 2)
     >>> [sorted(set(data.labels[split.validation].tolist())) for split in k_fold(data, 2, seed=1)]
-    [[0, 3], [1, 2]]
+    [[0, 1], [2, 3]]
     """
     split, classes = _shuffled(dataset, seed)
     if whole("folds", folds, low=2) * FEWEST > len(classes):
