@@ -139,7 +139,7 @@ def evaluate_model(
         data         another data set than the run's, as NAME, NAME:PLACE, or where the run's own now lies.
         ks           of recall@k; the recipe's unless told.
         clustering   also NMI, AMI and F1 of clusters.
-        intervals    also 95 % intervals, by draws of classes.
+        intervals    also 95 % intervals, by draws of queries.
         worst        so many of the queries that find their class worst.
         device       where to compute: "auto", "cpu", "cuda", …
 
