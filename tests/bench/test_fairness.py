@@ -96,6 +96,12 @@ def test_long_settings_are_compared_to_their_end(tmp_path: Path) -> None:
     assert reason.startswith("schedule.milestones: [1, 2, 3, 4,… 28, 29, 31] in contrastive; ")
 
 
+def test_runs_from_before_pictures_were_named_that_are_left_out_compare(tmp_path: Path) -> None:
+    old = finished(tmp_path / "old", "triplet")
+    data = {**old.manifest["data"], "left_out": []}
+    assert judge([old, finished(tmp_path / "new", "contrastive", about={"data": data})]).fair
+
+
 def test_a_reason_says_who_has_what(tmp_path: Path) -> None:
     (reason,) = judge(pair(tmp_path, {"network.dim": 128})).reasons
     assert reason == "network.dim: 64 in one; 128 in two"

@@ -22,6 +22,7 @@ from nearfar.bench import local_engine, processes, running
 from nearfar.bench import nursery as nurseries
 from nearfar.bench.nursery import Nursery
 from nearfar.bench.results import find
+from nearfar.bench.sharing import open_all
 from nearfar.training import checkpoints
 from nearfar.training.run import RunError, RunFolder, read_log
 
@@ -186,7 +187,8 @@ def test_pictures_are_decoded_before_the_cells_begin(tmp_path: Path) -> None:
     grid = small(tmp_path)
     grid["recipe"] = {**grid["recipe"], **recipe, "sampler": {"classes": 2, "per_class": 2, "steps": 1}}
     planned = running.plan(grid, tmp_path / "out", roots=[str(root)])
-    running.prepare([record.cell for record in planned.records], cache=tmp_path / "cache")
+    cells = [record.cell for record in planned.records]
+    running.prepare(cells, open_all(cells), cache=tmp_path / "cache")
     assert [entry for entry in (tmp_path / "cache").iterdir() if not entry.name.startswith(".")]
 
 

@@ -190,7 +190,7 @@ def _drawn(
     note = f"low and high: 95 % of {samples:,} draws of {over}"
     words = "; p: against the best, by paired draws, corrected for their number (Holm)" if found else ""
     notes = [note + words]
-    if over == "classes" and (count := significance.count_classes(groups, metric)) < significance.FEW:
+    if over == "classes" and (count := significance.count_classes(groups)) < significance.FEW:
         notes.append(f"the test has {count} classes: draws of so few make intervals too narrow and p too small")
     return spans, {one.worse: one.p for one in found}, notes
 

@@ -41,6 +41,7 @@ NOTED = (
 IGNORED = (
     "format",
     "baseline",
+    "data.left_out",  # "data.fingerprint" is of what is left
     "data.notes",
     "hardware.threads",
     "network.format",

@@ -17,7 +17,7 @@ from nearfar.bench.grid import Grid, Tables
 from nearfar.bench.job import Job, last_words, why
 from nearfar.bench.local_engine import Engine, Local, slots
 from nearfar.bench.records import STATUS, Record, records, write_status
-from nearfar.bench.sharing import refuse_other_data, sources_of, take_over
+from nearfar.bench.sharing import Opened, open_all, refuse_other_data, sources_of, take_over
 from nearfar.bench.watching import Nobody, Watcher
 from nearfar.data.draft import locked
 from nearfar.progress import Watch
@@ -118,13 +118,15 @@ def run(
         device = wanted.pop() if len(wanted) == 1 else None
     with _alone(ran.folder):
         write_text(ran.folder / "grid.toml", grids.to_toml(found))
-        sources = sources_of([record.cell for record in ran.records])
+        cells = [record.cell for record in ran.records]
+        opened = open_all(cells)
+        sources = sources_of(cells, opened)
         refuse_other_data(ran.records, sources)
         taken = take_over(ran.records, ran.folder, sources, lean=lean)
         if taken:
             watcher.say(f"{', '.join(record.name for record in taken)}: taken from other grids in {ran.folder.parent}")
         rest = [record for record in ran.records if record.state != "finished"]
-        prepare([record.cell for record in rest], cache=cache, watch=watcher.watch)
+        prepare([record.cell for record in rest], opened, cache=cache, watch=watcher.watch)
         with ExitStack() as stack:
             asked = stack.enter_context(listening())
             worker: Engine
@@ -146,21 +148,20 @@ def run(
     return ran
 
 
-def prepare(cells: Sequence[Cell], *, cache: str | Path | None = None, watch: Watch | None = None) -> None:
+def prepare(
+    cells: Sequence[Cell], opened: Opened, *, cache: str | Path | None = None, watch: Watch | None = None
+) -> None:
     """Decode pictures and fetch weights once, so that processes that start together find them."""
     from nearfar.networks import weights
-    from nearfar.training.ingredients import open_data, store_of
+    from nearfar.training.ingredients import store_of
 
     for name in dict.fromkeys(cell.recipe.network.name for cell in cells if cell.recipe.network.pretrained is True):
         known = weights.find(name)
         if known is not None:
             weights.fetch(known)
-    seen = []
-    for cell in cells:
-        section = cell.recipe.data
-        if section not in seen:
-            seen.append(section)
-            store_of(cell.recipe, open_data(cell.recipe), cache, watch)
+    for recipe, dataset in opened:
+        if any(cell.recipe.data == recipe.data for cell in cells):
+            store_of(recipe, dataset, cache, watch)
 
 
 def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, settings: Mapping[str, Any]) -> None:

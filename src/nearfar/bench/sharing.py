@@ -11,24 +11,31 @@ from nearfar.bench.cells import Cell
 from nearfar.bench.grid import FROZEN
 from nearfar.bench.job import LABELS
 from nearfar.bench.records import CELLS, Record, read_json
+from nearfar.data import DataSet
+from nearfar.training.recipe import Recipe
 from nearfar.training.run import RunError, RunFolder
 from nearfar.writing import write_json
 
 Sources = Mapping[str, str]
+Opened = list[tuple[Recipe, DataSet]]
 WEIGHTS = ("checkpoint", "embeddings.safetensors")  # what lean cells do without
 
 
-def sources_of(cells: Sequence[Cell]) -> dict[str, str]:
-    """By key of a cell, the fingerprint of the data that lies where its recipe says now."""
+def open_all(cells: Sequence[Cell]) -> Opened:
+    """The data sets of some cells, each once, with a recipe that names it."""
     from nearfar.training.ingredients import open_data
 
-    sections, prints, found = [], [], {}
+    found: Opened = []
     for cell in cells:
-        if cell.recipe.data not in sections:
-            sections.append(cell.recipe.data)
-            prints.append(open_data(cell.recipe).source.fingerprint())
-        found[cell.key] = prints[sections.index(cell.recipe.data)]
+        if all(recipe.data != cell.recipe.data for recipe, _ in found):
+            found.append((cell.recipe, open_data(cell.recipe)))
     return found
+
+
+def sources_of(cells: Sequence[Cell], opened: Opened) -> dict[str, str]:
+    """By key of a cell, the fingerprint of the data that lies where its recipe says now."""
+    prints = [(recipe.data, dataset.source.fingerprint()) for recipe, dataset in opened]
+    return {cell.key: next(known for data, known in prints if data == cell.recipe.data) for cell in cells}
 
 
 def refuse_other_data(every: Sequence[Record], sources: Sources) -> None:

@@ -185,10 +185,13 @@ def answers(groups: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Value
     return np.stack(columns, axis=1), classes
 
 
-def count_classes(groups: Mapping[str, Sequence[Outcome]], metric: str) -> int:
-    """Classes of the queries; 0 where they are not known."""
-    classes = answers(groups, metric)[1]
-    return 0 if classes is None else len(np.unique(classes))
+def count_classes(groups: Mapping[str, Sequence[Outcome]]) -> int:
+    """Classes of the queries, which all runs share; 0 where no run kept them."""
+    for run in (run for runs in groups.values() for run in runs):
+        found = run.queries() or {}
+        if "labels" in found:
+            return len(np.unique(found["labels"]))
+    return 0
 
 
 def _units(groups: Mapping[str, Sequence[Outcome]], metric: str, over: str) -> tuple[Values, NDArray[Any] | None]:

@@ -192,6 +192,6 @@ def _check_disjoint(labels: Ints, parts: Mapping[str, Ints]) -> None:
                 some = ", ".join(map(str, shared[:5])) + (", …" if len(shared) > 5 else "")
                 raise ValueError(
                     f"{other} and {name} share {len(shared)} classes ({some}); they must have none in common: what is "
-                    "asked for at the test must be new"
+                    "asked for must be new"
                 )
         seen[name] = classes

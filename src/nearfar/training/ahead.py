@@ -39,7 +39,7 @@ def ahead(batches: Batches, device: torch.device) -> Batches:
 
 @lru_cache
 def _stream(device: torch.device) -> Any:
-    """One for all epochs: matrix products keep 32 MiB for each stream they were ever on."""
+    """One for all epochs: matrix products keep memory for each stream they were ever on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -175,20 +175,19 @@ class Trainer:
         metric = None
         self._found = {}
         if last or (every and (place.epoch + 1) % every == 0):
-            metric = self._evaluate(last=last)
+            metric = self._evaluate()
         if wants_means(self.parts):
             self.judge.give_means()
         session.end_epoch(metric)
 
-    def _evaluate(self, *, last: bool) -> float | None:
+    def _evaluate(self) -> float | None:
         """Metrics into the log; gives the validation's metric that selects, if there is one.
 
         Where validation classes judge, the test classes are looked at only once, when an epoch has been selected.
         """
         place = self.session.place
         if self.world.is_main:
-            validates = bool(len(self.parts.rows["validation"]))
-            self._found = self.judge.embedded(None if last and not validates else self.judge.watched)
+            self._found = self.judge.embedded(self.judge.watched)
             self._check_numbers()
             place.metrics = self.judge.measured(self._found)
         place.metrics = self.world.share(place.metrics)
