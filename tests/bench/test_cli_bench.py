@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def test_digits_from_a_grid_to_a_page(
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert all(loss in page for loss in ("contrastive", "proxy_anchor", "raw+valid_triplet", "frozen"))
+
+
+def test_what_is_not_tested_tells_of_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--out", tmp_path, "--engine", "inline", "--device", "cpu", *QUICK, "--set", "evaluation.test=false"]
+    assert run("bench", "run", GRID, *words, "--only", "contrastive", "--only", "seed0") == 0
+    said = capsys.readouterr()
+    assert re.search(r"contrastive-seed0 +\d+\.\d\d of validation", said.out)
+    assert re.search(r"finished: contrastive-seed0  recall@1 \d+\.\d\d of validation", said.err)
+    assert run("bench", "compare", tmp_path / "digits") == 1
+    assert "was not measured on test classes, but on validation" in capsys.readouterr().err
 
 
 def words(text: str) -> set[str]:
@@ -119,7 +130,7 @@ def test_progress_is_told_in_lines_without_a_terminal(
     told: Any = capsys.readouterr()
     assert told.err.splitlines() == [
         "begins: contrastive-seed0",
-        "[1/1] finished: contrastive-seed0  recall@1 0.7500  2.5 s",
+        "[1/1] finished: contrastive-seed0  recall@1 75.00  2.5 s",
     ]
     assert [line.split() for line in told.out.splitlines() if "contrastive" in line] == [
         ["contrastive-seed0", "75.00", "2.5"]

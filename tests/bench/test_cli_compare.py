@@ -63,6 +63,20 @@ def test_anyway_ranks_and_marks_every_format(
     assert out.index("triplet") < out.index("nra")
 
 
+def test_settings_are_chosen_by_validation_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for loss, validation in (("nra", 0.9), ("triplet", 0.8)):
+        finished(tmp_path / loss, loss, score=1 - validation, validation={"recall@1": validation, "map@r": 0.5})
+    assert call("bench", "compare", tmp_path, "--part", "validation") == 0
+    out = capsys.readouterr().out
+    assert "recall@1 of the validation classes" in out
+    assert out.index("nra") < out.index("triplet")
+    assert call("bench", "compare", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert out.index("triplet") < out.index("nra")
+    assert call("bench", "compare", tmp_path, "--part", "train") == 1
+    assert "part is 'train'; allowed are test, validation" in capsys.readouterr().err
+
+
 def test_csv_is_read_again(unfair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("bench", "compare", unfair, "--anyway", "--format", "csv", "--metric", "map@r") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

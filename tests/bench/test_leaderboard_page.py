@@ -158,6 +158,28 @@ def test_losses_that_not_all_experiments_have_stay_out_of_the_tournament(tmp_pat
     assert ["triplet", "90.0", "–"] in rows(parts["Recall@1 at a glance"])
 
 
+def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path: Path) -> None:
+    for dim in (64, 128):
+        write_run(tmp_path / f"nra{dim}", "nra", 0.5 + dim / 1000, dim=dim)
+    write_run(tmp_path / "triplet", "triplet", 0.6, dim=128)
+    write_run(tmp_path / "margin", "margin", 0.4, dim=128)
+    found = sections(page.html(results.find(tmp_path)))
+    assert "nra" in found["By size of the embedding"]
+    assert "triplet" not in found["By size of the embedding"]
+    assert found["Leaderboard"].index("<details open><summary>128") > found["Leaderboard"].index("<details><summary>64")
+
+
+def test_curves_are_of_what_selects(tmp_path: Path) -> None:
+    for loss in ("nra", "triplet"):
+        folder = write_run(tmp_path / loss, loss, 0.5, selection__metric="map@r")
+        log = folder / "log.jsonl"
+        log.write_text(log.read_text(encoding="utf-8").replace("recall@1", "map@r"), encoding="utf-8")
+    found = sections(page.html(results.find(tmp_path)))["Convergence"]
+    assert "MAP@R of the validation classes after epochs. It selects the epoch that counts." in found
+    write_run(tmp_path / "margin", "margin", 0.5)
+    assert "It selects" not in sections(page.html(results.find(tmp_path)))["Convergence"]
+
+
 def test_without_validation_curves_are_of_the_test_and_the_page_says_what_that_means(tmp_path: Path) -> None:
     write_run(tmp_path / "one", "triplet", 0.5, validation=False)
     assert "the last epoch counts" in sections(page.html(results.find(tmp_path)))["Convergence"]

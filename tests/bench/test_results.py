@@ -67,7 +67,7 @@ def test_a_score_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     run = finished(tmp_path / "one")
     with pytest.raises(ValueError, match=r"no 'nmi' of test; it has recall@1, map@r"):
         run.score("nmi")
-    with pytest.raises(ValueError, match="not measured on the part 'validation'"):
+    with pytest.raises(ValueError, match="not measured on validation classes, but on test"):
         run.score(part="validation")
 
 

@@ -15,6 +15,7 @@ from nearfar.settings import one_of
 Groups = dict[str, list[Outcome]]
 
 CLEAR = 0.05
+PARTS = ("test", "validation")
 REFUSED = "not ranked: the comparison is unfair"
 
 
@@ -37,6 +38,7 @@ def compare(
     outcomes: Iterable[Outcome],
     *,
     metric: str = "recall@1",
+    part: str = "test",
     anyway: bool = False,
     over: str = "classes",
     samples: int = significance.SAMPLES,
@@ -46,22 +48,27 @@ def compare(
     Parameters
         outcomes  finished runs.
         metric    as in metrics.json: "recall@1", "map@r", "nmi", …
+        part      whose metric: "test", or "validation" to choose settings without a look at the test.
         anyway    rank what is unfair as well; the table then says UNFAIR in every format.
         over      what is drawn for intervals and p: "classes" or "queries".
         samples   how many draws.
     """
     outcomes = list(outcomes)
     one_of("over", over, significance.OVER)
+    one_of("part", part, PARTS)
     if not outcomes:
         raise ValueError("there is nothing to compare: no run is given")
     verdict = judge(outcomes)
     ranked = verdict.fair or anyway
     groups = named(outcomes)
-    means = {name: statistics.fmean(run.score(metric) for run in runs) for name, runs in groups.items()}
+    means = {name: statistics.fmean(run.score(metric, part) for run in runs) for name, runs in groups.items()}
     if ranked:
         groups = dict(sorted(groups.items(), key=lambda item: -means[item[0]]))
     trained = [name for name, runs in groups.items() if not runs[0].is_baseline]
-    spans, against, notes = _drawn(groups, trained if ranked else [], metric, over, samples)
+    if part == "test":
+        spans, against, notes = _drawn(groups, trained if ranked else [], metric, over, samples)
+    else:
+        spans, against, notes = {}, {}, [f"no intervals: runs keep what each query of the test found, not of {part}"]
     rows: list[Sequence[Cell]] = []
     columns = _columns(groups, metric)
     for name, runs in groups.items():
@@ -71,7 +78,7 @@ def compare(
             "loss": name,
             **{word: get(runs[0]) for word, get in PLACES.items()},
             metric: 100 * means[name],
-            "std": 100 * statistics.stdev(run.score(metric) for run in runs) if len(runs) > 1 else None,
+            "std": 100 * statistics.stdev(run.score(metric, part) for run in runs) if len(runs) > 1 else None,
             "low": 100 * spans[name][0] if name in spans else None,
             "high": 100 * spans[name][1] if name in spans else None,
             "p": against.get(name) if ranked else None,
@@ -81,7 +88,7 @@ def compare(
         }
         rows.append([facts[column.name] for column in columns])
     notes = [*notes, *verdict.notes] if ranked else [REFUSED, *notes, *verdict.notes]
-    title = f"{metric} of the test classes, in percent"
+    title = f"{metric} of the {part} classes, in percent"
     unfair = verdict.reasons if not verdict.fair else ()
     return Comparison(Table(title, columns, rows, notes, unfair), verdict, ranked)
 

@@ -125,9 +125,10 @@ def stamp_blocks(one: Experiment) -> bool:
 
 
 def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
-    """All numbers, a table for each experiment."""
+    """All numbers, a table for each experiment; the one of most losses is open."""
     tables = []
-    for number, one in enumerate(found):
+    largest = max(found, key=lambda one: len(one.rows))
+    for one in found:
         stamp = f'<span class="stamp">{UNFAIR}</span>' if not one.verdict.fair and anyway else ""
         drawn = _experiment(one, metric)
         said = [note.replace("low and high:", "intervals:") for note in one.notes]
@@ -135,7 +136,7 @@ def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
         if len(found) == 1:
             tables.append(drawn + notes)
             continue
-        opened = "" if number else " open"
+        opened = " open" if one is largest else ""
         tables.append(f"<details{opened}><summary>{escape(one.name)}{stamp}</summary>{drawn}{notes}</details>")
     told = "Of the test classes. Press a head to sort. Time is that of one training; memory is the most it held."
     stamp = UNFAIR if anyway and any(not one.verdict.fair for one in found) else ""
@@ -222,7 +223,10 @@ def by_network(found: Sequence[Experiment], metric: str, colored: Colors, stamp:
 
 
 def convergence(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str) -> str:
-    """How fast losses learn."""
+    """How fast losses learn, by what their epochs were selected by where that is one metric."""
+    rules = {run.selected_by for one in found for row in one.rows if not row.is_baseline for run in row.runs}
+    rule = rules.pop() if len(rules) == 1 else None
+    metric = rule or metric
     drawn, parts = [], set()
     for one in found:
         lines = []
@@ -238,6 +242,8 @@ def convergence(found: Sequence[Experiment], metric: str, colored: Colors, stamp
     if not drawn:
         return ""
     told = f"{nice(metric)} of the {' or '.join(sorted(parts, reverse=True))} classes after epochs."
+    if rule is not None:
+        told += " It selects the epoch that counts."
     if "test" in parts:
         told += " Nothing was selected on the test classes: where they are shown, the last epoch counts."
     content = shell.charts(drawn[:MOST_OPEN])
@@ -250,7 +256,10 @@ def convergence(found: Sequence[Experiment], metric: str, colored: Colors, stamp
 def _lines(
     group: Sequence[Experiment], colored: Colors, places: Mapping[int, float], order: Sequence[str] = ()
 ) -> list[Line]:
-    """A line for each loss through its experiments; places on the x axis go by size, or by the order of networks."""
+    """A line for each loss through its experiments; places on the x axis go by size, or by the order of networks.
+
+    A loss that has one place alone is left to the tables, unless all are like that.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for one in group:
         for row in one.rows:
@@ -258,6 +267,8 @@ def _lines(
                 continue
             x = float(order.index(one.network)) if order else places[one.dim]
             found.setdefault(row.loss, []).append((x, row.score))
+    most = max(map(len, found.values()), default=0)
+    found = {loss: points for loss, points in found.items() if len(points) > 1 or most == 1}
     ends = sorted(found.items(), key=lambda item: -item[1][-1][1])
     return [Line(loss, sorted(points), color=colored[loss], dots=True) for loss, points in ends]
 

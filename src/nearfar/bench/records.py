@@ -48,10 +48,17 @@ class Record:
         found = read_json(RunFolder(self.folder).metrics)
         return found if self.state == "finished" else {}
 
-    def score(self, metric: str = "recall@1") -> float | None:
-        """A number of the test, None where there is none yet."""
-        value = self.metrics().get("test", {}).get(metric)
+    def score(self, metric: str = "recall@1", part: str = "test") -> float | None:
+        """A number of the test, None where there is none."""
+        value = self.metrics().get(part, {}).get(metric)
         return None if value is None else float(value)
+
+    def told(self, metric: str = "recall@1") -> str | None:
+        """A number in percent, and of which classes where the test was left out; None where there is none."""
+        for part, words in (("test", ""), ("validation", " of validation")):
+            if (score := self.score(metric, part)) is not None:
+                return f"{100 * score:.2f}{words}"
+        return None
 
     def steps(self) -> tuple[int, int] | None:
         """How many steps are done, and of how many; None while that is not known."""

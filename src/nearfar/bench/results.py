@@ -119,6 +119,12 @@ class Outcome:
         return PROTOCOLS[self.recipe.get("split", {}).get("kind", "standard")]
 
     @property
+    def selected_by(self) -> str | None:
+        """The metric of validation classes that chose the epoch; None where the last one counts."""
+        found = self.recipe.get("selection", {}).get("metric")
+        return None if self.protocol == "default" or found is None else str(found)
+
+    @property
     def seconds(self) -> float:
         """How long it trained."""
         return float(self.metrics.get("seconds") or 0.0)
@@ -150,7 +156,8 @@ class Outcome:
         """One of its numbers, from 0 to 1."""
         values = self.metrics.get(part)
         if not isinstance(values, Mapping):
-            raise ValueError(f"{self.folder} was not measured on the part {part!r}")
+            measured = " and ".join(name for name, each in self.metrics.items() if isinstance(each, Mapping))
+            raise ValueError(f"{self.folder} was not measured on {part} classes, but on {measured or 'none'}")
         value = values.get(metric)
         if not isinstance(value, (int, float)):
             known = [name for name, each in values.items() if isinstance(each, float)]

@@ -151,7 +151,6 @@ def summary(record: Record) -> str:
     """What became of a cell, in a line."""
     if record.state != "finished":
         return f"{record.state}: {record.name}" + (f": {record.error}" if record.error else "")
-    score, metrics = record.score(), record.metrics()
-    words = [f"finished: {record.name}"]
-    words += [] if score is None else [f"recall@1 {score:.4f}"]
-    return "  ".join([*words, f"{metrics.get('seconds', 0.0):.1f} s"])
+    told = record.told()
+    words = [f"finished: {record.name}", *([] if told is None else [f"recall@1 {told}"])]
+    return "  ".join([*words, f"{record.metrics().get('seconds', 0.0):.1f} s"])

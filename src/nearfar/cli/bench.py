@@ -101,9 +101,8 @@ def _tell(ran: Ran) -> None:
     """What came out, and how it ends."""
     rows = []
     for record in ran.records:
-        score, seconds = record.score(), record.metrics().get("seconds")
-        number = record.state if score is None else f"{100 * score:.2f}"
-        rows.append((record.name, number, "–" if seconds is None else f"{seconds:.1f}"))
+        seconds = record.metrics().get("seconds")
+        rows.append((record.name, record.told() or record.state, "–" if seconds is None else f"{seconds:.1f}"))
     print_table(("cell", "recall@1", "seconds"), rows, right=(1, 2))
     failed, stopped = ran.having("failed"), ran.having("stopped") + ran.having("new") + ran.having("begun")
     for record in failed:

@@ -13,7 +13,8 @@ from nearfar.cli.bench import bench
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some, such as bench/digits.")
 ]
-Metric = Annotated[str, typer.Option(help="Which number of the test: recall@1, map@r, nmi, …")]
+Metric = Annotated[str, typer.Option(help="Which number: recall@1, map@r, nmi, …")]
+Part = Annotated[str, typer.Option(help="Of which classes: test, or validation to choose settings by.")]
 Anyway = Annotated[bool, typer.Option("--anyway", help="Rank what is unfair as well, marked UNFAIR.")]
 Format = Annotated[str, typer.Option(help="text, csv, latex or html.")]
 Over = Annotated[str, typer.Option(help="What is drawn for intervals and p: classes or queries.")]
@@ -24,6 +25,7 @@ Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="W
 def compare_runs(
     runs: Runs,
     metric: Metric = "recall@1",
+    part: Part = "test",
     anyway: Anyway = False,
     format: Format = "text",
     over: Over = "classes",
@@ -37,10 +39,12 @@ def compare_runs(
     Example: nearfar bench compare bench/digits
 
     Example: nearfar bench compare runs/one runs/two --metric map@r --format latex -o table.tex
+
+    Example: nearfar bench compare bench/cub_mining --part validation
     """
     from nearfar.bench import comparing, results
 
-    found = comparing.compare(results.find(*runs), metric=metric, anyway=anyway, over=over)
+    found = comparing.compare(results.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
     show(found, runs, format, out)
 
 

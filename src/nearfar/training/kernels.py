@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def chosen(*, deterministic: bool) -> Iterator[None]:
-    """The quickest kernels, or the same ones every time; afterwards all is as it was.
+    """The kernels of a training: those taken to be quick, or the same ones every time. Afterwards all is as it was.
 
     >>> with chosen(deterministic=True):
     ...     torch.are_deterministic_algorithms_enabled()
@@ -19,20 +19,21 @@ def chosen(*, deterministic: bool) -> Iterator[None]:
     >>> torch.are_deterministic_algorithms_enabled()
     False
     """
-    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
-    torch.backends.cudnn.benchmark = not deterministic
-    if deterministic:
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before[0]
-        torch.use_deterministic_algorithms(before[1])
+    before = torch.are_deterministic_algorithms_enabled()
+    with untried():
+        torch.use_deterministic_algorithms(deterministic or before)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before)
 
 
 @contextmanager
 def untried() -> Iterator[None]:
-    """The kernels that cuDNN takes to be quick, not tried out: for shapes that come a few times only.
+    """The kernels that cuDNN takes to be quick, not tried out.
+
+    Trying them out doubles the seconds that the first batch of a shape takes and makes no step quicker
+    (docs/benchmarks/training.md).
 
     >>> with untried():
     ...     torch.backends.cudnn.benchmark

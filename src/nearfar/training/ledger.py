@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -115,3 +116,29 @@ class Ledger:
             losses, finite = table.T.tolist()
             pages.append(Page(first, losses, [bool(one) for one in finite], pictures, seconds))
         return pages
+
+
+class Pace:
+    """How long a step takes, by the last pages: their median, which the few that make a device ready do not move.
+
+    >>> pace = Pace()
+    >>> pace.add(Page(0, [1.0], [True], 8, seconds=20.0))
+    >>> pace.seconds() is None  # it may well have been the first step alone
+    True
+    >>> pace.add(Page(1, [1.0, 1.0], [True, True], 16, seconds=1.0))
+    >>> pace.seconds()
+    0.5
+    """
+
+    def __init__(self, pages: int = 20) -> None:
+        self._pages: deque[tuple[float, int]] = deque(maxlen=pages)  # seconds a step, and steps
+
+    def add(self, page: Page) -> None:
+        """Enter what has arrived."""
+        self._pages.append((page.seconds / len(page.losses), len(page.losses)))
+
+    def seconds(self) -> float | None:
+        """Of a step; None while only one page is known."""
+        if len(self._pages) < 2:
+            return None
+        return statistics.median_low(pace for pace, steps in self._pages for _ in range(steps))

@@ -21,7 +21,7 @@ from nearfar.training.building import build
 from nearfar.training.distributed import World
 from nearfar.training.evaluation import Embedded
 from nearfar.training.judging import Judge
-from nearfar.training.ledger import Ledger, Page
+from nearfar.training.ledger import Ledger, Pace, Page
 from nearfar.training.live import Display, Silent, Status
 from nearfar.training.logging import Logger, flat
 from nearfar.training.recipe import Recipe
@@ -84,6 +84,7 @@ class Trainer:
         self.cache = cache
         self._saved = time.monotonic()
         self._saving = 0.0  # seconds that the last checkpoint took
+        self._pace = Pace()
         self._found: dict[str, Embedded] = {}
 
     def run(self) -> Result:
@@ -221,7 +222,9 @@ class Trainer:
             rates = self.session.schedule.rates()
             line = {"loss": page.loss, "lr": rates, "images_s": round(images_s, 1)}
             self._tell(line | ({"skipped": place.skipped} if place.skipped else {}), step=done)
-            left = (parts.steps - done) * page.seconds / len(page.losses)
+            self._pace.add(page)
+            pace = self._pace.seconds()
+            left = None if pace is None else (parts.steps - done) * pace
             epoch = page.first // parts.steps_per_epoch + 1
             where = done, parts.steps, epoch, parts.epochs
             self.display.show(Status(*where, page.loss, images_s, left, place.skipped, place.metrics))
