@@ -83,7 +83,7 @@ def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(tmp_path: Path
         (["losses", "raw", "--plot", "a.png", "--set", "alhpa=3"], "(did you mean 'alpha'?)"),
         (["losses", "raw", "--plot", "a.png", "--set", "alpha=-3"], "alpha is -3"),
         (["losses", "raw", "--all"], "--all explains every loss"),
-        (["losses", "softmax", "--plot", "a.png"], "softmax is no loss of pairs"),
+        (["losses", "group", "--plot", "a.png"], "group is no loss of pairs"),
         (["losses", "--colour"], "--colour"),
         (["demo", "--epochs", "0"], "training.epochs is 0"),
         (["demo", "--epochs", "many"], "--epochs"),

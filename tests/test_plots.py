@@ -48,12 +48,26 @@ def test_raw_weighs_by_the_pair_and_by_the_others() -> None:
     assert close(negative, 1 / push)
 
 
-OF_PAIRS = [key for key in nf.losses.names() if issubclass(nf.losses.get(key), nf.losses.PairLoss)]
+def test_a_softmax_weighs_proxies_by_their_chances() -> None:
+    similarity, own, other = plots.curves(plots.create("normalized_softmax", temperature=0.1), steps=41)
+    pull, push, third = (10 * similarity).exp(), torch.tensor(3.0).exp(), torch.tensor(3.0).exp()
+    assert close(own, 10 * (1 - pull / (pull + push + third)))
+    still = torch.tensor(5.0).exp()
+    assert close(other, 10 * pull / (still + pull + third))
 
 
-@pytest.mark.parametrize("key", OF_PAIRS)
+def test_proxy_repel_pushes_no_sample_away() -> None:
+    found = plots.curves(plots.create("proxy_repel"), steps=9)
+    assert close(found.negative, torch.zeros(9))
+    assert float(found.positive.abs().sum()) > 0
+
+
+OF_PAIRS = [key for key in nf.losses.names() if plots.has_weights(nf.losses.get(key))]
+
+
+@pytest.mark.parametrize("key", [key for key in OF_PAIRS if key != "proxy_repel"])
 def test_every_loss_of_pairs_has_finite_curves_that_repeat(key: str) -> None:
-    loss = nf.losses.create(key)
+    loss = plots.create(key)
     steps = 161  # finer than the bins of a histogram: a pair weighs only next to a pair of the other kind there
     first, second = plots.curves(loss, steps=steps), plots.curves(loss, steps=steps)
     for one, other in zip(first, second, strict=True):

@@ -1,7 +1,8 @@
 """Pictures of the weight view: how much a loss pulls or pushes a pair, against its similarity.
 
 The curves are measured, not derived: an anchor stands among a few others, one pair is moved from
-similarity −1 to 1, and :meth:`~nearfar.losses.PairLoss.pair_weights` says what the pair weighs.
+similarity −1 to 1, and :meth:`~nearfar.losses.PairLoss.pair_weights` says what the pair weighs. For losses with
+proxies the pair is a sample and a proxy, and what it weighs is the derivative of the loss.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from nearfar import losses, mining
 from nearfar.losses import Loss, PairLoss
+from nearfar.losses.group import Group
+from nearfar.losses.proxies import ProxyLoss
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the pairs that stand still
 DIMENSIONS = 128
+CLASSES = 3  # of losses with proxies: that of the sample, one that is moved and one that stands still
 COPIES = 256  # of the anchor, so that mining by chance shows its average
+CLOSEST = 1 - 1e-9  # similarity of a proxy at the ends, where its direction is still known
 
 
 class Curves(NamedTuple):
@@ -41,10 +46,31 @@ def classic() -> dict[str, Loss]:
     return {"contrastive": chosen.pop("contrastive"), "triplet, all triplets": triplet, **chosen, **proposed}
 
 
+def create(key: str, **settings: object) -> Loss:
+    """A loss to draw by name.
+
+    >>> create("proxy_anchor", alpha=16.0).num_classes
+    3
+    """
+    loss = losses.get(key)
+    check_loss(loss)
+    room = {"num_classes": CLASSES, "dim": DIMENSIONS} if issubclass(loss, ProxyLoss) else {}
+    return losses.create(key, **{**room, **settings})
+
+
 def check_loss(loss: type[Loss]) -> None:
-    """Only pair-based losses have pair weights."""
-    if not issubclass(loss, PairLoss):
+    """Only losses of pairs have pair weights: of two samples, or of a sample and a proxy."""
+    if not has_weights(loss):
         raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")
+
+
+def has_weights(loss: type[Loss]) -> bool:
+    """Whether there is something to draw.
+
+    >>> has_weights(losses.get("arcface")), has_weights(losses.get("group"))
+    (True, False)
+    """
+    return issubclass(loss, (PairLoss, ProxyLoss)) and not issubclass(loss, Group)  # it weighs whole batches
 
 
 def curves(
@@ -62,13 +88,19 @@ def curves(
     something to compare with, and a pair alone tells nothing of them. Losses of distances are swept over
     the same vectors, and their weights are those of the distance (see ``pair_weights``).
 
+    A loss with proxies has one proxy for each class: that of the sample's class is moved while the others stand at
+    0.3, and one of the others while its own stands at 0.5.
+
     >>> found = curves(losses.create("contrastive", margin=0.25), steps=5)
     >>> found.similarity.tolist(), found.negative.tolist()
     ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
     check_loss(type(loss))
-    assert isinstance(loss, PairLoss)
     similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
+    if isinstance(loss, ProxyLoss):
+        own, other = ([_proxy_weight(loss, place, moved) for moved in similarity] for place in (0, 1))
+        return Curves(similarity, torch.stack(own), torch.stack(other))
+    assert isinstance(loss, PairLoss)
     anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.Drawn) else 1, dtype=torch.float64))
     anchor_labels = torch.zeros(len(anchors), dtype=torch.long)
     still = torch.tensor([*positives, *negatives], dtype=torch.float64)
@@ -82,6 +114,25 @@ def curves(
                 labels = torch.cat([torch.tensor([label]), classes])
                 found.append(loss.pair_weights(anchors, anchor_labels, gallery, labels)[:, 0].sum())
     return Curves(similarity, torch.stack(weights[0]), torch.stack(weights[1]))
+
+
+def _proxy_weight(loss: ProxyLoss, place: int, similarity: Tensor) -> Tensor:
+    """How strongly a sample of class 0 is pulled to the proxy of its class (0), or pushed away from another (1).
+
+    Each proxy leans to an axis of its own, so that along this axis the sample's gradient is its doing alone.
+    """
+    at = similarity.new_full((loss.num_classes,), NEGATIVES[0])
+    at[0] = POSITIVES[0]
+    at[place] = similarity.clamp(-CLOSEST, CLOSEST)
+    lean = (1 - at.square()).sqrt()
+    proxies = torch.cat([at.unsqueeze(1), lean.unsqueeze(1) * torch.eye(len(at), loss.dim - 1).to(at)], dim=1)
+    if loss.proxies.ndim == 3:  # several of one class stand together
+        proxies = proxies.unsqueeze(1).expand(-1, loss.proxies.shape[1], -1)
+    sample = torch.eye(1, loss.dim).to(at).requires_grad_()
+    value = loss.against_proxies(sample, torch.zeros(1, dtype=torch.long), proxies)
+    (gradient,) = torch.autograd.grad(value, sample)
+    found: Tensor = gradient[0, 1 + place] / lean[place]
+    return -found if place == 0 else found
 
 
 def _at(similarity: Tensor) -> Tensor:
@@ -155,7 +206,7 @@ def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
         text = f"{name}, up to {largest:.3g}"
         x = 0.0 if place == "left" else 1.0
         panel.text(x, 1.02, text, color=color, ha=place, va="bottom", fontsize=8, transform=panel.transAxes)
-    measure = loss.measure if isinstance(loss, PairLoss) else ""
+    measure = loss.measure if isinstance(loss, PairLoss) else "cosine"  # proxies are drawn against their angle
     compares = "" if measure in ("cosine", "dot") else f" ({measure.replace('_', ' ')} distance)"
     panel.set_title(title + compares, fontsize=10, pad=18)
     panel.set_xlim(-1, 1)

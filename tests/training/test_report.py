@@ -199,10 +199,14 @@ def test_data_that_is_gone_leaves_numbers_of_rows(folder: Path, tmp_path: Path) 
     assert "The data is not there" in " ".join(page.text)
 
 
-def test_a_loss_without_pair_weights_has_no_weight_view(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("loss", "drawn"), [("proxy_anchor", True), ("group", False)])
+def test_losses_with_proxies_have_a_weight_view_and_those_of_whole_batches_none(
+    tmp_path: Path, loss: str, drawn: bool
+) -> None:
     labels = np.repeat(np.arange(5, 10), 4)
-    run = write_run(tmp_path / "run", labels, np.arange(20), loss={"name": "proxy_anchor"})
-    assert "The loss, pair by pair" not in Page(report(run)).titles
+    page = Page(report(write_run(tmp_path / "run", labels, np.arange(20), loss={"name": loss})))
+    assert ("The loss, pair by pair" in page.titles) is drawn
+    assert ("a sample to the proxy of its class" in " ".join(page.text)) is drawn
 
 
 def test_the_same_run_gives_the_same_page(digits: Path, tmp_path: Path) -> None:

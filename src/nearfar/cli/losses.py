@@ -35,10 +35,8 @@ def list_losses(
         from nearfar import plots
 
         plots.check_file(plot)
-        for key in keys or ():
-            plots.check_loss(nearfar.losses.get(key))
         given = dict(setting(text) for text in settings or ())
-        chosen = {key: nearfar.losses.create(key, **given) for key in keys} if keys else plots.classic()
+        chosen = {key: plots.create(key, **given) for key in keys} if keys else plots.classic()
         print(f"wrote {plots.draw_weights(chosen, plot)}")
     elif keys or everything:
         print("\n".join([nearfar.losses.describe(key) for key in keys or nearfar.losses.names()]), end="")

@@ -185,8 +185,8 @@ def weights(run: RunData) -> str:
     """How much the loss makes of a pair, by its similarity."""
     number = max(0, len(run.recipe.stages) - 1)
     section = run.recipe.loss_of(number)
-    loss = recipe_losses.create(section, num_classes=2, dim=plots.DIMENSIONS)
-    if not isinstance(loss, PairLoss):
+    loss = recipe_losses.create(section, num_classes=plots.CLASSES, dim=plots.DIMENSIONS)
+    if not plots.has_weights(type(loss)):
         return ""
     found = plots.curves(loss, steps=101)
     lines = []
@@ -198,8 +198,13 @@ def weights(run: RunData) -> str:
     chart = line_chart(
         lines, title="Pair weight by similarity", x="cosine similarity", y="weight, relative", from_zero=True
     )
+    pulls, pushes = (
+        ("a positive pair together", "a negative pair apart")
+        if isinstance(loss, PairLoss)
+        else ("a sample to the proxy of its class", "it away from that of another")
+    )
     told = (
-        f"How strongly {section.name} pulls a positive pair together and pushes a negative pair apart, by how similar "
+        f"How strongly {section.name} pulls {pulls} and pushes {pushes}, by how similar "
         "the two are. Each curve is relative to its maximum, and was measured beside a positive at 0.5 and a negative "
         "at 0.3."
     )
