@@ -249,6 +249,14 @@ def test_what_is_done_is_not_done_again_and_more_can_be_added(tmp_path: Path, mo
     assert tuning.tune(plan(tmp_path, space, trials=4, **settings)) == second
 
 
+def test_another_sampler_goes_on_and_is_named(tmp_path: Path) -> None:
+    told = Told()
+    tuning.tune(plan(tmp_path, sampler="random", trials=1), display=told)
+    assert not any("sampler" in text for text in told.lines)
+    tuning.tune(plan(tmp_path, sampler="tpe", trials=2), display=told)
+    assert "trials were drawn by sampler 'random' so far, and are by 'tpe' from now on" in told.lines
+
+
 def test_another_recipe_or_space_needs_another_study(tmp_path: Path) -> None:
     tuning.tune(plan(tmp_path, trials=1))
     with pytest.raises(ValueError, match=r"begun with another recipe \(optimizer.lr: 0.01 → 0.02\)"):

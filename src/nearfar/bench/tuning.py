@@ -71,6 +71,10 @@ class _Worker:
         self.plan, self.display, self.number, self.above = plan, display, number, above
         self.optuna, self.study = optuna_module(), open_study(plan)
         self.study.study.sampler = self._sampler()
+        before = self.study.study.user_attrs.get("sampler", plan.sampler)
+        if before != plan.sampler and number == 0:
+            self.display.say(f"trials were drawn by sampler {before!r} so far, and are by {plan.sampler!r} from now on")
+        self.study.study.set_user_attr("sampler", plan.sampler)
         self.stopped: Stopped | None = None
 
     def run(self) -> tuning_results.Results:
