@@ -32,11 +32,11 @@ PUBLISHED = {
 # maps in torchvision, timm and the port of BN-Inception.
 PROBES = {
     "bn_inception": (0.2228, 0.3740, -0.2805),
-    "efficientnet_lite0": (0.7036, -0.0692, 0.4026),
-    "efficientnet_lite1": (0.6716, 0.0197, -0.2501),
-    "efficientnet_lite2": (-0.4965, -0.5464, 0.5156),
+    "efficientnet_lite0": (-0.7068, 0.1291, 0.4162),
+    "efficientnet_lite1": (-0.2933, 0.1254, 0.5326),
+    "efficientnet_lite2": (-0.0421, 0.6552, -0.7796),
     "googlenet": (1.6416, -0.3239, -0.2067),
-    "mobilenet_v2": (0.9865, -0.0530, 0.2543),
+    "mobilenet_v2": (0.4274, 0.5095, 0.2431),
     "resnet18": (0.2102, -0.2333, 0.2977),
     "resnet50": (0.5775, 0.1349, -0.0172),
 }

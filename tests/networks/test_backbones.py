@@ -140,6 +140,12 @@ def test_bn_inception_halves_in_3c_and_4e() -> None:
     assert [tuple(found.shape[1:]) for found in maps.values()] == [(576, 14, 14), (1056, 7, 7), (1024, 7, 7)]
 
 
+@pytest.mark.parametrize(("name", "low", "mid"), [("efficientnet_lite0", 240, 672), ("mobilenet_v2", 192, 576)])
+def test_narrow_blocks_halve_where_they_are_wide(name: str, low: int, mid: int) -> None:
+    maps = shape_only(name).level_maps(torch.empty(1, 3, 224, 224))
+    assert [tuple(found.shape[1:]) for found in maps.values()] == [(low, 14, 14), (mid, 7, 7), (1280, 7, 7)]
+
+
 def test_lites_padding_is_tensorflows() -> None:
     # With an even side, TensorFlow pads below and to the right only: the first output starts at the first pixel.
     stem = networks.create_backbone("efficientnet_lite0").get_submodule("_conv_stem")

@@ -14,7 +14,7 @@ from nearfar import networks, pixels
 # By network, the modules of torchvision's whose outputs are the levels low, mid and high.
 TORCHVISION = {
     "googlenet": ("inception3b", "inception4e", "inception5b"),
-    "mobilenet_v2": ("features.6", "features.13", "features.18"),
+    "mobilenet_v2": ("features.7.conv.1", "features.14.conv.1", "features.18"),
     "resnet18": ("layer2", "layer3", "layer4"),
     "resnet50": ("layer2", "layer3", "layer4"),
 }
@@ -100,7 +100,7 @@ def test_maps_are_timms(name: str, size: tuple[int, int]) -> None:
     peer, ours = timm.create_model(LITE[name], pretrained=False).eval(), networks.create_backbone(name).eval()
     randomise(peer)
     ours.load_state_dict(lite_keys({k: v for k, v in peer.state_dict().items() if not k.startswith("classifier.")}))
-    assert_same(ours, peer, ("blocks.2", "blocks.4", "bn2"), size)
+    assert_same(ours, peer, ("blocks.3.0.bn2", "blocks.5.0.bn2", "bn2"), size)
 
 
 def lite_keys(state: dict[str, Tensor]) -> dict[str, Tensor]:

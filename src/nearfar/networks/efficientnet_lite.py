@@ -24,7 +24,7 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-LOW, MID = 2, 4  # the last stages at strides of 8 and of 16
+LOW, MID = 3, 5  # the stages that begin strides of 16 and of 32
 STEM, LAST = 32, 1280  # not scaled
 
 
@@ -64,9 +64,16 @@ class _Block(nn.Module):
         self._bn2 = _norm(outside)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(x, self.wide(x))
+
+    def wide(self, x: Tensor) -> Tensor:
+        """What is inside, with most channels."""
         y: Tensor = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.expands else x
-        y = F.relu6(self._bn1(self._depthwise_conv(y)), inplace=True)
-        y = self._bn2(self._project_conv(y))
+        return F.relu6(self._bn1(self._depthwise_conv(y)), inplace=True)
+
+    def narrow(self, x: Tensor, wide: Tensor) -> Tensor:
+        """What comes out."""
+        y: Tensor = self._bn2(self._project_conv(wide))
         if not self.residual:
             return y
         if self.training and self.drop:
@@ -87,7 +94,7 @@ class _EfficientNetLite(Backbone):
         self._conv_stem = _SameConv(3, STEM, 3, stride=2)
         self._bn0 = _norm(STEM)
         self._blocks = nn.ModuleList()
-        self.ends: list[int] = []  # by stage, how many blocks there are up to its end
+        self.starts: list[int] = []  # by stage, its first block
         inside = STEM
         last = len(STAGES) - 1
         counts = [
@@ -95,12 +102,12 @@ class _EfficientNetLite(Backbone):
         ]
         for count, (_, kernel, stride, expansion, channels) in zip(counts, STAGES, strict=True):
             outside = _rounded(channels * self.width)
+            self.starts.append(len(self._blocks))
             for index in range(count):
                 drop = self.drop_path * len(self._blocks) / sum(counts)
                 step = stride if index == 0 else 1
                 self._blocks.append(_Block(inside, outside, kernel, step, expansion, drop))
                 inside = outside
-            self.ends.append(len(self._blocks))
         self._conv_head = nn.Conv2d(inside, LAST, 1, bias=False)
         self._bn1 = _norm(LAST)
         for layer in self.modules():
@@ -111,12 +118,15 @@ class _EfficientNetLite(Backbone):
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
-        ends = {self.ends[LOW]: "low", self.ends[MID]: "mid"}
+        levels = {self.starts[LOW]: "low", self.starts[MID]: "mid"}
         found = {}
-        for count, block in enumerate(self._blocks, start=1):
-            x = block(x)
-            if count in ends:
-                found[ends[count]] = x
+        for place, block in enumerate(self._blocks):
+            if place in levels:
+                assert isinstance(block, _Block)
+                wide = found[levels[place]] = block.wide(x)
+                x = block.narrow(x, wide)
+            else:
+                x = block(x)
         found["high"] = F.relu6(self._bn1(self._conv_head(x)), inplace=True)
         return found
 
@@ -129,7 +139,11 @@ def _rounded(channels: float) -> int:
 
 @register
 class EfficientNetLite0(_EfficientNetLite):
-    """EfficientNet-Lite0, for pictures of 224 × 224; levels at the ends of strides 8 and 16, and of the network.
+    """EfficientNet-Lite0, for pictures of 224 × 224.
+
+    Levels are inside the blocks that halve maps to strides of 16 and 32, where they have most channels, as
+    inception-3c and 4e are that the authors of Ranked List take; and the end. What comes out of a block is made for
+    the next one: embeddings of it are poor.
 
     Parameters
         drop_path   0; with more, a picture passes residual blocks by at random in training, the later ones with a
@@ -142,7 +156,7 @@ class EfficientNetLite0(_EfficientNetLite):
     """
 
     key = "efficientnet_lite0"
-    channels = by_level(40, 112, LAST)
+    channels = by_level(240, 672, LAST)
 
 
 @register
@@ -152,7 +166,7 @@ class EfficientNetLite1(_EfficientNetLite):
     key = "efficientnet_lite1"
     input_size = 240
     depth = 1.1
-    channels = by_level(40, 112, LAST)
+    channels = by_level(240, 672, LAST)
 
 
 @register
@@ -162,4 +176,4 @@ class EfficientNetLite2(_EfficientNetLite):
     key = "efficientnet_lite2"
     input_size = 260
     width, depth = 1.1, 1.2
-    channels = by_level(48, 120, LAST)
+    channels = by_level(288, 720, LAST)

@@ -9,7 +9,8 @@ from nearfar.networks.registry import register
 
 # Stages: how much wider a block is inside, channels, blocks, stride of the first.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-LOW, MID = 6, 13  # the last blocks at strides of 8 and of 16
+LOW, MID = 7, 14  # the blocks that begin strides of 16 and of 32
+WIDE = 2  # layers of such a block up to where it has most channels
 
 
 def _conv(inside: int, outside: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -39,14 +40,14 @@ class _Inverted(nn.Module):
 
 @register
 class MobileNetV2(Backbone):
-    """MobileNetV2; levels after the last blocks at strides of 8 and of 16, and after the last convolution.
+    """MobileNetV2; levels inside the blocks that halve maps to strides of 16 and 32, and after the last convolution.
 
     Reference
         Sandler et al.: MobileNetV2: Inverted Residuals and Linear Bottlenecks. CVPR 2018.
     """
 
     key = "mobilenet_v2"
-    channels = by_level(32, 96, 1280)
+    channels = by_level(192, 576, 1280)
     ignored_keys = ("classifier.",)
 
     def __init__(self) -> None:
@@ -63,6 +64,9 @@ class MobileNetV2(Backbone):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        low: Tensor = self.features[: LOW + 1](x)
-        mid: Tensor = self.features[LOW + 1 : MID + 1](low)
-        return {"low": low, "mid": mid, "high": self.features[MID + 1 :](mid)}
+        first, second = self.features[LOW], self.features[MID]
+        assert isinstance(first, _Inverted)
+        assert isinstance(second, _Inverted)
+        low: Tensor = first.conv[:WIDE](self.features[:LOW](x))
+        mid: Tensor = second.conv[:WIDE](self.features[LOW + 1 : MID](first.conv[WIDE:](low)))
+        return {"low": low, "mid": mid, "high": self.features[MID + 1 :](second.conv[WIDE:](mid))}
