@@ -119,14 +119,27 @@ def test_scores_are_means_over_seeds_and_leave_baselines_out(tmp_path: Path) -> 
     assert scores(find(tmp_path)) == {"cub resnet50 64": {"proxy_anchor": pytest.approx(0.6)}}
 
 
-def test_losses_of_one_name_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+def test_losses_of_one_name_are_told_apart_by_settings_sizes_and_folders(tmp_path: Path) -> None:
     groups = [
         [finished(tmp_path / "a", {"name": "raw", "alpha": 2.0})],
         [finished(tmp_path / "b", {"name": "raw", "alpha": 4.0})],
         [finished(tmp_path / "c", "nra")],
         [finished(tmp_path / "d", "nra", overrides={"network.dim": 128})],
+        [finished(tmp_path / "e", "triplet")],
+        [finished(tmp_path / "f", "triplet", overrides={"training.epochs": 50})],
+        [finished(tmp_path / "g", {"name": "raw", "alpha": 2.0}, about={"baseline": "frozen"})],
+        [finished(tmp_path / "h", "nra", about={"baseline": "frozen"}, overrides={"network.dim": 128})],
     ]
-    assert labels(groups) == ["raw (alpha=2.0)", "raw (alpha=4.0)", "nra [c]", "nra [d]"]
+    assert labels(groups) == [
+        "raw (alpha=2.0)",
+        "raw (alpha=4.0)",
+        "nra (dim=64)",
+        "nra (dim=128)",
+        "triplet [e]",
+        "triplet [f]",
+        "frozen (dim=64)",
+        "frozen (dim=128)",
+    ]
 
 
 def test_a_comparison_ranks_the_best_first_and_baselines_not_at_all(tmp_path: Path) -> None:

@@ -113,19 +113,17 @@ def judged(outcomes: Iterable[Outcome]) -> Verdict:
 
 
 def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
-    """What to call each group of repetitions: the loss, with the settings that tell it from others of its name."""
-    own = [runs[0].loss for runs in groups]
+    """What to call each group of repetitions: the loss, with what tells it from others of its name."""
     found = []
-    for word, runs in zip(own, groups, strict=True):
-        alike = [other[0].recipe.get("loss", {}) for other in groups if other[0].loss == word]
-        section = runs[0].recipe.get("loss", {})
-        telling = {
-            key: section.get(key, "default")
+    for runs in groups:
+        alike = [_facts(other[0]) for other in groups if other[0].loss == runs[0].loss]
+        own = _facts(runs[0])
+        telling = [
+            f"{key}={own.get(key, 'default')}"
             for key in dict.fromkeys(key for one in alike for key in one)
             if any(one.get(key) != alike[0].get(key) for one in alike)
-        }
-        settings = ", ".join(f"{key}={value}" for key, value in telling.items())
-        found.append(f"{word} ({settings})" if len(alike) > 1 and settings else word)
+        ]
+        found.append(f"{runs[0].loss} ({', '.join(telling)})" if telling else runs[0].loss)
     once = [
         word if found.count(word) == 1 else f"{word} [{runs[0].name}]" for word, runs in zip(found, groups, strict=True)
     ]
@@ -133,6 +131,12 @@ def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
         word if once.count(word) == 1 else f"{base} [{runs[0].folder}]"
         for word, base, runs in zip(once, found, groups, strict=True)
     ]
+
+
+def _facts(run: Outcome) -> dict[str, Any]:
+    """What may tell runs of one name apart: the settings of the loss, and on what it was trained."""
+    settings = {} if run.is_baseline else run.recipe.get("loss", {})
+    return settings | {"data": run.data, "network": run.network, "dim": run.dim, "protocol": run.protocol}
 
 
 def _is_number(score: Any) -> bool:
