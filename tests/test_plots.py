@@ -62,6 +62,13 @@ def test_proxy_repel_pushes_no_sample_away() -> None:
     assert float(found.positive.abs().sum()) > 0
 
 
+def test_proxies_need_room_to_stand_in() -> None:
+    for classes, dim in ((1, 8), (8, 8)):
+        loss = nf.losses.create("proxy_anchor", num_classes=classes, dim=dim)
+        with pytest.raises(ValueError, match="at least two classes, and more dimensions than classes"):
+            plots.curves(loss)
+
+
 OF_PAIRS = [key for key in nf.losses.names() if plots.has_weights(nf.losses.get(key))]
 
 
@@ -85,10 +92,12 @@ def test_other_losses_have_no_weights_to_draw(key: str) -> None:
 
 
 def test_drawing_leaves_the_random_numbers_alone() -> None:
+    drawn = nf.losses.create("margin"), plots.create("softmax", sample_rate=0.7)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    plots.curves(nf.losses.create("margin"), steps=3)
+    for loss in drawn:
+        plots.curves(loss, steps=3)
     assert torch.equal(torch.rand(3), expected)
 
 

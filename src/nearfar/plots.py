@@ -98,8 +98,7 @@ def curves(
     check_loss(type(loss))
     similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
     if isinstance(loss, ProxyLoss):
-        own, other = ([_proxy_weight(loss, place, moved) for moved in similarity] for place in (0, 1))
-        return Curves(similarity, torch.stack(own), torch.stack(other))
+        return _proxy_curves(loss, similarity, seed)
     assert isinstance(loss, PairLoss)
     anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.Drawn) else 1, dtype=torch.float64))
     anchor_labels = torch.zeros(len(anchors), dtype=torch.long)
@@ -114,6 +113,18 @@ def curves(
                 labels = torch.cat([torch.tensor([label]), classes])
                 found.append(loss.pair_weights(anchors, anchor_labels, gallery, labels)[:, 0].sum())
     return Curves(similarity, torch.stack(weights[0]), torch.stack(weights[1]))
+
+
+def _proxy_curves(loss: ProxyLoss, similarity: Tensor, seed: int) -> Curves:
+    if not 2 <= loss.num_classes < loss.dim:
+        raise ValueError(
+            f"{loss.key} has {loss.num_classes} classes and {loss.dim} dimensions; needed to draw it are "
+            "at least two classes, and more dimensions than classes"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        found = [torch.stack([_proxy_weight(loss, place, moved) for moved in similarity]) for place in (0, 1)]
+    return Curves(similarity, *found)
 
 
 def _proxy_weight(loss: ProxyLoss, place: int, similarity: Tensor) -> Tensor:

@@ -19,13 +19,14 @@ def chosen(*, deterministic: bool) -> Iterator[None]:
     >>> torch.are_deterministic_algorithms_enabled()
     False
     """
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with untried():
-        torch.use_deterministic_algorithms(deterministic or before)
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before)
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 @contextmanager
