@@ -349,6 +349,20 @@ def test_a_killed_worker_leaves_nothing_undone(tmp_path: Path) -> None:
     assert sorted(trial.folder or "" for trial in found.trials)[:2] == ["0001", "0002"], "the second went on"
 
 
+def test_a_trial_is_its_workers_own_until_its_result_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = tuning._Worker._trial
+
+    def and_another_looks(self: Any, *arguments: Any) -> float:
+        value = trial(self, *arguments)
+        tuning.open_study(self.plan).recover()
+        return value
+
+    monkeypatch.setattr(tuning._Worker, "_trial", and_another_looks)
+    chosen = plan(tmp_path, {"loss.margin": {"choices": [0.0, 0.1]}}, trials=2, sampler="random", training__epochs=1)
+    assert states(tuning.tune(chosen)) == ["finished", "finished"]
+    assert len(tuning.open_study(chosen).trials()) == 2
+
+
 def test_jobs_share_the_work(tmp_path: Path) -> None:
     chosen = plan(
         tmp_path, {"loss.margin": {"choices": [0.0, 0.1, 0.2]}}, trials=3, sampler="random", training__epochs=1

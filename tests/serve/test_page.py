@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -298,6 +299,24 @@ def test_day_and_night(browser: Any, address: str) -> None:
     page.reload()
     page.wait_for_selector(".hit")
     assert page.evaluate(colour) == day  # the choice is kept
+    visit.close()
+
+
+def test_an_answer_that_comes_too_late_is_not_shown(browser: Any, site: Site) -> None:
+    visit = Visit(browser, site(FakeIndex(12)))
+    waiting: list[Any] = []
+    visit.page.route("**/api/v1/items?*", lambda route: waiting.append(route))
+    page = visit.open()
+    visit.upload(encoded(picture(77, 100)), "new.png")
+    nearest(page)
+    assert len(waiting) == 1
+    from playwright.sync_api import Error
+
+    with suppress(Error):  # the page has taken its question back
+        waiting[0].continue_()
+    page.wait_for_timeout(300)
+    assert page.inner_text("#results-title") == "Nearest"
+    assert page.is_visible("#add")
     visit.close()
 
 

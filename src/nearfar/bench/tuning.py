@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,12 @@ class _Worker:
             self.display.say(f"trials were drawn by sampler {before!r} so far, and are by {plan.sampler!r} from now on")
         self.study.study.set_user_attr("sampler", plan.sampler)
         self.stopped: Stopped | None = None
+        self.held = ExitStack()
 
     def run(self) -> tuning_results.Results:
         while self._go_on():
-            with quiet():
+            # A trial is this worker's own until the study knows its result: to others it would seem to be left.
+            with ExitStack() as self.held, quiet():
                 self.study.study.optimize(self._trial, n_trials=1, catch=(_Failed,))
             tuning_results.write(self.study, self.plan)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -122,29 +125,29 @@ class _Worker:
             raise _Failed
         wanted = trial.user_attrs.get("point")
         values = {one.key: one.suggested(trial) for one in self.plan.space if wanted is None or one.key in wanted}
-        with self.study.owned(trial) as folder:
-            listener = _Listener(trial, self.plan, self.optuna)
-            try:
-                metrics = self._trained(folder, values, listener)
-            except self.optuna.TrialPruned:
-                self._say(trial, f"pruned at {listener.best:.4f}, evaluation {listener.count}", values)
-                _clear(folder, keep=self.plan.keep)
-                raise
-            except Stopped as stopped:
-                self.stopped = stopped
-                raise _Failed from None
-            except (OSError, ImportError):
-                raise  # not this trial's fault
-            except Exception as error:
-                said = " ".join(str(error).split()) or type(error).__name__
-                trial.set_user_attr("error", said)
-                self._say(trial, f"failed: {said}", values)
-                _clear(folder, keep=self.plan.keep)
-                raise _Failed from None
-            trial.set_user_attr("seconds", metrics["seconds"])
-            trial.set_user_attr("epoch", metrics["epoch"])
-            if not self.plan.keep:
-                shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+        folder = self.held.enter_context(self.study.owned(trial))
+        listener = _Listener(trial, self.plan, self.optuna)
+        try:
+            metrics = self._trained(folder, values, listener)
+        except self.optuna.TrialPruned:
+            self._say(trial, f"pruned at {listener.best:.4f}, evaluation {listener.count}", values)
+            _clear(folder, keep=self.plan.keep)
+            raise
+        except Stopped as stopped:
+            self.stopped = stopped
+            raise _Failed from None
+        except (OSError, ImportError):
+            raise  # not this trial's fault
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            trial.set_user_attr("error", said)
+            self._say(trial, f"failed: {said}", values)
+            _clear(folder, keep=self.plan.keep)
+            raise _Failed from None
+        trial.set_user_attr("seconds", metrics["seconds"])
+        trial.set_user_attr("epoch", metrics["epoch"])
+        if not self.plan.keep:
+            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
         value = float(metrics["validation"][self.plan.metric])
         self._say(trial, f"validation {self.plan.metric} {value:.4f}", values)
         return value

@@ -56,7 +56,7 @@ const query = (values) => {
 export const info = () => json("/info");
 export const labels = () => json("/labels");
 export const item = (id) => json(`/items/${id}`);
-export const sample = (limit, shuffle, label) => json(`/items${query({ limit, shuffle, label })}`);
+export const sample = (limit, shuffle, label, signal) => json(`/items${query({ limit, shuffle, label })}`, { signal });
 export const map = async () => (await ask("/map")).arrayBuffer();
 export const runs = () => json("/runs");
 export const leaderboard = (metric) => json(`/leaderboard${query({ metric })}`);

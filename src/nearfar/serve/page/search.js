@@ -63,7 +63,7 @@ export async function show(next) {
 // — kinds of steps —
 
 async function showStart(label) {
-  const { total, items } = await api.sample(SHOWN_AT_START, shuffle, label);
+  const { total, items } = await api.sample(SHOWN_AT_START, shuffle, label, working.signal);
   $("query").hidden = true;
   found.query = null;
   found.hits = [];
