@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,20 @@ def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Parts:
 
 def first_batch(parts: Parts) -> Any:
     return next(iter(parts.loader.epoch(parts.sampler, 0, rows=parts.rows["train"])))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -> None:
+    labels = np.repeat(np.arange(8), 4)
+    parts = np.where(labels < 4, "train", np.where(labels < 4 + count, "validation", "test"))
+    np.savez(tmp_path / "own.npz", X=np.eye(32, 8, dtype=np.float32), y=labels, split=parts)
+    data = {"name": "arrays", "root": str(tmp_path / "own.npz")}
+    if count > 1:
+        assert len(built(data=data).rows["validation"]) == 8
+        return
+    with pytest.raises(ValueError, match="the validation part of arrays is one class"):
+        built(data=data)
+    assert len(built(data=data, split={"kind": "fixed_validation"}, sampler=FEW).rows["validation"]) == 8
 
 
 def test_training_labels_count_from_zero_and_others_come_after() -> None:

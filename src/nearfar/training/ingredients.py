@@ -37,7 +37,13 @@ def split_of(recipe: Recipe, dataset: DataSet) -> Split:
     """Which classes train, validate and test."""
     rule = recipe.split
     if rule.kind == "standard":
-        return splits.standard(dataset)
+        split = splits.standard(dataset)
+        if len(split.validation) and len(np.unique(split.labels[split.validation])) < splits.FEWEST:
+            raise ValueError(
+                f"the validation part of {dataset.name} is one class, which finds nothing but itself; "
+                'split.kind = "fixed_validation" takes validation classes from those that train'
+            )
+        return split
     if rule.kind == "fixed_validation":
         return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
