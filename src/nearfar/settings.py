@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
@@ -57,6 +58,15 @@ def nearest(word: str, allowed: Iterable[str], prefix: str = "") -> str:
     """
     close = difflib.get_close_matches(str(word), list(allowed), n=1)
     return f" (did you mean {prefix + close[0]!r}?)" if close else ""
+
+
+def few(words: Collection[object], most: int) -> str:
+    """The first of some words, for a message.
+
+    >>> few(["a", "b"], 2), few(range(9), 2)
+    ('a, b', '0, 1, …')
+    """
+    return ", ".join(map(str, islice(words, most))) + (", …" if len(words) > most else "")
 
 
 def refuse_unknown(owner: str, given: Iterable[str], allowed: Collection[str]) -> None:

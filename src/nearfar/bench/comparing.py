@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nearfar.bench import significance, tournaments
@@ -76,7 +76,7 @@ def compare(
         facts = {
             "rank": len(better) + 1 if ranked and name in trained else None,
             "loss": name,
-            **{word: get(runs[0]) for word, get in PLACES.items()},
+            **runs[0].place,
             metric: 100 * means[name],
             "std": 100 * statistics.stdev(run.score(metric, part) for run in runs) if len(runs) > 1 else None,
             "low": 100 * spans[name][0] if name in spans else None,
@@ -91,14 +91,6 @@ def compare(
     title = f"{metric} of the {part} classes, in percent"
     unfair = verdict.reasons if not verdict.fair else ()
     return Comparison(Table(title, columns, rows, notes, unfair), verdict, ranked)
-
-
-PLACES: dict[str, Callable[[Outcome], Cell]] = {
-    "data": lambda run: run.data,
-    "network": lambda run: run.network,
-    "dim": lambda run: run.dim,
-    "protocol": lambda run: run.protocol,
-}
 
 
 def named(outcomes: Iterable[Outcome]) -> Groups:
@@ -173,8 +165,9 @@ def _won(
 def _columns(groups: Groups, metric: str) -> list[Column]:
     """Those that have something to say about these runs."""
     found = [Column("rank", 0), Column("loss")]
-    for word, get in PLACES.items():
-        if len({get(runs[0]) for runs in groups.values()}) > 1:
+    places = [runs[0].place for runs in groups.values()]
+    for word in places[0]:
+        if len({place[word] for place in places}) > 1:
             found.append(Column(word, 0 if word == "dim" else None))
     found.append(Column(metric, 2))
     if any(len(runs) > 1 for runs in groups.values()):

@@ -82,8 +82,7 @@ def experiments(outcomes: Iterable[Outcome], metric: str, *, anyway: bool) -> li
     for name, runs in tournaments.experiments(outcomes).items():
         first = runs[0]
         rows, verdict, notes = _rows(runs, metric, anyway)
-        place = (first.data, first.network, first.dim, first.protocol)
-        found.append(Experiment(name, *place, rows, verdict, notes))
+        found.append(Experiment(name, **first.place, rows=rows, verdict=verdict, notes=notes))
     return sorted(found, key=lambda one: (one.data, one.protocol, one.network, one.dim))
 
 

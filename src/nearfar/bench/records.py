@@ -48,15 +48,16 @@ class Record:
         found = read_json(RunFolder(self.folder).metrics)
         return found if self.state == "finished" else {}
 
-    def score(self, metric: str = "recall@1", part: str = "test") -> float | None:
+    def score(self, metric: str = "recall@1") -> float | None:
         """A number of the test, None where there is none."""
-        value = self.metrics().get(part, {}).get(metric)
+        value = self.metrics().get("test", {}).get(metric)
         return None if value is None else float(value)
 
     def told(self, metric: str = "recall@1") -> str | None:
         """A number in percent, and of which classes where the test was left out; None where there is none."""
+        metrics = self.metrics()
         for part, words in (("test", ""), ("validation", " of validation")):
-            if (score := self.score(metric, part)) is not None:
+            if (score := metrics.get(part, {}).get(metric)) is not None:
                 return f"{100 * score:.2f}{words}"
         return None
 

@@ -119,6 +119,11 @@ class Outcome:
         return PROTOCOLS[self.recipe.get("split", {}).get("kind", "standard")]
 
     @property
+    def place(self) -> dict[str, Any]:
+        """On what it was trained, by name: what puts it into one experiment or another."""
+        return {"data": self.data, "network": self.network, "dim": self.dim, "protocol": self.protocol}
+
+    @property
     def selected_by(self) -> str | None:
         """The metric of validation classes that chose the epoch; None where the last one counts."""
         found = self.recipe.get("selection", {}).get("metric")

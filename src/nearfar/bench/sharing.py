@@ -12,6 +12,7 @@ from nearfar.bench.grid import FROZEN
 from nearfar.bench.job import LABELS
 from nearfar.bench.records import CELLS, Record, read_json
 from nearfar.data import DataSet
+from nearfar.settings import few
 from nearfar.training.recipe import Recipe
 from nearfar.training.run import RunError, RunFolder
 from nearfar.writing import write_json
@@ -42,7 +43,7 @@ def refuse_other_data(every: Sequence[Record], sources: Sources) -> None:
     """What is finished must have been trained on the data at hand: a key does not tell where pictures lie."""
     other = [each for each in every if each.state == "finished" and not _same_data(each.folder, sources[each.cell.key])]
     if other:
-        names = ", ".join(record.name for record in other[:4]) + (", …" if len(other) > 4 else "")
+        names = few([record.name for record in other], 4)
         raise RunError(
             f"{names}: finished in {other[0].folder.parent}, but on other data than is given now, or its files have "
             "been touched since; name another --out, or remove their folders"

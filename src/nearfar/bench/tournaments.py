@@ -136,7 +136,7 @@ def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
 def _facts(run: Outcome) -> dict[str, Any]:
     """What may tell runs of one name apart: the settings of the loss, and on what it was trained."""
     settings = {} if run.is_baseline else run.recipe.get("loss", {})
-    return settings | {"data": run.data, "network": run.network, "dim": run.dim, "protocol": run.protocol}
+    return settings | run.place
 
 
 def _is_number(score: Any) -> bool:

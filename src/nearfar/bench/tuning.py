@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,12 @@ class _Worker:
             self.display.say(f"trials were drawn by sampler {before!r} so far, and are by {plan.sampler!r} from now on")
         self.study.study.set_user_attr("sampler", plan.sampler)
         self.stopped: Stopped | None = None
-        self.held = ExitStack()
 
     def run(self) -> tuning_results.Results:
         while self._go_on():
             # A trial is this worker's own until the study knows its result: to others it would seem to be left.
-            with ExitStack() as self.held, quiet():
-                self.study.study.optimize(self._trial, n_trials=1, catch=(_Failed,))
+            with ExitStack() as held, quiet():
+                self.study.study.optimize(partial(self._trial, held), n_trials=1, catch=(_Failed,))
             tuning_results.write(self.study, self.plan)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 # What a trial held of a device, before the next one asks for it.
@@ -118,14 +118,14 @@ class _Worker:
             return point is not None
         return False
 
-    def _trial(self, trial: Any) -> float:
+    def _trial(self, held: ExitStack, trial: Any) -> float:
         """A training, as a number to maximise."""
         if self.study.is_superfluous(trial, self.plan.trials):
             trial.set_user_attr("dropped", True)
             raise _Failed
         wanted = trial.user_attrs.get("point")
         values = {one.key: one.suggested(trial) for one in self.plan.space if wanted is None or one.key in wanted}
-        folder = self.held.enter_context(self.study.owned(trial))
+        folder = held.enter_context(self.study.owned(trial))
         listener = _Listener(trial, self.plan, self.optuna)
         try:
             metrics = self._trained(folder, values, listener)

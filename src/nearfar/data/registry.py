@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nearfar.data.dataset import DataSet
-from nearfar.settings import nearest, refuse_missing, refuse_unknown
+from nearfar.settings import few, nearest, refuse_missing, refuse_unknown
 
 Opener = TypeVar("Opener", bound=Callable[..., DataSet])
 Root = str | os.PathLike[str]
@@ -90,7 +90,7 @@ def problems(dataset: DataSet) -> list[str]:
         found.append(f"class {dataset.classes[label]} has no pictures")
     lonely = [dataset.classes[label] for label in np.flatnonzero(counts == 1)]
     if lonely:
-        some = ", ".join(lonely[:10]) + (", …" if len(lonely) > 10 else "")
+        some = few(lonely, 10)
         found.append(f"{len(lonely)} classes have a single picture, which finds nothing of its class: {some}")
     inside = np.zeros(len(dataset), dtype=bool)
     for name, rows in dataset.parts.items():

@@ -17,7 +17,7 @@ import numpy as np
 
 from nearfar.data.dataset import DataSet, indices
 from nearfar.data.sources import Ints
-from nearfar.settings import number, whole
+from nearfar.settings import few, number, whole
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 FEWEST = 2  # classes that validate
@@ -189,9 +189,8 @@ def _check_disjoint(labels: Ints, parts: Mapping[str, Ints]) -> None:
         for other, others in seen.items():
             shared = np.intersect1d(classes, others)
             if len(shared):
-                some = ", ".join(map(str, shared[:5])) + (", …" if len(shared) > 5 else "")
                 raise ValueError(
-                    f"{other} and {name} share {len(shared)} classes ({some}); they must have none in common: what is "
-                    "asked for must be new"
+                    f"{other} and {name} share {len(shared)} classes ({few(shared, 5)}); they must have none in common"
+                    ": what is asked for must be new"
                 )
         seen[name] = classes

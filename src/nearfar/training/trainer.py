@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.store import Store
+from nearfar.settings import few
 from nearfar.training import checkpoints, kernels, live, manifest
 from nearfar.training.ahead import ahead
 from nearfar.training.building import build
@@ -124,7 +125,7 @@ class Trainer:
     def _say_what_is_left_out(self) -> None:
         bad = self.parts.store.bad if isinstance(self.parts.store, Store) else ()
         if bad:
-            some = ", ".join(each.name for each in bad[:SHOWN]) + (", …" if len(bad) > SHOWN else "")
+            some = few([each.name for each in bad], SHOWN)
             files = "1 file" if len(bad) == 1 else f"{len(bad):,} files"
             self.display.say(f"without {files} that gave no picture ({some}); the manifest has all of them")
 

@@ -13,6 +13,7 @@ import numpy as np
 from nearfar.data.dataset import DataSet
 from nearfar.data.sets.tree import PART_WORDS, Tree
 from nearfar.data.sources import Ints
+from nearfar.settings import few
 
 Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -220,8 +221,9 @@ def _differences(
 def refuse(name: str, tree: Tree, looked_for: str) -> NoReturn:
     """Nothing that is known: say where was looked, for what, and what there is."""
     top = sorted({path.split("/")[0] + ("/" if "/" in path else "") for path in tree.names})
-    there = ", ".join(top[:8]) + (", …" if len(top) > 8 else "") if top else "nothing"
-    raise FileNotFoundError(f"{name} is not recognised in {tree.root}; looked for {looked_for}; there is {there}")
+    raise FileNotFoundError(
+        f"{name} is not recognised in {tree.root}; looked for {looked_for}; there is {few(top, 8) or 'nothing'}"
+    )
 
 
 def lines(tree: Tree, index: int, fields: int, *, skip: int = 0) -> list[list[str]]:
