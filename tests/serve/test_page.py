@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -61,9 +62,9 @@ def until(page: Any, holds: str) -> None:
     page.wait_for_function(f"() => {holds}")
 
 
-def words(page: Any, place: str = "#problem p") -> str:
-    page.wait_for_selector(place, state="visible")
-    return str(page.inner_text(place))
+def told(page: Any, words: str) -> None:
+    """The page comes to tell this; what it told before may stand a moment longer."""
+    page.locator("#problem p", has_text=re.compile(f"^{re.escape(words)}$")).wait_for(state="visible")
 
 
 def nearest(page: Any) -> list[str]:
@@ -141,23 +142,23 @@ def test_a_class_can_be_chosen(visit: Visit) -> None:
     assert set(page.locator(".hit .label").all_inner_texts()) == {"class 2"}
     page.fill("#filter", "owls")
     page.keyboard.press("Enter")
-    assert words(page) == "There is no class “owls” in this index."
+    told(page, "There is no class “owls” in this index.")
 
 
 def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
     page = visit.open()
     visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
-    assert words(page) == "This is no picture that can be searched with: a PDF document, not a picture."
+    told(page, "This is no picture that can be searched with: a PDF document, not a picture.")
     page.click("#dismiss")
     assert page.is_hidden("#problem")
     visit.upload(bytes(2 * 2**20))
-    assert words(page) == "That file has 2.0 MiB; this server takes at most 1.0 MiB."
+    told(page, "That file has 2.0 MiB; this server takes at most 1.0 MiB.")
     page.goto(f"{visit.address}/#item=999")
-    assert words(page) == "Id is 999; the index has no such item."
+    told(page, "Id is 999; the index has no such item.")
     page.evaluate(
         "document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: new DataTransfer(), bubbles: true }))"
     )
-    assert words(page) == "There is no picture in the clipboard."
+    told(page, "There is no picture in the clipboard.")
     page.goto(f"{visit.address}/#upload=77")
     until(page, "document.getElementById('results-title').textContent === 'That picture is gone'")
 
@@ -166,7 +167,7 @@ def test_a_server_that_is_gone_is_told_and_asked_again(visit: Visit) -> None:
     page = visit.open()
     page.route("**/api/v1/search/**", lambda route: route.abort())
     page.locator(".hit button").first.click()
-    assert words(page) == "The server does not answer. Is it still running?"
+    told(page, "The server does not answer. Is it still running?")
     page.unroute("**/api/v1/search/**")
     page.click("#retry")
     assert nearest(page)
@@ -327,13 +328,14 @@ def test_pictures_are_added_and_removed(browser: Any, site: Site) -> None:
     nearest(page)
     page.fill("#add-label", "late")
     page.click("#add button")
-    assert words(page) == "Added as no. 12."
-    assert page.inner_text("#query-title") == "late"
+    told(page, "Added as no. 12.")
+    until(page, "document.getElementById('query-title').textContent === 'late'")
     until(page, "document.getElementById('facts').textContent.includes('13 pictures')")
     page.click("#remove")
     page.click("#sure-dialog button[value=no]")
     page.click("#remove")
     page.click("#sure-dialog button[value=yes]")
+    told(page, "No. 12 was removed.")
     until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
     visit.close()
 

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import "./dropping.js";
-import { $, counted, hush, tell } from "./dom.js";
+import { $, arrive, counted, hush, tell } from "./dom.js";
 import * as map from "./map.js";
 import * as runs from "./runs.js";
 import * as search from "./search.js";
@@ -64,7 +64,7 @@ function route() {
     $(`tab-${each}`).tabIndex = chosen ? 0 : -1;
     $(`view-${each}`).hidden = !chosen;
   }
-  hush();
+  arrive();
   remember();
   views[tab].show(step);
 }

@@ -34,9 +34,19 @@ export function tell(error, again = null) {
   show(error.code ? error.message : "Something on this page failed; reload it to go on.", false, again);
 }
 
-/** Tell what went well. */
-export function confirmWords(words) {
-  show(words, true, null);
+let news = null;
+
+/** Go to an address of this page, and tell there what went well. */
+export function goWith(words, address) {
+  news = words;
+  location.hash = address;
+}
+
+/** A new step is shown: old words go, those meant for it come. */
+export function arrive() {
+  hush();
+  if (news !== null) show(news, true, null);
+  news = null;
 }
 
 function show(words, good, again) {

@@ -1,7 +1,7 @@
 // Search: a picture in, neighbours out, and on from there.
 
 import * as api from "./api.js";
-import { $, confirmWords, counted, hush, make, picture, tell } from "./dom.js";
+import { $, counted, goWith, hush, make, picture, tell } from "./dom.js";
 
 const SHOWN_AT_START = 24;
 const KEPT = 24; // steps of the history that are shown
@@ -262,8 +262,7 @@ $("remove").addEventListener("click", () => {
       await api.remove(id);
       trail = trail.filter((each) => each.key !== id || each.kind !== "item");
       document.dispatchEvent(new Event("nearfar:changed"));
-      location.hash = "#search";
-      confirmWords(`No. ${id} was removed.`);
+      goWith(`No. ${id} was removed.`, "#search");
     } catch (error) {
       tell(error);
     }
@@ -279,8 +278,7 @@ $("add").addEventListener("submit", async (event) => {
   try {
     const { id } = await api.add(chosen.file, $("add-label").value.trim());
     document.dispatchEvent(new Event("nearfar:changed"));
-    location.hash = `#item=${id}`;
-    setTimeout(() => confirmWords(`Added as no. ${id}.`), 50); // after the new step has wiped old messages
+    goWith(`Added as no. ${id}.`, `#item=${id}`);
   } catch (error) {
     tell(error);
   }
