@@ -36,7 +36,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_input_ends_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], small_index: Path
 ) -> None:
-    assert call("serve", str(small_index), "--device", "cpu", "--read-only", *words) != 0
+    assert call("serve", str(small_index), "--device", "cpu", "--read-only", "--port", "0", *words) != 0
     printed = capsys.readouterr()
     assert printed.err.startswith("nearfar: ")
     assert printed.err.count("\n") == 1
