@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,14 @@ def worker() -> Iterator[Worker]:
     made.process.wait(timeout=60)
 
 
+def soon(happens: Callable[[], bool]) -> None:
+    """Wait until something happens."""
+    deadline = time.monotonic() + 60
+    while not happens():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.005)
+
+
 def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
     """Three kills, or as many as NEARFAR_KILLS says; they fall into steps, evaluations and checkpoints alike."""
     kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
@@ -244,19 +253,22 @@ def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
     )
     file = tmp_path / "recipe.toml"
     file.write_text(to_toml(chosen))
-    began = time.monotonic()
     worker.start(file, tmp_path / "whole")
     assert worker.ended() == 0
-    lasts = time.monotonic() - began
-    rng, killed = random.Random(kills), 0
-    for _ in range(kills):
-        number = worker.start(file, tmp_path / "cut")
-        time.sleep(rng.uniform(0.1, 1.5) * lasts / kills)
-        os.kill(number, signal.SIGKILL)
-        killed += worker.ended() == -signal.SIGKILL
+    lines = len(read_log(tmp_path / "whole" / "log.jsonl"))
+    rng = random.Random(kills)
+
+    def killed(past: float) -> bool:
+        child = worker.start(file, tmp_path / "cut")
+        soon(lambda: len(read_log(tmp_path / "cut" / "log.jsonl")) > past)
+        time.sleep(rng.uniform(0, 0.05))
+        with suppress(ProcessLookupError):  # it was quicker
+            os.kill(child, signal.SIGKILL)
+        return worker.ended() == -signal.SIGKILL
+
+    assert sum(killed(lines * number / (kills + 1)) for number in range(kills)) >= kills / 2
     worker.start(file, tmp_path / "cut")
     assert worker.ended() == 0
-    assert killed >= kills / 2
     for which in ("last", "best"):
         assert_same(weights(tmp_path / "cut", which), weights(tmp_path / "whole", which))
     steps = [line["step"] for line in read_log(tmp_path / "cut" / "log.jsonl") if "loss" in line]
@@ -273,9 +285,7 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits(
     file.write_text(to_toml(chosen))
     child = worker.start(file, tmp_path / "run")
     last = tmp_path / "run" / "checkpoint" / "last"
-    deadline = time.monotonic() + 60
-    while not checkpoints.exists(last) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    soon(lambda: checkpoints.exists(last))
     os.kill(child, number)
     assert worker.ended() == code
     assert 0 < checkpoints.load(last).values["place"]["iteration"] < 600_000
