@@ -1,11 +1,20 @@
-"""Whether anything waits for the GPU."""
+"""Waiting for something, and making sure that nothing waits for the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Until it holds; an error if it takes too long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited for too long"
+        time.sleep(0.005)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from grids_for_tests import LONG, STEPS, InHere, Interrupts, small
 from training_runs import vectors
+from waiting import wait_for
 
 from nearfar.bench import grid as grids
 from nearfar.bench import local_engine, processes, running
@@ -269,13 +269,6 @@ def test_without_forking_every_job_is_a_process_of_its_own(tmp_path: Path, monke
     workers.close()
     assert workers.code(job.name) == -signal.SIGTERM
     assert record.output.read_text() == 'here False {"name": \n'
-
-
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited for too long"
-        time.sleep(0.02)
 
 
 def is_locked(file: Path) -> bool:

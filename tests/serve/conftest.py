@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import uvicorn
 from fake_index import FakeIndex
 from fastapi.testclient import TestClient
+from waiting import wait_for
 
 from nearfar.serve import create, running
 
@@ -50,9 +50,7 @@ def site() -> Iterator[Site]:
                 thread.join(10)
 
             stack.callback(stop)
-            deadline = time.monotonic() + 30
-            while not server.started and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for(lambda: server.started)
             return running.address_of(listening)
 
         yield serve

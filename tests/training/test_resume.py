@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
+from waiting import wait_for
 
 from nearfar.training import checkpoints
 from nearfar.training.recipe_file import to_toml
@@ -230,14 +231,6 @@ def worker() -> Iterator[Worker]:
     made.process.wait(timeout=60)
 
 
-def soon(happens: Callable[[], bool]) -> None:
-    """Wait until something happens."""
-    deadline = time.monotonic() + 60
-    while not happens():
-        assert time.monotonic() < deadline, "waited for too long"
-        time.sleep(0.005)
-
-
 def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
     """Three kills, or as many as NEARFAR_KILLS says; they fall into steps, evaluations and checkpoints alike."""
     kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
@@ -260,7 +253,7 @@ def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
 
     def killed(past: float) -> bool:
         child = worker.start(file, tmp_path / "cut")
-        soon(lambda: len(read_log(tmp_path / "cut" / "log.jsonl")) > past)
+        wait_for(lambda: len(read_log(tmp_path / "cut" / "log.jsonl")) > past)
         time.sleep(rng.uniform(0, 0.05))
         with suppress(ProcessLookupError):  # it was quicker
             os.kill(child, signal.SIGKILL)
@@ -285,7 +278,7 @@ def test_a_process_that_is_asked_to_stop_saves_and_exits(
     file.write_text(to_toml(chosen))
     child = worker.start(file, tmp_path / "run")
     last = tmp_path / "run" / "checkpoint" / "last"
-    soon(lambda: checkpoints.exists(last))
+    wait_for(lambda: checkpoints.exists(last))
     os.kill(child, number)
     assert worker.ended() == code
     assert 0 < checkpoints.load(last).values["place"]["iteration"] < 600_000
