@@ -86,6 +86,25 @@ def test_any_other_setting_is_unfair_and_named(tmp_path: Path, key: str, value: 
     assert [reason for reason in verdict.reasons if reason.startswith(f"{key}: ")], verdict.reasons
 
 
+def test_what_a_grid_tries_values_of_is_compared(tmp_path: Path) -> None:
+    runs = [
+        finished(
+            tmp_path / str(each),
+            overrides={"sampler.per_class": each},
+            cell={"loss": "proxy_anchor", "sampler.per_class": str(each), "seed": "0"},
+        )
+        for each in (4, 8)
+    ]
+    verdict = judge(runs)
+    assert (verdict.fair, verdict.tried) == (True, ("sampler.per_class",))
+    assert verdict.notes[0] == "compared are values of sampler.per_class, as the grid says"
+    # ... and nothing else, nor with runs that were not made for it.
+    other = finished(tmp_path / "other", overrides={"sampler.per_class": 16})
+    assert judge([*runs, other]).reasons == ["sampler.per_class: 4 in 4; 8 in 8; 16 in other"]
+    more = finished(tmp_path / "more", overrides={"training.epochs": 9}, cell={"loss": "nra", "sampler.per_class": "4"})
+    assert judge([*runs, more]).reasons == ["training.epochs: 5 in 4, 8; 9 in more"]
+
+
 def test_long_settings_are_compared_to_their_end(tmp_path: Path) -> None:
     steps = list(range(1, 30))
     runs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,35 @@ def test_changes_are_for_all_cells_and_the_command_line_has_the_last_word() -> N
     changed = grid.load(tables(changes={"training": {"epochs": 2}}))
     assert {cell.recipe.training.epochs for cell in cells.expand(changed)} == {2}
     assert {cell.recipe.training.epochs for cell in cells.expand(changed, overrides=["training.epochs=1"])} == {1}
+
+
+def test_values_of_settings_are_cells_each_with_each() -> None:
+    settings = {"loss": {"alpha": [2.0, 4.0]}, "sampler.per_class": [4, 8]}
+    found = expanded(settings=settings, losses={"raw": {"loss": {"alpha": 9.0}}})
+    assert [cell.name for cell in found] == [
+        "frozen-seed0",
+        "raw-alpha-2.0-per_class-4-seed0",
+        "raw-alpha-2.0-per_class-8-seed0",
+        "raw-alpha-4.0-per_class-4-seed0",
+        "raw-alpha-4.0-per_class-8-seed0",
+    ]
+    assert found[2].labels == {"loss": "raw", "loss.alpha": "2.0", "sampler.per_class": "8", "seed": "0"}
+    assert found[2].recipe.loss.settings == {"alpha": 2.0}
+    assert found[2].recipe.sampler.per_class == 8
+    chosen = cells.expand(grid.load(tables(settings=settings)), only=["raw", "alpha=4.0", "8"])
+    assert [cell.name for cell in chosen] == ["raw-alpha-4.0-per_class-8-seed0"]
+    with pytest.raises(ValueError, match=r"loss.alpha cannot be set for all cells: the settings of the grid say it"):
+        cells.expand(grid.load(tables(settings=settings)), overrides=["loss.alpha=3"])
+
+
+def test_features_depend_on_settings_of_what_is_seen_alone() -> None:
+    assert names(settings={"network.normalize": [True, False]}, losses={"raw": {}})[:2] == [
+        "frozen-normalize-true-seed0",
+        "frozen-normalize-false-seed0",
+    ]
+    shares = expanded(protocol="fixed_validation", settings={"split.share": [0.1, 0.3]}, losses={"raw": {}})
+    assert [cell.name for cell in shares] == ["frozen-seed0", "raw-share-0.1-seed0", "raw-share-0.3-seed0"]
+    assert [cell.recipe.split.share for cell in shares] == [0.1, 0.1, 0.3]
 
 
 def test_folds_are_cells_and_share_a_baseline() -> None:
@@ -195,7 +225,7 @@ def test_a_grid_of_ours_makes_cells(file: Path) -> None:
 
 
 def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path: Path) -> None:
-    found = grid.load(GRIDS / "cub.toml")
+    found = dataclasses.replace(grid.load(GRIDS / "cub.toml"), settings={"loss.margin": (0.1, 0.2), "data.side": (64,)})
     (tmp_path / "copy.toml").write_text(grid.to_toml(found), encoding="utf-8")
     assert grid.load(tmp_path / "copy.toml") == found
 
@@ -222,6 +252,11 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"protocol": "folds"}, "protocol is 'folds'; allowed are default, fixed_validation, kfold"),
         ({"protocol_settings": {"share": 0.2}}, "protocol 'default' has no setting 'share'"),
         ({"baseline": "yes"}, "baseline is 'yes'; needed is true or false"),
+        ({"settings": {"los.alpha": [1]}}, r"settings.los.alpha is no key of a recipe \(did you mean 'loss'\?\)"),
+        ({"settings": {"loss": [1]}}, "settings.loss is no key of a recipe"),
+        ({"settings": {"loss": {"alpha": 2}}}, "settings.loss.alpha is 2; needed is a list of the values to try"),
+        ({"settings": {"loss.alpha": [2, 2.0]}}, "each value once is enough"),
+        ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is what dims of a grid says"),
         ({"name": "../up"}, "name is '../up'; needed is the name of a folder"),
         ({"recipe": {**RECIPE, "split": {"kind": "k_fold"}}}, "the protocol says how to split"),
     ],

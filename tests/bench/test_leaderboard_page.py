@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -167,6 +168,20 @@ def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path: P
     assert "nra" in found["By size of the embedding"]
     assert "triplet" not in found["By size of the embedding"]
     assert found["Leaderboard"].index("<details open><summary>128") > found["Leaderboard"].index("<details><summary>64")
+
+
+def test_settings_of_a_grid_have_charts_of_their_own(tmp_path: Path) -> None:
+    for loss, classes, flip in itertools.product(("nra", "group"), (4, 16), (True, False)):
+        settings = {"sampler__classes": classes, "augmentation__flip": flip}
+        folder = write_run(tmp_path / f"{loss}{classes}{flip}", loss, 0.5 + classes / 100 + flip / 50, **settings)
+        labels = {"loss": loss, "sampler.classes": str(classes), "augmentation.flip": str(flip).lower()}
+        (folder / "cell.json").write_text(json.dumps({"labels": labels}), encoding="utf-8")
+    parts = sections(page.html(results.find(tmp_path)))
+    assert parts["By setting"].count("<svg") == 2
+    assert "group, flip=True" in parts["By setting"]
+    assert "nra, classes=16" in parts["By setting"]
+    assert "the loss and its own settings, sampler.classes, augmentation.flip" in parts["✓ A fair comparison"]
+    assert "By setting" not in sections(page.html(results.find(write_run(tmp_path / "plain", "nra", 0.5))))
 
 
 def test_curves_are_of_what_selects(tmp_path: Path) -> None:

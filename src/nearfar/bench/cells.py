@@ -19,7 +19,8 @@ from nearfar.training.recipe_overrides import Overrides, apply, parse_override
 from nearfar.training.run import FREE
 
 SHOWN = 8  # digits of a key in the name of a folder
-MEASURED = ("data", "split", "augmentation", "network", "evaluation")  # what features depend on that nobody trains
+SEEN = ("data", "augmentation", "network", "evaluation")  # what features depend on that nobody trains
+MEASURED = (*SEEN, "split")  # and on which classes they are measured
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Cell:
     Parameters
         key      digest of everything that can change its number.
         name     readable: its labels.
-        labels   by axis: "loss", and where the grid has them "network", "dim", "data", "fold", "seed".
+        labels   by axis: "loss", and where the grid has them "network", "dim", "data", "fold", keys of the recipe such
+                 as "loss.alpha", "seed".
         recipe   what to train; for the baseline, what it is compared with.
         what     "train", or "frozen" for features without training.
     """
@@ -79,6 +81,7 @@ def _check_changes(grid: Grid, changes: Mapping[str, Any]) -> None:
     axes |= {"network.dim": "dims"} if grid.dims else {}
     axes |= {"network.name": "networks"} if grid.networks else {}
     axes |= {"data.name": "data"} if grid.data else {}
+    axes |= dict.fromkeys(grid.settings, "settings")
     keys = [
         path
         for key, value in changes.items()
@@ -143,43 +146,44 @@ def _cell(draft: _Draft, changes: Mapping[str, Any], roots: Sequence[str]) -> Ce
 
 
 def _trained(grid: Grid) -> Iterator[_Draft]:
-    for tables, labels in _frames(grid):
+    for tables, labels, last in _frames(grid, grid.settings):
         for loss, changes in grid.losses.items():
             inner = [grid.networks.get(labels.get("network", ""), {}), grid.data.get(labels.get("data", ""), {})]
             steps = [changes, *(axis.get("losses", {}).get(loss, {}) for axis in inner)]
-            yield _Draft({"loss": loss, **labels}, _changed(tables, *steps, _last(labels)))
+            yield _Draft({"loss": loss, **labels}, _changed(tables, *steps, last))
 
 
 def _baselines(grid: Grid) -> Iterator[_Draft]:
     """Features without training: one for each network, dimension and data set; of random weights, for each seed."""
-    for tables, labels in _frames(grid):
+    seen = {key: values for key, values in grid.settings.items() if key.partition(".")[0] in SEEN}
+    for tables, labels, last in _frames(grid, seen):
         # The network as all losses have it; what is there to train it only makes a recipe whole.
         first = _changed(tables, next(iter(grid.losses.values())))
         shared = {section: tables[section] for section in MEASURED if section in tables}
         random = shared.get("network", {}).get("pretrained", False) is False
         if labels.get("fold", "0") == "0" and (random or int(labels["seed"]) == grid.seeds[0]):
-            full = _changed({**first, **shared}, _last(labels))
+            full = _changed({**first, **shared}, last)
             yield _Draft({"loss": FROZEN, **labels}, full, FROZEN)
 
 
-def _frames(grid: Grid) -> Iterator[tuple[Tables, dict[str, str]]]:
-    """Everything but the loss: tables so far, and labels."""
+def _frames(grid: Grid, settings: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Tables, dict[str, str], Tables]]:
+    """Everything but the loss: tables so far, labels, and what is set after the loss."""
     nothing: Mapping[str, Tables] = {"": {}}
-    axes = grid.seeds, grid.data or nothing, grid.networks or nothing, grid.dims or ("",), grid.protocol.splits()
-    for seed, data, network, dim, (fold, split) in itertools.product(*axes):
-        labels = {"network": network, "dim": str(dim), "data": data, "fold": "" if fold is None else str(fold)}
-        labels = {axis: label for axis, label in labels.items() if label} | {"seed": str(seed)}
+    axes = grid.seeds, grid.data or nothing, grid.networks or nothing, grid.dims or (None,), grid.protocol.splits()
+    for seed, data, network, dim, (fold, split), *values in itertools.product(*axes, *settings.values()):
+        chosen = dict(zip(settings, values, strict=True))
+        numbers = {"dim": dim, "fold": fold, **chosen}
+        labels = {"network": network, "data": data} | {axis: _written(one) for axis, one in numbers.items()}
+        order = ("network", "dim", "data", "fold", *settings)
+        labels = {axis: labels[axis] for axis in order if labels[axis]} | {"seed": str(seed)}
         changes = [grid.data.get(data, {}), grid.networks.get(network, {})]
         plain = ({part: one for part, one in each.items() if part != "losses"} for each in changes)
-        yield _changed(grid.recipe, {"split": split}, *plain), labels
+        last = {**chosen, "training.seed": seed} | ({} if dim is None else {"network.dim": dim})
+        yield _changed(grid.recipe, {"split": split}, *plain), labels, last
 
 
-def _last(labels: Mapping[str, str]) -> Tables:
-    """What the axes of numbers set."""
-    changes: dict[str, Any] = {"training": {"seed": int(labels["seed"])}}
-    if "dim" in labels:
-        changes["network"] = {"dim": int(labels["dim"])}
-    return changes
+def _written(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def _changed(tables: Tables, *changes: Tables) -> Tables:
@@ -219,6 +223,8 @@ def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
 
 def _word(axis: str, label: str) -> str:
     """A label as it stands in the name of a cell."""
+    if "." in axis:
+        return f"{axis.rpartition('.')[2]}={label}"
     return {"dim": f"{label}d", "fold": f"fold{label}", "seed": f"seed{label}"}.get(axis, label)
 
 

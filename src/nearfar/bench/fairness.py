@@ -40,20 +40,34 @@ class Verdict:
         fair     whether they may.
         reasons  why not, a line for each difference.
         notes    what else to know: machines, versions, skipped steps.
+        tried    settings beside the loss's own that are compared, because a grid tries values of them.
     """
 
     fair: bool
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tried: tuple[str, ...] = ()
 
 
 def judge(outcomes: Iterable[Outcome]) -> Verdict:
-    """Whether these runs differ in nothing but the loss, its settings, and repetitions that all of them have."""
+    """Whether these runs differ in nothing but the loss, its settings, and repetitions that all of them have.
+
+    Where a grid tries values of a setting, that setting is what is compared: it may differ between its runs.
+    """
     outcomes = list(outcomes)
-    found = _explained(differences(outcomes))
+    tried = tuple(key for key in _tried(outcomes) if not facts.is_loss(f"recipe.{key}"))
+    meant = tuple(f"recipe.{key}" for key in tried)
+    found = {key: values for key, values in _explained(differences(outcomes)).items() if not facts.within(key, meant)}
     reasons = [_line(key, values) for key, values in found.items()]
     reasons += _repetitions(outcomes)
-    return Verdict(not reasons, reasons, _notes(outcomes))
+    notes = [f"compared are values of {', '.join(tried)}, as the grid says"] if tried else []
+    return Verdict(not reasons, reasons, notes + _notes(outcomes), tried)
+
+
+def _tried(outcomes: Sequence[Outcome]) -> list[str]:
+    """The settings of which all these runs were made to try values."""
+    trained = [run.settings for run in outcomes if not run.is_baseline]
+    return [key for key in trained[0] if all(key in own for own in trained)] if trained else []
 
 
 def differences(outcomes: Sequence[Outcome]) -> Differences:

@@ -43,9 +43,20 @@ KEYS = (
     "networks",
     "dims",
     "data",
+    "settings",
 )
 PARTS = (*SECTIONS, "stages")  # of a recipe
 FROZEN = "frozen"  # the label of the baseline
+# What says it instead of [settings].
+SAID = {
+    "loss.name": "[losses]",
+    "network.name": "[networks]",
+    "network.dim": "dims",
+    "data.name": "[data]",
+    "split.kind": "protocol",
+    "split.fold": "protocol",
+    "training.seed": "seeds",
+}
 
 
 class GridError(ValueError):
@@ -54,7 +65,7 @@ class GridError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What to compare: every loss with every network, dimension, data set and seed.
+    """What to compare: every loss with every network, dimension, data set, setting and seed.
 
     Parameters
         name       of its folder.
@@ -63,6 +74,7 @@ class Grid:
         networks   the same for networks, under "losses" with changes for one loss on this network; may be empty.
         data       the same for data sets; may be empty.
         dims       of the embeddings; may be empty.
+        settings   values to try of keys of the recipe, {"loss.alpha": (2, 4)}, each with each; may be empty.
         seeds      of the trainings.
         protocol   which classes validate.
         baseline   whether features without training are measured as well.
@@ -74,6 +86,7 @@ class Grid:
     networks: Mapping[str, Tables] = field(default_factory=dict)
     data: Mapping[str, Tables] = field(default_factory=dict)
     dims: tuple[int, ...] = ()
+    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     protocol: Protocol = field(default_factory=Protocol)
     baseline: bool = True
@@ -120,6 +133,8 @@ def to_toml(grid: Grid) -> str:
     plain |= {"seeds": list(grid.seeds), "dims": list(grid.dims)}
     lines = [f"{key} = {value(each)}" for key, each in plain.items() if each not in ({}, [])]
     blocks = ["\n".join(lines) + "\n", written({"recipe": grid.recipe})]
+    if grid.settings:
+        blocks.append(written({"settings": {key: list(values) for key, values in grid.settings.items()}}))
     for axis, labels in {"losses": grid.losses, "networks": grid.networks, "data": grid.data}.items():
         blocks += [written({label: changes}).replace("[", f"[{axis}.", 1) for label, changes in labels.items()]
     return "\n".join(blocks)
@@ -154,6 +169,7 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
         networks=_axis("networks", table, chosen),
         data=_axis("data", table, chosen),
         dims=_numbers("dims", table, low=1),
+        settings=_settings(_table("settings", table)),
         seeds=_numbers("seeds", table, low=0) or (0,),
         protocol=protocol,
         baseline=baseline,
@@ -198,6 +214,32 @@ def _axis(key: str, table: Tables, chosen: Mapping[str, Tables] | None = None) -
                 raise ValueError(f"{where}.losses.{loss}: no loss has this label{nearest(loss, chosen)}")
             _check_parts(f"{where}.losses.{loss}", own)
     return dict(found)
+
+
+def _settings(table: Tables, above: str = "") -> dict[str, tuple[Any, ...]]:
+    """Values by key of the recipe.
+
+    >>> _settings({"loss": {"alpha": [2, 4]}, "sampler.per_class": [5]})
+    {'loss.alpha': (2, 4), 'sampler.per_class': (5,)}
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for word, values in table.items():
+        key = f"{above}{word}"
+        if isinstance(values, Mapping):
+            found |= _settings(values, f"{key}.")
+            continue
+        section = key.partition(".")[0]
+        if section not in SECTIONS or section == key:
+            known = ", ".join(f"{one}.…" for one in SECTIONS)
+            raise ValueError(f"settings.{key} is no key of a recipe{nearest(section, SECTIONS)}; those are {known}")
+        if key in SAID:
+            raise ValueError(f"settings.{key} is what {SAID[key]} of a grid says")
+        if not isinstance(values, list) or not values:
+            raise TypeError(f"settings.{key} is {values!r}; needed is a list of the values to try")
+        if any(values.count(each) > 1 for each in values):
+            raise ValueError(f"settings.{key} is {values!r}; each value once is enough")
+        found[key] = tuple(values)
+    return found
 
 
 def _check_parts(where: str, changes: Any) -> None:

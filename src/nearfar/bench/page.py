@@ -66,6 +66,7 @@ def html(
         parts.leaderboard(found, metric, anyway),
         parts.by_dim(found, metric, colored, stamp),
         parts.by_network(found, metric, colored, stamp),
+        parts.by_setting(found, metric, stamp),
         parts.convergence(found, metric, colored, stamp),
     ]
     return page_shell.document(title, lead, sections)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from nearfar.bench import page_shell as shell
 from nearfar.bench import tournaments
@@ -32,7 +33,8 @@ def verdict(judged: Verdict, anyway: bool, left_out: Sequence[str]) -> str:
     """Whether this may be compared at all, and why not."""
     if judged.fair:
         title, sign, kind = "A fair comparison", "✓", "verdict"
-        told = "Within each experiment, runs differ in the loss and its own settings, and in nothing else that counts."
+        what = ", ".join(["the loss and its own settings", *judged.tried])
+        told = f"Within each experiment, runs differ in {what}, and in nothing else that counts."
     else:
         title, sign, kind = "Not a fair comparison", "✗", "verdict unfair"
         told = "Runs differ in more than the loss and its own settings. " + (
@@ -61,7 +63,7 @@ def figures(found: Sequence[Experiment], standings: Sequence[tournaments.Standin
             (f"Highest {nice(metric)}", f"{100 * best.score:.1f} %", f"{best.loss}, {run.network}, {run.dim}-d")
         )
     runs = [run for one in found for row in one.rows for run in row.runs]
-    losses = {row.loss for one in found for row in one.rows if not row.is_baseline}
+    losses = {row.runs[0].loss for one in found for row in one.rows if not row.is_baseline}
     entries.append(("Losses", str(len(losses)), f"in {len(found)} experiment{'s' if len(found) > 1 else ''}"))
     seeds = len({run.seed for run in runs})
     entries.append(("Runs", str(len(runs)), f"{seeds} seed{'s' if seeds > 1 else ''}"))
@@ -205,6 +207,33 @@ def by_dim(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str
     return shell.section("By size of the embedding", told, shell.charts(drawn), stamp=stamp) if drawn else ""
 
 
+def by_setting(found: Sequence[Experiment], metric: str, stamp: str) -> str:
+    """The metric by each setting that a grid tries values of: a line for each loss and choice of the other settings."""
+    drawn = []
+    for one in found:
+        for key in dict.fromkeys(key for row in one.rows for key in row.runs[0].settings):
+            rows = [row for row in one.rows if key in row.runs[0].settings]
+            places = _places([row.runs[0].settings[key] for row in rows])
+            if len(places) < 2:
+                continue
+            lines: dict[str, list[tuple[float, float]]] = {}
+            for row in rows:
+                run = row.runs[0]
+                others = [f"{_last(other)}={value}" for other, value in run.settings.items() if other != key]
+                point = places[str(run.settings[key])], row.score
+                lines.setdefault(", ".join([run.loss, *others]), []).append(point)
+            best = sorted(lines.items(), key=lambda item: -max(score for _, score in item[1]))
+            named = [
+                Line(word, sorted(points), color=1 + at % (shell.COLORS - 1), dots=True)
+                for at, (word, points) in enumerate(best)
+            ]
+            name = f"{one.name} · {_last(key)}" if len(found) > 1 else _last(key)
+            ticks = [(place, word) for word, place in places.items()]
+            drawn.append((name, line_chart(named, title=name, x=key, y=metric, percent=True, ticks=ticks)))
+    told = "What the grid tries values of, on the test classes: to be looked at. Choose on validation classes (tune)."
+    return shell.section("By setting", told, shell.charts(drawn), stamp=stamp) if drawn else ""
+
+
 def by_network(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str) -> str:
     """The metric by network: Figure 31 of the thesis."""
     drawn = []
@@ -271,6 +300,21 @@ def _lines(
     found = {loss: points for loss, points in found.items() if len(points) > 1 or most == 1}
     ends = sorted(found.items(), key=lambda item: -item[1][-1][1])
     return [Line(loss, sorted(points), color=colored[loss], dots=True) for loss, points in ends]
+
+
+def _places(values: Sequence[Any]) -> dict[str, float]:
+    """Where values stand on an axis: numbers in order, all else as it comes.
+
+    >>> _places([10, 2, 10]), _places(["hard", "all"])
+    ({'2': 0.0, '10': 1.0}, {'hard': 0.0, 'all': 1.0})
+    """
+    if all(isinstance(value, (int, float)) for value in values):
+        values = sorted(values)
+    return {word: float(place) for place, word in enumerate(dict.fromkeys(map(str, values)))}
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _grouped(found: Sequence[Experiment], *keys: str) -> dict[tuple[str, ...], list[Experiment]]:

@@ -124,6 +124,12 @@ class Outcome:
         return {"data": self.data, "network": self.network, "dim": self.dim, "protocol": self.protocol}
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The keys of the recipe that its grid tries values of, with the value that it has: {"loss.alpha": 4.0}."""
+        recipe = facts.flat(self.recipe)
+        return {key: recipe.get(key, label) for key, label in self.labels.items() if "." in key}
+
+    @property
     def selected_by(self) -> str | None:
         """The metric of validation classes that chose the epoch; None where the last one counts."""
         found = self.recipe.get("selection", {}).get("metric")

@@ -109,7 +109,9 @@ def judged(outcomes: Iterable[Outcome]) -> Verdict:
         told: list[tuple[str, str]] = [(name, line) for name, one in verdicts.items() for line in getattr(one, part)]
         return [f"{name}: {line}" if len(found) > 1 else line for name, line in told]
 
-    return Verdict(all(verdict.fair for verdict in verdicts.values()), lines("reasons"), lines("notes"))
+    fair = all(verdict.fair for verdict in verdicts.values())
+    tried = dict.fromkeys(key for verdict in verdicts.values() for key in verdict.tried)
+    return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried))
 
 
 def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
@@ -134,9 +136,10 @@ def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
 
 
 def _facts(run: Outcome) -> dict[str, Any]:
-    """What may tell runs of one name apart: the settings of the loss, and on what it was trained."""
+    """What may tell runs of one name apart: the settings of the loss or of the grid, and on what it was trained."""
     settings = {} if run.is_baseline else run.recipe.get("loss", {})
-    return settings | run.place
+    tried = {key.rpartition(".")[2]: value for key, value in run.settings.items() if not key.startswith("loss.")}
+    return settings | tried | run.place
 
 
 def _is_number(score: Any) -> bool:

@@ -18,7 +18,7 @@ from nearfar.training.recipe_base import Section
 class Data(Section):
     """Which data set, and how its pictures are kept.
 
-    ``settings`` are those of the data set, as ``nearfar data --describe`` lists them. ``channels`` are the file's own
+    ``settings`` are those of the data set, as ``nearfar data info NAME`` lists them. ``channels`` are the file's own
     unless told. ``root`` may hold ~ and $VARIABLES.
     """
 
