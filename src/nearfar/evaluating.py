@@ -1,10 +1,11 @@
-"""``nearfar evaluate``: embeddings from files or of a run, metrics as a table and as JSON."""
+"""``nearfar evaluate``: embeddings from files or of runs, and all their metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from nearfar.metrics.scores import NORMALIZATIONS
 from nearfar.progress import Watch
 from nearfar.settings import one_of, whole
 
-NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
+if TYPE_CHECKING:
+    from nearfar.training.report_run import Embeddings
+    from nearfar.training.tested import Sides
 
 
 class Labelled(NamedTuple):
@@ -47,34 +50,88 @@ def load(
     return Labelled(vectors.to(place), read(labels or embeddings, "labels", labels_key, shared=shared))
 
 
-class Trained(NamedTuple):
-    """What a trained model is measured on, and how its recipe says to."""
+class Asked(NamedTuple):
+    """Embeddings to ask with, and to look in where that is something else."""
 
     queries: Labelled
     gallery: Labelled | None
-    ks: tuple[int, ...]
-    measure: str
 
 
-def load_run(where: Path, *, data: str | None = None, device: str = "cpu", watch: Watch = lambda work: None) -> Trained:
+class Subject(NamedTuple):
+    """What is measured, how to unless told otherwise, and the parts of it that are measured alone."""
+
+    queries: Labelled
+    gallery: Labelled | None = None
+    ks: tuple[int, ...] = (1, 2, 4, 8)
+    measure: str = "cosine"
+    alone: Mapping[str, Asked] | None = None
+
+
+def load_run(
+    where: Path,
+    *,
+    levels: bool = False,
+    data: str | None = None,
+    device: str = "cpu",
+    watch: Watch = lambda work: None,
+) -> Subject:
     """The embeddings of a run's test classes, or of another data set; see ``nearfar.training.tested``."""
-    from nearfar.training.tested import embeddings_of, is_trained
+    from nearfar.training import tested
+
+    _check_trained(where)
+    place = as_device("device", device)
+    dims = tested.levels_of(where) if levels else {}
+    together = tested.embeddings_of(where, data=data, device=place, watch=watch)
+    return _subject(together, tested.by_level(together, dims) if levels else {}, place)
+
+
+def load_ensemble(
+    runs: Sequence[Path], *, data: str | None = None, device: str = "cpu", watch: Watch = lambda work: None
+) -> Subject:
+    """The embeddings of several runs as one, and those of each; see ``nearfar.training.tested.joined``.
+
+    How to measure them is what the first one's recipe says.
+    """
+    from nearfar.training import tested
+
+    tested.check_ensemble(runs)
+    for run in runs:
+        _check_trained(run)
+    place = as_device("device", device)
+    if data is None:
+        tested.check_same_data(runs)
+    each = {str(run): tested.embeddings_of(run, data=data, device=place, watch=watch) for run in runs}
+    return _subject(tested.joined(each), each, place)
+
+
+def _check_trained(where: Path) -> None:
+    from nearfar.training.tested import is_trained
 
     if not is_trained(where):
-        raise ValueError(f"{where} is a folder without recipe.toml or model.safetensors: no run, and no saved network")
-    place = as_device("device", device)
-    queries, gallery, recipe = embeddings_of(where, data=data, device=place, watch=watch)
-    sides = [None if one is None else Labelled(one.points.to(place), one.labels) for one in (queries, gallery)]
-    assert sides[0] is not None
-    if recipe is None:
-        return Trained(sides[0], sides[1], (1, 2, 4, 8), "cosine")
-    return Trained(sides[0], sides[1], tuple(recipe.evaluation.ks), recipe.evaluation.measure)
+        raise ValueError(
+            f"{where} is no run, and no saved network: a folder with recipe.toml or model.safetensors is needed"
+        )
+
+
+def _subject(together: Sides, alone: Mapping[str, Sides], place: torch.device) -> Subject:
+    def labelled(one: Embeddings) -> Labelled:
+        return Labelled(one.points.to(place), one.labels)
+
+    def asked(sides: Sides) -> Asked:
+        return Asked(labelled(sides.queries), None if sides.gallery is None else labelled(sides.gallery))
+
+    parts = {name: asked(sides) for name, sides in alone.items()}
+    if together.recipe is None:
+        return Subject(*asked(together), alone=parts)
+    section = together.recipe.evaluation
+    return Subject(*asked(together), tuple(section.ks), section.measure, parts)
 
 
 def evaluate(
     queries: Labelled,
     gallery: Labelled | None = None,
     *,
+    alone: Mapping[str, Asked] | None = None,
     ks: Sequence[int] = (1, 2, 4, 8),
     measure: str = "cosine",
     clustering: bool = True,
@@ -86,8 +143,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """All metrics, ready for JSON.
 
-    Clusters are of the queries, and of unit vectors where cosines are compared. ``watch`` is told what work begins
-    and returns what to call with its progress.
+    Clusters are of the queries, and of unit vectors where cosines are compared. What is to be measured
+    ``alone`` has such a report each, under that name. ``watch`` is told what work begins and returns what to call with
+    its progress.
     """
     # What is wrong should show before anything long begins.
     whole("worst", worst, low=0)
@@ -119,13 +177,27 @@ def evaluate(
         }
     if worst:
         report["worst"] = _worst(per_query, queries.labels, worst)
+    if alone:
+        likewise = partial(
+            evaluate,
+            ks=ks,
+            measure=measure,
+            clustering=clustering,
+            normalization=normalization,
+            intervals=intervals,
+            worst=worst,
+            seed=seed,
+            watch=watch,
+        )
+        report["alone"] = {name: likewise(*asked) for name, asked in alone.items()}
     return report
 
 
 def evaluate_model(
-    where: str | Path,
+    where: str | Path | Sequence[str | Path],
     data: str | None = None,
     *,
+    levels: bool = False,
     ks: Sequence[int] | None = None,
     clustering: bool = False,
     intervals: bool = False,
@@ -134,9 +206,13 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """All metrics of a trained model, as ``nearfar evaluate RUN --json`` writes them.
 
+    Those of its levels, or of the runs of an ensemble, stand under "alone", by name.
+
     Parameters
-        where        a run folder, or a folder that ``nearfar.networks.saving`` wrote.
+        where        a run folder, or a folder that ``nearfar.networks.saving`` wrote; several of them are an ensemble,
+                     whose embeddings stand side by side.
         data         another data set than the run's, as NAME, NAME:PLACE, or where the run's own now lies.
+        levels       also each level of the network alone.
         ks           of recall@k; the recipe's unless told.
         clustering   also NMI, AMI and F1 of clusters.
         intervals    also 95 % intervals, by draws of queries.
@@ -158,12 +234,18 @@ def evaluate_model(
     >>> found["retrieval"]["recall@1"] == trained.metrics["test"]["recall@1"]
     True
     """
-    queries, gallery, own_ks, measure = load_run(Path(where), data=data, device=device)
+    if isinstance(where, (str, Path)):
+        found = load_run(Path(where), levels=levels, data=data, device=device)
+    elif levels:
+        raise ValueError(f"levels are those of one run; where has {len(where)}")
+    else:
+        found = load_ensemble([Path(run) for run in where], data=data, device=device)
     return evaluate(
-        queries,
-        gallery,
-        ks=own_ks if ks is None else ks,
-        measure=measure,
+        found.queries,
+        found.gallery,
+        alone=found.alone,
+        ks=found.ks if ks is None else ks,
+        measure=found.measure,
         clustering=clustering,
         intervals=intervals,
         worst=worst,
@@ -195,53 +277,3 @@ def _plain(label: Any) -> int | str:
     """A label as Python has it."""
     value = label.item() if hasattr(label, "item") else label
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print a report as tables."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    queries, found = report["queries"], report["retrieval"]
-    intervals: dict[str, dict[str, float]] = report.get("intervals", {})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("metric")
-    table.add_column("%", justify="right")
-    if intervals:
-        table.add_column("95 % interval", justify="right")
-    for name, value in {**found, **report.get("clustering", {})}.items():
-        if name in ("queries", "queries_without_match", "clusters"):
-            continue
-        cells = [name, f"{100 * value:.2f}"]
-        if name in intervals:
-            cells.append(f"{100 * intervals[name]['low']:.2f} – {100 * intervals[name]['high']:.2f}")
-        table.add_row(*cells)
-    console.print(
-        f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions, {queries['classes']:,} classes"
-        + (f"; a gallery of {report['gallery']['vectors']:,}" if "gallery" in report else "")
-    )
-    console.print(table)
-    console.print(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")
-    if found["queries_without_match"]:
-        console.print(f"{found['queries_without_match']:,} more had none of their class to find.")
-    if "clustering" in report:
-        console.print(f"nmi, ami and f1 are of {report['clustering']['clusters']:,} clusters by k-means.")
-    if "worst" in report:
-        _print_worst(report["worst"], console)
-
-
-def _print_worst(worst: list[dict[str, Any]], console: Any) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="Worst queries by average precision", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("row", "label", "map, %", "first match at"):
-        table.add_column(heading, justify="right")
-    for query in worst:
-        table.add_row(
-            str(query["row"]), Text(str(query["label"])), f"{100 * query['map']:.2f}", f"{query['first_match']:,}"
-        )
-    console.print(table)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nearfar.cli.app import app
+from nearfar.cli.tables import print_table, say
 from nearfar.cli.words import whole_numbers
 from nearfar.progress import bars
 from nearfar.writing import write_json
 
+NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
+
 
 @app.command(name="evaluate", short_help="Measure embeddings or a run: retrieval and clustering.")
 def evaluate_files(
-    embeddings: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="EMBEDDINGS", help="Vectors: an .npy, .safetensors or .parquet file; or the folder of a run."
+            metavar="EMBEDDINGS",
+            help="Vectors, an .npy, .safetensors or .parquet file, and then their labels, unless it holds both; or the "
+            "folder of a run, or those of several with --ensemble.",
         ),
     ],
-    labels: Annotated[
-        Path | None, typer.Argument(metavar="[LABELS]", help="Their labels; may be left out if EMBEDDINGS holds both.")
-    ] = None,
     gallery: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Vectors to look in instead of EMBEDDINGS.")
     ] = None,
@@ -35,6 +38,10 @@ def evaluate_files(
             metavar="DATA", help="What to test a run on instead: NAME, NAME:ROOT, or its own data's new ROOT."
         ),
     ] = None,
+    levels: Annotated[bool, typer.Option("--levels", help="Measure each level of a run's network alone, too.")] = False,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="Measure the embeddings of several runs side by side, and each alone.")
+    ] = False,
     ks: Annotated[
         str | None, typer.Option(help="The k of recall@k, separated by commas; 1,2,4,8 or as in the run's recipe.")
     ] = None,
@@ -60,6 +67,10 @@ def evaluate_files(
     Example: nearfar evaluate embeddings.npy labels.npy --intervals --json metrics.json
 
     Example: nearfar evaluate runs/first --data folder:photos
+
+    Example: nearfar evaluate runs/levels --levels
+
+    Example: nearfar evaluate runs/one runs/two --ensemble
     """
     from nearfar import evaluating as evaluation
 
@@ -67,32 +78,41 @@ def evaluate_files(
         raise ValueError("--gallery-labels goes with --gallery")
     if json is not None:
         evaluation.check_file(json)
-    numbers: Sequence[int] = (1, 2, 4, 8) if ks is None else whole_numbers("--ks", ks)
-    files = {"embeddings": embeddings, "labels": labels, "gallery": gallery, "gallery_labels": gallery_labels}
-    given = {name: str(file) for name, file in files.items() if file is not None}
+    if levels and ensemble:
+        raise ValueError("--levels goes with one run, and --ensemble with several")
+    numbers = None if ks is None else whole_numbers("--ks", ks)
+    beside = {"gallery": gallery, "gallery_labels": gallery_labels}
     with bars() as watch:
-        if embeddings.is_dir():
-            if len(given) > 1 or key is not None or labels_key is not None:
-                raise ValueError(f"{embeddings} is a folder; a run knows its labels and its gallery")
-            queries, asked, own_ks, own_measure = evaluation.load_run(embeddings, data=data, device=device, watch=watch)
-            numbers, measure = own_ks if ks is None else numbers, measure or own_measure
-            given = {"run": str(embeddings), **({} if data is None else {"data": data})}
-        else:
-            if data is not None:
-                raise ValueError(f"--data goes with a run, and {embeddings} is no folder")
-            queries, asked = (
-                evaluation.load("embeddings", embeddings, labels, key=key, labels_key=labels_key, device=device),
-                None,
-            )
-            if gallery is not None:
-                asked = evaluation.load(
-                    "gallery", gallery, gallery_labels, key=key, labels_key=labels_key, device=device
+        if files[0].is_dir():
+            if any((*beside.values(), key, labels_key)) or (len(files) > 1 and not ensemble):
+                raise ValueError(
+                    f"{files[0]} is a folder; a run knows its labels and its gallery, and several go with --ensemble"
                 )
+            if ensemble:
+                found = evaluation.load_ensemble(files, data=data, device=device, watch=watch)
+            else:
+                found = evaluation.load_run(files[0], levels=levels, data=data, device=device, watch=watch)
+            names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
+            given = {**names, **({} if data is None else {"data": data})}
+        else:
+            for option, used in {"--data": data is not None, "--levels": levels, "--ensemble": ensemble}.items():
+                if used:
+                    raise ValueError(f"{option} goes with a run, and {files[0]} is no folder")
+            if len(files) > 2:
+                raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")
+            load = partial(evaluation.load, key=key, labels_key=labels_key, device=device)
+            labels = files[1] if len(files) > 1 else None
+            found = evaluation.Subject(load("embeddings", files[0], labels))
+            if gallery is not None:
+                found = found._replace(gallery=load("gallery", gallery, gallery_labels))
+            all_files = {"embeddings": files[0], "labels": labels, **beside}
+            given = {name: str(file) for name, file in all_files.items() if file is not None}
         report = evaluation.evaluate(
-            queries,
-            asked,
-            ks=numbers,
-            measure=measure or "cosine",
+            found.queries,
+            found.gallery,
+            alone=found.alone,
+            ks=found.ks if numbers is None else numbers,
+            measure=measure or found.measure,
             clustering=clustering,
             normalization=normalization,
             intervals=intervals,
@@ -100,7 +120,54 @@ def evaluate_files(
             seed=seed,
             watch=watch,
         )
-    evaluation.show(report)
+    _show(report)
     if json is not None:
         write_json(json, {"files": given, **report})
         print(f"wrote {json}")
+
+
+def _show(report: dict[str, Any]) -> None:
+    """Print a report as tables."""
+    queries, found = report["queries"], report["retrieval"]
+    say(
+        f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions, {queries['classes']:,} classes"
+        + (f"; a gallery of {report['gallery']['vectors']:,}" if "gallery" in report else "")
+    )
+    alone: dict[str, dict[str, Any]] = report.get("alone", {})
+    _print_metrics([*alone.items(), ("together", report)] if alone else [("%", report)])
+    say(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")
+    if found["queries_without_match"]:
+        say(f"{found['queries_without_match']:,} more had none of their class to find.")
+    if "clustering" in report:
+        say(f"nmi, ami and f1 are of {report['clustering']['clusters']:,} clusters by k-means.")
+    if "worst" in report:
+        say("\nWorst queries by average precision")
+        rows = [
+            (str(query["row"]), str(query["label"]), f"{100 * query['map']:.2f}", f"{query['first_match']:,}")
+            for query in report["worst"]
+        ]
+        print_table(("row", "label", "map, %", "first match at"), rows, right=range(4))
+
+
+def _print_metrics(reports: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """A line for each metric, and a column for each report: two where it has intervals."""
+    _, last = reports[-1]
+    values = {**last["retrieval"], **last.get("clustering", {})}
+    metrics = [name for name in values if name not in ("queries", "queries_without_match", "clusters")]
+    first = "metric"
+    if len(reports) > 1:
+        first, metrics = "metric, %", ["dimensions", *metrics]
+    heads = [first, *(head for name, one in reports for head in (name, *["95 % interval"] * ("intervals" in one)))]
+    rows = [[metric, *(cell for _, one in reports for cell in _cells(one, metric))] for metric in metrics]
+    print_table(heads, rows, right=range(1, len(heads)))
+
+
+def _cells(report: dict[str, Any], metric: str) -> list[str]:
+    if metric == "dimensions":
+        cells = [f"{report['queries'][metric]:,}"]
+    else:
+        cells = [f"{100 * {**report['retrieval'], **report.get('clustering', {})}[metric]:.2f}"]
+    if "intervals" in report:
+        found = report["intervals"].get(metric)
+        cells.append("" if found is None else f"{100 * found['low']:.2f} – {100 * found['high']:.2f}")
+    return cells

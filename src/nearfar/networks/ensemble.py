@@ -60,8 +60,7 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings of all members, in their order."""
-        found = torch.cat([member(x) for member in self.members], dim=1)
-        return F.normalize(found, dim=1) if self.normalize else found
+        return side_by_side([member(x) for member in self.members], normalize=self.normalize)
 
     def freeze_backbone(self) -> None:
         """Freeze the backbones of all members."""
@@ -85,3 +84,16 @@ class Ensemble(nn.Module):
 
     def _each(self) -> list[Embedder]:
         return [member for member in self.members if isinstance(member, Embedder)]
+
+
+def side_by_side(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
+    """Embeddings [b, d] of several networks as one, in their order.
+
+    Parameters
+        normalize   give the concatenated embedding length 1.
+
+    >>> side_by_side([torch.tensor([[3.0]]), torch.tensor([[4.0]])])
+    tensor([[0.6000, 0.8000]])
+    """
+    together = torch.cat(list(found), dim=1)
+    return F.normalize(together, dim=1) if normalize else together

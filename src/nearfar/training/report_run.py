@@ -110,9 +110,9 @@ def read_run(folder: str | Path) -> RunData:
         name=folder.absolute().name,
         recipe=recipe,
         recipe_text=run.recipe.read_text(encoding="utf-8"),
-        manifest=_json(run.manifest),
+        manifest=read_json(run.manifest),
         log=read_log(run.log),
-        metrics=_json(run.metrics),
+        metrics=read_json(run.metrics),
         queries=queries,
         gallery=gallery,
         dataset=dataset,
@@ -163,7 +163,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A table of a run folder; an empty one where there is none."""
     if not file.is_file():
         return {}
     try:

@@ -1,23 +1,28 @@
-"""Embeddings of a trained model: those a run left behind, or new ones of any data set."""
+"""Embeddings of trained models: those a run left behind, or new ones; whole, by level, or of several models as one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from nearfar import data as datasets
 from nearfar.data import DataSet, Loader, Store, View
 from nearfar.networks import saving
+from nearfar.networks.ensemble import side_by_side
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.progress import Watch
 from nearfar.training import checkpoints, evaluation
 from nearfar.training.ingredients import Places, Vectors, open_data, rows_of, split_of, store_of
+from nearfar.training.phases import dims_of
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import load
-from nearfar.training.report_run import Embeddings, read_embeddings
+from nearfar.training.report_run import Embeddings, read_embeddings, read_json
 from nearfar.training.run import RunFolder
 
 SIDE = 256  # what pictures are shrunk to before networks that read less
@@ -62,7 +67,7 @@ def embeddings_of(
         queries, gallery = read_embeddings(run.embeddings)
         if queries is not None:
             return Sides(queries, gallery, recipe)
-    folder = where if recipe is None else _selected(run)
+    folder = _network(where)
     model = saving.load(folder).to(device)
     preprocessing = saving.load_preprocessing(folder)
     dataset, store, rows = _data(recipe, run, data, cache, watch, preprocessing)
@@ -93,7 +98,96 @@ def embeddings_of(
     return Sides(found["test"], None, recipe)
 
 
-def _selected(run: RunFolder) -> Path:
+def levels_of(where: str | Path) -> dict[str, int]:
+    """The dimensions of each level of a trained network, in the order in which its embedding has them.
+
+    Those of an ensemble's members are named "0_high", "1_high" and so on. A network with one level alone is refused.
+    """
+    dims = dims_of(saving.load(_network(Path(where))))
+    if len(dims) == 1:
+        raise ValueError(
+            f"the network in {where} has one level, {next(iter(dims))}; levels are told apart where network.levels "
+            'has several, such as ["low", "mid", "high"]'
+        )
+    return dims
+
+
+def by_level(whole: Sides, dims: Mapping[str, int]) -> dict[str, Sides]:
+    """The embeddings of each level: columns of those of the whole network, which has them side by side.
+
+    Parameters
+        whole   embeddings of all levels.
+        dims    see :func:`levels_of`.
+
+    Where levels had length 1 they now have one length, if a smaller one: ranks and clusters are the same.
+
+    >>> one = Embeddings(torch.eye(3), torch.arange(3), torch.arange(3))
+    >>> by_level(Sides(one, None, None), {"low": 1, "high": 2})["high"].queries.points
+    tensor([[0., 0.],
+            [1., 0.],
+            [0., 1.]])
+    """
+
+    def cut(one: Embeddings) -> list[Embeddings]:
+        return [replace(one, points=part) for part in torch.split(one.points, list(dims.values()), dim=1)]
+
+    galleries = [None] * len(dims) if whole.gallery is None else cut(whole.gallery)
+    return {
+        level: Sides(queries, gallery, whole.recipe)
+        for level, queries, gallery in zip(dims, cut(whole.queries), galleries, strict=True)
+    }
+
+
+def check_ensemble(runs: Sequence[Path]) -> None:
+    """Refuse what makes no ensemble: fewer than two models, or one of them twice."""
+    if len(runs) < 2:
+        raise ValueError(f"runs are {', '.join(map(str, runs)) or 'missing'}; an ensemble needs two at least")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ValueError(f"runs are {', '.join(map(str, runs))}; each may be in an ensemble only once")
+
+
+def check_same_data(runs: Sequence[Path]) -> None:
+    """Refuse runs of different data, by the fingerprints in their manifests."""
+    first, *others = [(run, read_json(RunFolder(run).manifest).get("data", {}).get("source")) for run in runs]
+    for run, source in others:
+        if source != first[1]:
+            raise ValueError(
+                f"{run} and {first[0]} are runs of different data, or of copies of it; an ensemble needs one data set, "
+                "and data says where all can be tested anew"
+            )
+
+
+def joined(each: Mapping[str, Sides]) -> Sides:
+    """The embeddings of several models as one: with length 1 each, so that all count the same, then as in an ensemble.
+
+    Parameters
+        each   embeddings of the same pictures, by the names of the models.
+    """
+    (first, one), *others = each.items()
+    for name, other in others:
+        if not (_same(one.queries, other.queries) and _same(one.gallery, other.gallery)):
+            raise ValueError(f"{name} and {first} are not tested on the same pictures; an ensemble needs one split")
+    galleries = [sides.gallery for sides in each.values() if sides.gallery is not None]
+    queries = _joined([sides.queries for sides in each.values()])
+    return Sides(queries, _joined(galleries) if galleries else None, one.recipe)
+
+
+def _joined(parts: Sequence[Embeddings]) -> Embeddings:
+    device = parts[0].points.device  # some may have been in files, others just made
+    return replace(parts[0], points=side_by_side([F.normalize(part.points.to(device), dim=1) for part in parts]))
+
+
+def _same(one: Embeddings | None, other: Embeddings | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.rows, other.rows) and torch.equal(one.labels, other.labels)
+
+
+def _network(where: Path) -> Path:
+    """The folder with the network: that of the selected epoch, where it is a run."""
+    run = RunFolder(where)
+    if not run.recipe.is_file():
+        return where
     for place in (run.best, run.last):
         if checkpoints.exists(place):
             return checkpoints.find(place)
