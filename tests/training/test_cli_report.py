@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fake_runs import SETTINGS, write_run
+from training_runs import CLASSES, recipe, train, vectors
 
 import nearfar as nf
 from nearfar.cli import report as _report  # noqa: F401
@@ -96,6 +97,21 @@ def test_embedding_anew_gives_what_the_run_found(
     finally:
         (tmp_path / "kept").rename(trained / "embeddings.safetensors")
     assert anew["retrieval"] == stored["retrieval"]
+
+
+def test_its_own_data_by_name_is_split_as_the_run_did(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = evaluated(str(trained), "--no-clustering")
+    assert evaluated(str(trained), "--data", "digits", "--no-clustering")["retrieval"] == stored["retrieval"]
+    file = vectors(tmp_path)
+    folder = train(recipe(file, training__epochs=1), tmp_path / "run").folder
+    own = evaluated(str(folder), "--data", f"arrays:{file}", "--no-clustering")
+    assert own["queries"]["classes"] == CLASSES // 2
+    (tmp_path / "elsewhere").mkdir()
+    copy = file.rename(tmp_path / "elsewhere" / file.name)
+    assert evaluated(str(folder), "--data", f"arrays:{copy}", "--no-clustering")["queries"]["classes"] == CLASSES
 
 
 def test_a_run_can_be_measured_on_another_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,8 @@ def test_queries_look_through_the_gallery_and_are_the_test() -> None:
 def test_clusters_are_measured_when_wanted() -> None:
     assert {"nmi", "ami", "f1"} <= measure({"test": part(0)}, clustering=True)["test"].keys()
     assert "nmi" not in measure({"test": part(0)})["test"]
+    found = measure({"query": part(0), "gallery": part(1)}, clustering=True)["test"]
+    assert found["nmi"] == metrics.clustering(part(0).points, part(0).labels)["nmi"]  # as `nearfar evaluate` has it
 
 
 def test_the_mean_of_each_class_is_in_the_order_of_its_label() -> None:

@@ -89,9 +89,8 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     measure: str = "cosine",
     clustering: bool = False,
-    seed: int = 0,
 ) -> dict[str, Metrics]:
-    """The metrics of each part. "query" and "gallery" together are the part "test".
+    """The metrics of each part. "query" and "gallery" together are the part "test"; clusters are of the queries.
 
     >>> labels = torch.tensor([0, 0, 1, 1])
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -106,8 +105,7 @@ def measure(
         pair = () if asked is None else (asked.points, asked.labels)
         values = metrics.retrieval(one.points, one.labels, *pair, ks=ks, measure=measure)
         if clustering:
-            held = asked or one
-            values |= metrics.clustering(held.points, held.labels, seed=seed, normalize=measure == "cosine")
+            values |= metrics.clustering(one.points, one.labels, normalize=measure == "cosine")
         result["test" if part == "query" else part] = values
     return result
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from nearfar import metrics
 from nearfar.data.store import Store
@@ -16,7 +15,7 @@ from nearfar.training import evaluation
 from nearfar.training.building import Parts
 from nearfar.training.evaluation import Embedded
 from nearfar.training.run import finite
-from nearfar.writing import whole_file
+from nearfar.writing import write_tensors
 
 
 class Judge:
@@ -68,10 +67,8 @@ class Judge:
 
     def measured(self, found: Mapping[str, Embedded]) -> dict[str, Any]:
         """The metrics of each part, as JSON has them."""
-        section, seed = self.recipe.evaluation, self.recipe.training.seed
-        values = evaluation.measure(
-            found, ks=section.ks, measure=section.measure, clustering=section.clustering, seed=seed
-        )
+        section = self.recipe.evaluation
+        values = evaluation.measure(found, ks=section.ks, measure=section.measure, clustering=section.clustering)
         plain: dict[str, Any] = finite(values)
         return plain
 
@@ -93,8 +90,7 @@ class Judge:
             # As the data set numbers its classes; in training, those that are learned come first.
             tensors[f"{start}labels"] = torch.from_numpy(self.parts.dataset.labels[rows].copy())
             tensors[f"{start}rows"] = torch.from_numpy(np.array(rows))
-        with whole_file(file) as draft:
-            save_file(tensors, draft)
+        write_tensors(file, tensors)
 
     def write_queries(self, file: Path, found: Mapping[str, Embedded]) -> None:
         """What each query of the test found: "rows" and "labels" (of the data set), "recall@1" and "map@r".
@@ -117,8 +113,7 @@ class Judge:
             "recall@1": each["recall@1"][answered].to(torch.uint8),
             "map@r": each["map@r"][answered].float(),
         }
-        with whole_file(file) as draft:
-            save_file(tensors, draft)
+        write_tensors(file, tensors)
 
     def _places(self, one: Embedded) -> evaluation.Rows:
         """Where embedded rows stand in the data set."""

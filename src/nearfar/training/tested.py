@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,7 @@ def embeddings_of(
         where   a run folder, or a folder that ``nearfar.networks.saving`` wrote.
         data    None: the test classes of the run, as its end embedded them. A place: the run's data set lies there
                 now. "NAME" or "NAME:PLACE": another data set, such as cars196 or folder:photos; its own test part
-                where it has one, and otherwise all of it.
+                where it has one, and otherwise all of it. What is the run's own after all is split as the run did.
         device  where to embed.
         cache   where decoded pictures are kept.
         watch   told what work begins.
@@ -204,7 +205,9 @@ def _data(
 ) -> tuple[DataSet, Store | Vectors, dict[str, Places]]:
     """The data set, its pictures, and the places of those that are tested."""
     name, _, root = (data or "").partition(":")
-    if name in datasets.names():
+    if recipe is not None and data is not None and _is_own(recipe, name, root):
+        data = root or None
+    elif name in datasets.names():
         dataset = datasets.open(name, root or None) if root else datasets.open(name)
         on_error = "fail" if recipe is None else recipe.data.on_error
         store = _store(dataset, cache, watch, preprocessing, on_error)
@@ -227,6 +230,14 @@ def _data(
     store = store_of(recipe, dataset, cache, watch)
     rows = rows_of(split_of(recipe, dataset), store)
     return dataset, store, {part: places for part, places in rows.items() if part not in ("train", "validation")}
+
+
+def _is_own(recipe: Recipe, name: str, root: str) -> bool:
+    """Whether this is the data set of the run, which knows which of its classes are for the test."""
+    if name != recipe.data.name or not root:
+        return name == recipe.data.name
+    own, given = (Path(os.path.expandvars(str(place))).expanduser() for place in (recipe.data.root, root))
+    return own.resolve() == given.resolve()
 
 
 def _store(
