@@ -1,0 +1,37 @@
+"""What the documentation names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)")
+CODE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings can be linked by."""
+    heads = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for place, anchor in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        target = (page.parent / place) if place else page
+        assert target.exists(), place
+        assert not anchor or anchor in anchors(target), f"{place}#{anchor}"
+
+
+def test_the_page_of_papers_names_recipes_and_grids() -> None:
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    grids = set(re.findall(r"grid `(\w+)`", text))
+    kept = {file.stem for file in (ROOT / "recipes" / "grids").glob("*.toml")}
+    ours = {"digits", "cub", "cub_dims", "cub_group", "cub_mining"}  # of no paper
+    assert grids == kept - ours
+    for data, name in re.findall(r"`(cub|cars196|sop|inshop)/([\w*]+)`", text):
+        assert list((ROOT / "recipes" / data).glob(f"{name}.toml")), f"{data}/{name}"
