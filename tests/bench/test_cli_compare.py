@@ -141,6 +141,15 @@ def test_runs_stand_beside_the_papers(fair: Path, capsys: pytest.CaptureFixture[
     )
 
 
+def test_the_loss_of_the_thesis_is_its_second_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = {"network.name": "bn_inception", "network.dim": 512}
+    finished(tmp_path / "first", "proxy_repel", overrides=large)
+    finished(tmp_path / "second", {"name": "proxy_repel", "through_batch": True}, overrides=large)
+    assert call("report", "--papers", str(tmp_path)) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "65.42" in line]
+    assert [line.split()[0] for line in lines] == ["proxy_repel+batch"]
+
+
 def test_papers_alone_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("report", "--papers") == 0
     assert "7c" in capsys.readouterr().out

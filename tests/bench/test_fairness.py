@@ -10,6 +10,7 @@ from fake_outcomes import finished
 
 from nearfar.bench import differences, find, judge
 from nearfar.bench.fairness import flat
+from nearfar.bench.results import repetitions
 
 
 def pair(folder: Path, overrides: dict[str, Any] | None = None, about: dict[str, Any] | None = None) -> list[Any]:
@@ -101,6 +102,11 @@ def test_what_a_grid_tries_values_of_is_compared(tmp_path: Path) -> None:
     # ... and nothing else, nor with runs that were not made for it.
     other = finished(tmp_path / "other", overrides={"sampler.per_class": 16})
     assert judge([*runs, other]).reasons == ["sampler.per_class: 4 in 4; 8 in 8; 16 in other"]
+    cell = {"loss": "nra", "sampler.per_class": "4"}
+    elsewhere = finished(tmp_path / "elsewhere", "nra", cell=cell, about={"data": {"name": "cub", "source": "other"}})
+    assert any(line.startswith("data.source") for line in judge([*runs, elsewhere]).reasons)
+    many = finished(tmp_path / "many", "nra", cell=cell, about={"batch": {"pictures": 32, "ranks": 2}})
+    assert any(line.startswith("batch.ranks") for line in judge([*runs, many]).reasons)
     more = finished(tmp_path / "more", overrides={"training.epochs": 9}, cell={"loss": "nra", "sampler.per_class": "4"})
     assert judge([*runs, more]).reasons == ["training.epochs: 5 in 4, 8; 9 in more"]
 
@@ -174,6 +180,35 @@ def test_whether_a_loss_sees_lengths_is_its_own_matter_where_angles_are_compared
         finished(tmp_path / "two", "nra", overrides={**lengths, "network.normalize": False}),
     ]
     assert judge(runs).reasons == ["network.normalize: true in one; false in two"]
+
+
+def test_lengths_of_levels_side_by_side_are_weights(tmp_path: Path) -> None:
+    levels = {"network.levels": ["low", "high"]}
+    runs = [
+        finished(tmp_path / str(each), "nra", overrides={**levels, "network.normalize": each}) for each in (True, False)
+    ]
+    assert judge(runs).reasons == ["network.normalize: true in True; false in False"]
+
+
+def test_a_run_that_normalises_is_no_repetition_of_one_that_does_not(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / str(each), "n_pair", overrides={"network.normalize": each}) for each in (True, False)]
+    assert runs[0].repetition != runs[1].repetition
+    assert not any("twice" in note for note in judge(runs).notes)
+
+
+def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path: Path) -> None:
+    runs = [
+        finished(
+            tmp_path / f"{loss}{fold}",
+            loss,
+            overrides={"split.kind": "k_fold", "split.fold": fold},
+            about={"length": {"epochs": 5 - fold, "steps": 20}},
+        )
+        for loss in ("nra", "raw")
+        for fold in (0, 1)
+    ]
+    assert judge(runs).fair
+    assert len(repetitions(runs)) == 2
 
 
 def test_without_validation_it_does_not_matter_when_it_is_measured(tmp_path: Path) -> None:

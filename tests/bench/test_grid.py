@@ -53,7 +53,9 @@ def test_a_cell_holds_the_whole_recipe() -> None:
     assert cell.labels == {"loss": "sharp", "dim": "4", "seed": "3"}
 
 
-def test_a_label_that_is_a_loss_names_it() -> None:
+def test_a_label_that_begins_with_a_loss_names_it() -> None:
+    hard = expanded(baseline=False, losses={"raw+hard": {"loss": {"mining": "hard"}}})[0]
+    assert (hard.recipe.loss.name, hard.recipe.loss.settings) == ("raw", {"mining": "hard"})
     assert [cell.recipe.loss.name for cell in expanded(baseline=False)] == ["raw", "nra"]
 
 
@@ -258,7 +260,16 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"settings": {"loss.alpha": [2, 2.0]}}, "each value once is enough"),
         ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is what dims of a grid says"),
         ({"name": "../up"}, "name is '../up'; needed is the name of a folder"),
-        ({"recipe": {**RECIPE, "split": {"kind": "k_fold"}}}, "the protocol says how to split"),
+        ({"recipe": {**RECIPE, "split": {"kind": "k_fold"}}}, "say how to split"),
+        (
+            {"protocol": "fixed_validation", "recipe": {**RECIPE, "split": {"share": 0.6}}},
+            r"split.share 0.6.*say how to split",
+        ),
+        (
+            {"losses": {"proxy_ancor": {"loss": {"margin": 0.1}}}},
+            r"no loss is called 'proxy_ancor' \(did you mean 'proxy_anchor'\?\)",
+        ),
+        ({"losses": {"proxy_ancor": {}}}, "no loss is called 'proxy_ancor'"),
     ],
 )
 def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -> None:
@@ -269,6 +280,19 @@ def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -
 def test_a_wrong_cell_is_named() -> None:
     with pytest.raises(ValueError, match=r"cell nra-seed0: loss: .*alhpa"):
         expanded(losses={"raw": {}, "nra": {"loss": {"alhpa": 2.0}}})
+
+
+def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline() -> None:
+    with pytest.raises(ValueError, match=r"cell raw-seed0: loss: raw has no setting 'alfa'"):
+        expanded(losses={"raw": {"loss": {"alfa": 2.0}}})
+
+
+def test_a_baseline_of_pretrained_weights_is_measured_once() -> None:
+    found = cells.expand(
+        grid.load(tables(seeds=[0, 1])),
+        overrides={"network.name": "small_cnn", "network.pretrained": "weights.safetensors"},
+    )
+    assert [cell.name for cell in found if cell.what == "frozen"] == ["frozen-seed0"]
 
 
 def test_two_labels_for_the_same_are_refused() -> None:

@@ -66,6 +66,13 @@ def test_the_tournament_is_that_of_all_experiments(board: Path, shown: str) -> N
     ]
 
 
+def test_all_that_rank_first_stand_out(tmp_path: Path) -> None:
+    for dim in (64, 128):
+        for loss in ("nra", "raw"):
+            write_run(tmp_path / f"{loss}{dim}", loss, 0.5, dim=dim)
+    assert sections(page.html(results.find(tmp_path)))["Recall@1 at a glance"].count("<strong>") == 4
+
+
 def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: str) -> None:
     found = rows(sections(shown)["Recall@1 at a glance"])
     assert [line[0] for line in found] == ["proxy_anchor", "contrastive", "n_pair", "frozen"]

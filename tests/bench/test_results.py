@@ -131,6 +131,16 @@ def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
         read(folder)
 
 
+def test_labels_and_splits_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    run = finished(tmp_path / "run", cell={"loss": "mine"})
+    (run.folder / "cell.json").write_text('{"labels": 3}')
+    with pytest.raises(ValueError, match=r"cell.json has labels 3; needed is a table"):
+        read(run.folder)
+    run.recipe["split"]["kind"] = "thirds"
+    with pytest.raises(ValueError, match="has split.kind 'thirds'; known are standard, fixed_validation, k_fold"):
+        _ = run.protocol
+
+
 def test_damaged_queries_are_named(tmp_path: Path) -> None:
     run = finished(tmp_path / "a")
     (run.folder / "queries.safetensors").write_bytes(b"nothing")

@@ -194,6 +194,19 @@ def test_standings_judge_each_experiment_by_itself(tmp_path: Path) -> None:
     assert refused.table.rows[2] == ["triplet", None, 40.0]
 
 
+def test_losses_that_are_not_everywhere_stay_out_of_standings(tmp_path: Path) -> None:
+    for dim in (64, 128):
+        for loss, score in (("nra", 0.6), ("raw", 0.5)):
+            finished(tmp_path / f"{loss}{dim}", loss, score=score, overrides={"network.dim": dim})
+    finished(tmp_path / "more", "triplet", score=0.9, overrides={"network.dim": 64})
+    table = standings(find(tmp_path)).table
+    assert [row[0] for row in table.rows] == ["nra", "raw"]
+    assert "only the 2 losses take part that all experiments have" in table.notes
+    finished(tmp_path / "alone", "margin", overrides={"network.dim": 32})
+    with pytest.raises(ValueError, match="no loss is in all of"):
+        standings(find(tmp_path))
+
+
 def test_standings_count_clear_wins(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     answers = {"nra": rng.random(300) < 0.4, "triplet": rng.random(300) < 0.4, "proxy_anchor": rng.random(300) < 0.9}

@@ -66,9 +66,13 @@ def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = (), 
     _check_changes(grid, changes)
     _check_roots(grid, roots)
     drafts = [*(_baselines(grid) if grid.baseline else ()), *_trained(grid)]
+    chosen = _chosen(drafts, only)
+    # What is wrong with a loss is told of its own cell, not of the baseline that stands before it.
+    made = {id(draft): _cell(draft, changes, roots) for draft in sorted(chosen, key=lambda draft: draft.what == FROZEN)}
     seen: dict[str, Cell] = {}
-    for draft in _chosen(drafts, only):
-        cell = _cell(draft, changes, roots)
+    for cell in (made[id(draft)] for draft in chosen):
+        if cell.key in seen and cell.what == FROZEN:
+            continue  # of pretrained weights, whatever the seed
         if cell.key in seen:
             raise ValueError(f"the cells {seen[cell.key].name} and {cell.name} are the same; leave one of them out")
         seen[cell.key] = cell

@@ -135,7 +135,11 @@ def standings(
         rows: list[Sequence[Cell]] = [[loss, *cells] for loss, cells in zip(losses, percent, strict=True)]
         return Comparison(Table(title, columns, rows, [REFUSED, *verdict.notes], unfair), verdict, False)
     columns = [Column("loss"), Column("total", 0), Column("average", 2), Column("std", 2)]
+    scores, left = tournaments.shared(scores)
+    if not any(scores.values()):
+        raise ValueError(f"there is nothing to rank: no loss is in all of {', '.join(scores)}")
     won, notes = _won(outcomes, metric, over, samples)
+    notes = [left, *notes] if left else notes
     columns += [Column("beats", 0), Column("loses", 0)] if won is not None else []
     columns += [Column(name, 0) for name in scores]
     rows = []

@@ -20,6 +20,7 @@ REPETITION = (
     "data.classes",
     "network.first_weights",
     "batch.sampler",
+    "length.epochs",
     "length.steps",
     "length.steps_per_epoch",
 )
@@ -58,6 +59,8 @@ IGNORED = (
     "recipe.network.pretrained",  # "weights" has its content
     "weights.file",
 )
+
+NORMALIZE = ("recipe.network.normalize", "network.model.normalize")
 
 # What a baseline shares with those it stands beside: it was not trained, and may have no head.
 UNTRAINED = (
@@ -118,11 +121,16 @@ def that_matter(manifest: Mapping[str, Any]) -> Facts:
     if not validates(manifest):  # nothing is chosen, so it does not matter when and by what
         kept = {key: value for key, value in kept.items() if not within(key, ("recipe.selection",))}
         kept.pop("recipe.evaluation.every", None)
-    if facts.get("recipe.evaluation.measure", "cosine") == "cosine":
+    if facts.get("recipe.evaluation.measure", "cosine") == "cosine" and not _side_by_side(facts):
         # Compared by angles, embeddings need no length: whether a loss sees one is its own matter.
-        kept.pop("recipe.network.normalize", None)
-        kept.pop("network.model.normalize", None)
+        for key in NORMALIZE:
+            kept.pop(key, None)
     return kept
+
+
+def _side_by_side(facts: Facts) -> bool:
+    """Whether several embeddings make one, in which their lengths are their weights."""
+    return len(facts.get("recipe.network.levels") or ()) > 1 or (facts.get("recipe.network.members") or 1) > 1
 
 
 def validates(manifest: Mapping[str, Any]) -> bool:

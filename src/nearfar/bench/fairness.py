@@ -18,8 +18,10 @@ __all__ = ["Verdict", "differences", "flat", "judge"]
 
 Differences = dict[str, dict[str, Any]]
 
-# What follows from settings; told only where no setting explains it.
+# What follows from settings; told only where no setting explains it. The first that fits counts.
 CAUSES = {
+    "data.source": ("recipe.data",),
+    "batch.ranks": (),
     "network": ("recipe.network", "recipe.augmentation", "recipe.evaluation", "recipe.data", "weights"),
     "batch": ("recipe.sampler", "recipe.data", "recipe.split"),
     "length": ("recipe.training", "recipe.sampler", "recipe.stages", "recipe.data", "recipe.split"),
@@ -52,12 +54,15 @@ class Verdict:
 def judge(outcomes: Iterable[Outcome]) -> Verdict:
     """Whether these runs differ in nothing but the loss, its settings, and repetitions that all of them have.
 
-    Where a grid tries values of a setting, that setting is what is compared: it may differ between its runs.
+    Where a grid tries values of a setting, that setting is what is compared: it may differ between its runs, and so
+    may what follows from it. Runs of one value are judged as any others.
     """
     outcomes = list(outcomes)
     tried = tuple(key for key in _tried(outcomes) if not facts.is_loss(f"recipe.{key}"))
     meant = tuple(f"recipe.{key}" for key in tried)
     found = {key: values for key, values in _explained(differences(outcomes)).items() if not facts.within(key, meant)}
+    for runs in _by_value(outcomes, tried):
+        found = _explained(differences(runs)) | found
     reasons = [_line(key, values) for key, values in found.items()]
     reasons += _repetitions(outcomes)
     notes = [f"compared are values of {', '.join(tried)}, as the grid says"] if tried else []
@@ -68,6 +73,14 @@ def _tried(outcomes: Sequence[Outcome]) -> list[str]:
     """The settings of which all these runs were made to try values."""
     trained = [run.settings for run in outcomes if not run.is_baseline]
     return [key for key in trained[0] if all(key in own for own in trained)] if trained else []
+
+
+def _by_value(outcomes: Sequence[Outcome], tried: Sequence[str]) -> list[list[Outcome]]:
+    """Runs that share the values of what is tried, if anything is."""
+    found: dict[str, list[Outcome]] = {}
+    for run in outcomes if tried else ():
+        found.setdefault(_whole([run.settings.get(key) for key in tried]), []).append(run)
+    return list(found.values())
 
 
 def differences(outcomes: Sequence[Outcome]) -> Differences:
@@ -105,7 +118,7 @@ def _explained(found: Differences) -> Differences:
     """Without what only follows from another difference."""
     kept = {}
     for key, values in found.items():
-        causes = CAUSES.get(key.split(".")[0], ())
+        causes = next((each for place, each in CAUSES.items() if facts.within(key, (place,))), ())
         if GONE in values.values():  # a setting of one sampler, schedule, … that another does not have
             section = key.rpartition(".")[0]
             causes += (f"{section}.name", f"{section}.kind")

@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,12 +154,12 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
     protocol = protocols.create(table.get("protocol", "default"), _table("protocol_settings", table))
     recipe = apply(_recipe(table, here), _table("changes", table))
     _check_parts("changes", _table("changes", table))
-    kind = recipe.get("split", {}).get("kind")
-    if kind is not None and kind != protocols.KINDS[protocol.name]:
-        raise ValueError(
-            f"protocol is {protocol.name!r}, and the recipe has split.kind {kind!r}; the protocol says how to split, "
-            "so leave that out of the recipe"
-        )
+    for key, said in recipe.get("split", {}).items():
+        if key != "kind" or said != protocols.KINDS[protocol.name]:
+            raise ValueError(
+                f"protocol is {protocol.name!r}, and the recipe has split.{key} {said!r}; the protocol and its "
+                "protocol_settings say how to split, so leave that out of the recipe"
+            )
     chosen = {label: _named(label, changes) for label, changes in _axis("losses", table).items()}
     if not chosen:
         raise ValueError("losses is missing; needed is at least one [losses.LABEL]")
@@ -253,11 +254,21 @@ def _check_parts(where: str, changes: Any) -> None:
 
 
 def _named(label: str, changes: Tables) -> Tables:
-    """A label that is the name of a loss names it."""
+    """A label that begins with the name of a loss names it; another has to say which loss its settings are of.
+
+    >>> _named("raw+hard", {"loss": {"mining": "hard"}})
+    {'loss': {'name': 'raw', 'mining': 'hard'}}
+    """
     loss = changes.get("loss", {})
-    if "name" in loss or label not in losses_room.names():
+    word = re.split(r"\W", label)[0]
+    if "name" in loss:
         return changes
-    return {**changes, "loss": {"name": label, **loss}}
+    if word in losses_room.names():
+        return {**changes, "loss": {"name": word, **loss}}
+    if not changes or loss:
+        known = nearest(word, losses_room.names())
+        raise ValueError(f"losses.{label}: no loss is called {word!r}{known}; say which it is with loss.name")
+    return changes  # the recipe's own loss, and something else changed
 
 
 def _numbers(key: str, table: Tables, *, low: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ folders, losses, data) is text and never markup.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nearfar.bench import page_parts as parts
@@ -109,12 +109,8 @@ def _standings(
     outcomes: Sequence[Outcome], metric: str, order: Sequence[str]
 ) -> tuple[list[tournaments.Standing], list[str], str]:
     """The tournament of the losses that all experiments have, the names of these, and what to say of the others."""
-    every_one = tournaments.scores(outcomes, metric)
-    scores: Mapping[str, Mapping[str, float]] = {name: every_one[name] for name in order if name in every_one}
-    every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
-    common = [loss for loss in every if all(loss in each for each in scores.values())]
-    if len(common) < 2:
+    every = tournaments.scores(outcomes, metric)
+    kept, left = tournaments.shared({name: every[name] for name in order if name in every})
+    if not kept or len(next(iter(kept.values()))) < 2:
         return [], [], ""
-    left = f" Only the {len(common)} losses take part that all experiments have." if len(common) < len(every) else ""
-    kept = {name: {loss: each[loss] for loss in common} for name, each in scores.items()}
-    return tournaments.tournament(kept), list(kept), left
+    return tournaments.tournament(kept), list(kept), f" {left[0].upper()}{left[1:]}." if left else ""

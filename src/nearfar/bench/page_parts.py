@@ -99,15 +99,14 @@ def overview(found: Sequence[Experiment], metric: str, stamp: str) -> str:
     if len(found) < 2:
         return ""
     losses = list(dict.fromkeys(row.loss for one in found for row in one.rows))
-    best = [one.best.loss if one.best and not stamp_blocks(one) else None for one in found]
     rows: list[list[Cell | str]] = []
     kinds = []
     for loss in losses:
         own = [one.row(loss) for one in found]
         cells = []
-        for row, first in zip(own, best, strict=True):
+        for row in own:
             cell = shell.number(row.score if row else None, 1, percent=True)
-            strong = row is not None and row.loss == first
+            strong = row is not None and row.rank == 1
             cells.append(Cell(cell.text, cell.key, f"<strong>{cell.text}</strong>") if strong else cell)
         rows.append([loss, *cells])
         kinds.append("base" if any(row is not None and row.is_baseline for row in own) else "")
@@ -119,11 +118,6 @@ def overview(found: Sequence[Experiment], metric: str, stamp: str) -> str:
         kinds=[kinds[at] for at in order],
     )
     return shell.section(f"{nice(metric)} at a glance", "Of the test classes, in percent.", content, stamp=stamp)
-
-
-def stamp_blocks(one: Experiment) -> bool:
-    """Whether the best of an experiment is not to be named."""
-    return all(row.rank is None for row in one.rows)
 
 
 def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:

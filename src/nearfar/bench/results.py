@@ -116,7 +116,10 @@ class Outcome:
     @property
     def protocol(self) -> str:
         """ "default", "fixed_validation" or "kfold"."""
-        return PROTOCOLS[self.recipe.get("split", {}).get("kind", "standard")]
+        kind = self.recipe.get("split", {}).get("kind", "standard")
+        if kind not in PROTOCOLS:
+            raise RunError(f"{self.folder} has split.kind {kind!r}; known are {', '.join(PROTOCOLS)}")
+        return PROTOCOLS[kind]
 
     @property
     def place(self) -> dict[str, Any]:
@@ -159,7 +162,8 @@ class Outcome:
         if self.is_baseline:
             kept = {key: value for key, value in kept.items() if facts.within(key, facts.UNTRAINED)}
         else:
-            kept |= {key: value for key, value in facts.flat(self.manifest).items() if facts.is_loss(key)}
+            own = facts.flat(self.manifest).items()
+            kept |= {key: value for key, value in own if facts.is_loss(key) or key in facts.NORMALIZE}
         rest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
         return Repetition(self.loss, self.network, self.dim, self.data, self.protocol, rest)
 
@@ -211,9 +215,10 @@ def read(folder: str | Path) -> Outcome:
         raise RunError(f"the run in {run.folder} cannot be compared: {run.manifest.name} is not there")
     cell = run.folder / CELL
     about = _json(cell) if cell.is_file() else {}
-    return Outcome(
-        run.folder, _json(run.manifest), _json(run.metrics), about.get("labels", {}), str(about.get("key", ""))
-    )
+    labels = about.get("labels", {})
+    if not isinstance(labels, dict):
+        raise RunError(f"{cell} has labels {labels!r}; needed is a table")
+    return Outcome(run.folder, _json(run.manifest), _json(run.metrics), labels, str(about.get("key", "")))
 
 
 def find(*places: str | Path) -> list[Outcome]:
@@ -254,10 +259,14 @@ def _label(section: Mapping[str, Any]) -> str:
 
     >>> _label({"name": "raw", "mining": {"name": "valid_triplet"}}), _label({"name": "triplet", "mining": "semi_hard"})
     ('raw+valid_triplet', 'triplet')
+    >>> _label({"name": "proxy_repel", "through_batch": True})
+    'proxy_repel+batch'
     """
     name, mining = str(section.get("name", "?")), section.get("mining")
     mined = mining.get("name") if isinstance(mining, Mapping) else mining
     usual = losses.defaults(name).get("mining", "all") if name in losses.names() else "all"
+    if section.get("through_batch"):
+        return f"{name}+batch"
     return name if mined in (None, usual) else f"{name}+{mined}"
 
 

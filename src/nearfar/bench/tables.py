@@ -13,6 +13,7 @@ from nearfar import pages
 from nearfar.settings import one_of
 
 UNFAIR = "UNFAIR"
+GREEK = {"α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "ε": r"\epsilon", "λ": r"\lambda", "σ": r"\sigma", "τ": r"\tau"}
 NOTHING = "–"
 
 Cell = str | int | float | None
@@ -171,5 +172,6 @@ def _tex(words: str) -> str:
     """
     special = {char: f"\\{char}" for char in "&%$#_{}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    special |= {letter: f"${name}$" for letter, name in GREEK.items()}
     special |= {"–": "--", "×": r"$\times$", "−": "$-$", "<": r"\textless{}", ">": r"\textgreater{}"}
     return "".join(special.get(char, char) for char in words)

@@ -100,6 +100,14 @@ def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, d
     return {name: each for name, each in found.items() if each}
 
 
+def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[str, float]], str]:
+    """The scores of the losses that all experiments have, and what to say of the others."""
+    every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
+    common = [loss for loss in every if all(loss in each for each in scores.values())]
+    left = f"only the {len(common)} losses take part that all experiments have" if len(common) < len(every) else ""
+    return {name: {loss: each[loss] for loss in common} for name, each in scores.items()}, left
+
+
 def judged(outcomes: Iterable[Outcome]) -> Verdict:
     """Whether each experiment is fair on its own; a tournament asks no more."""
     found = experiments(outcomes)
@@ -139,7 +147,7 @@ def _facts(run: Outcome) -> dict[str, Any]:
     """What may tell runs of one name apart: the settings of the loss or of the grid, and on what it was trained."""
     settings = {} if run.is_baseline else run.recipe.get("loss", {})
     tried = {key.rpartition(".")[2]: value for key, value in run.settings.items() if not key.startswith("loss.")}
-    return settings | tried | run.place
+    return settings | tried | run.place | {"normalize": run.recipe.get("network", {}).get("normalize", True)}
 
 
 def _is_number(score: Any) -> bool:
