@@ -137,7 +137,7 @@ def test_labels_and_splits_that_make_no_sense_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cell.json has labels 3; needed is a table"):
         read(run.folder)
     run.recipe["split"]["kind"] = "thirds"
-    with pytest.raises(ValueError, match="has split.kind 'thirds'; known are standard, fixed_validation, k_fold"):
+    with pytest.raises(ValueError, match=r"has split.kind 'thirds'; known are standard, fixed_validation, k_fold"):
         _ = run.protocol
 
 

@@ -143,8 +143,11 @@ def standings(
     columns += [Column("beats", 0), Column("loses", 0)] if won is not None else []
     columns += [Column(name, 0) for name in scores]
     rows = []
-    for row in tournaments.tournament(scores):
-        counts = [] if won is None else [sum(row.loss == pair[at] for pair in won) for at in (0, 1)]
+    ranking = tournaments.tournament(scores)
+    ranked = {row.loss for row in ranking}
+    between = [pair for pair in won or () if ranked.issuperset(pair)]
+    for row in ranking:
+        counts = [] if won is None else [sum(row.loss == pair[at] for pair in between) for at in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
     return Comparison(Table(title, columns, rows, [*notes, *verdict.notes], unfair), verdict, True)
 
