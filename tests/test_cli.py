@@ -73,6 +73,13 @@ def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(tmp_path: Path
         assert f">{name}<" in drawn
 
 
+@pytest.mark.parametrize(("kind", "words"), [("transfer", "α = 8"), ("ranks", "similarity s, drawn at 1 − s (α = 8)")])
+def test_what_nra_makes_of_ranks_is_drawn(kind: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "nra.svg"
+    assert call("losses", "nra", "--plot", str(file), "--kind", kind, "--set", "alpha=8") == 0
+    assert f">{words}<" in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -82,6 +89,12 @@ def test_the_plot_of_no_loss_in_particular_shows_the_classic_ones(tmp_path: Path
         (["losses", "raw", "--plot", "a.png", "--set", "alpha"], "--set is 'alpha'; needed is NAME=VALUE"),
         (["losses", "raw", "--plot", "a.png", "--set", "alhpa=3"], "(did you mean 'alpha'?)"),
         (["losses", "raw", "--plot", "a.png", "--set", "alpha=-3"], "alpha is -3"),
+        (
+            ["losses", "nra", "--plot", "a.png", "--kind", "rank"],
+            "--kind is 'rank'; allowed are weights, transfer, ranks",
+        ),
+        (["losses", "raw", "--plot", "a.png", "--kind", "ranks"], "--kind ranks is drawn of nra alone"),
+        (["losses", "nra", "--kind", "transfer"], "as in: nearfar losses nra --plot nra.svg --kind transfer"),
         (["losses", "raw", "--all"], "--all explains every loss"),
         (["losses", "group", "--plot", "a.png"], "group is no loss of pairs"),
         (["losses", "--colour"], "--colour"),

@@ -83,6 +83,81 @@ def test_a_data_set_is_indexed_by_name(place: Path, capsys: pytest.CaptureFixtur
     assert "5 pictures of 5 classes" in said
 
 
+@pytest.fixture
+def small(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A folder with "photos" and an index "i" of them."""
+    photos(tmp_path / "photos", 4)
+    run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    return tmp_path
+
+
+def test_an_item_that_is_named_twice_is_removed_once(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1 removed, 3 left" in run(capsys, "index", "remove", small / "i", 3, 3)
+
+
+def test_classes_that_are_not_wanted_are_all_left_out(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--where", "label!=digit 1", "--where", "label!=digit 2")
+    assert "2 removed, 2 left" in run(capsys, "index", "remove", small / "i", *words)
+
+
+def test_labels_of_a_table_survive_a_plain_update(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "m.csv").write_text("name,label\ndigit 1/001.png,eagle\n")
+    run(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
+    run(capsys, "index", "update", small / "i", small / "photos")
+    assert "eagle: 1" in run(capsys, "index", "info", small / "i")
+
+
+def test_names_of_a_table_that_match_nothing_are_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "m.csv").write_text("name,year\ndigit 1/001.png,1\n" + "".join(f"x{n}.png,2\n" for n in range(5)))
+    said = run(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
+    assert "5 of 6 names match no picture: x0.png, x1.png, x2.png, …" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("m.csv", "name,score\na.png,1\nb.png,nan\n"), ("m.jsonl", '{"name": "a"}\n{"name": "b", "score": NaN}\n')],
+)
+def test_a_number_that_is_none_is_named(small: Path, capsys: pytest.CaptureFixture[str], name: str, text: str) -> None:
+    (small / name).write_text(text)
+    error = refused(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / name)
+    assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; needed is" in error
+
+
+def test_a_file_that_became_unreadable_is_kept_and_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "photos" / "digit 1" / "001.png").write_bytes(b"text")
+    said = run(capsys, "index", "update", small / "i", small / "photos")
+    assert "0 added, 1 kept (cannot be read now), 3 unchanged; 4 in all" in said
+
+
+def test_names_command_no_terminal(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(tmp_path / "photos", 1)
+    good = next((tmp_path / "photos").glob("*/*.png"))
+    for name in ("\x1b[31mred\x1b]0;title\x07\nline.png", "turned\u202egnp.png"):
+        good.with_name(name).write_bytes(good.read_bytes())
+    good.with_name("\x1b[2Jbad.png").write_bytes(b"text")
+    said = run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    assert "  digit 0/\\x1b[2Jbad.png: " in said
+    said += run(capsys, "search", tmp_path / "i", good)
+    said += run(capsys, "index", "duplicates", tmp_path / "i")
+    assert "\\x1b[31mred\\x1b]0;title\\x07\\nline.png" in said
+    assert not set("\x1b\x07\u202e") & set(said)
+    assert "\x1b" not in refused(capsys, "search", tmp_path / "i", "\x1b[2Jno.png")
+
+
+def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(tmp_path / "photos", 1)
+    for number in range(25):
+        folder = tmp_path / "photos" / f"class {number}"
+        folder.mkdir()
+        (folder / "bad.png").write_bytes(b"text")
+        (folder / "good.png").write_bytes(next((tmp_path / "photos").glob("*/000.png")).read_bytes())
+    said = run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    said += run(capsys, "embed", place / "model", tmp_path / "photos", "-o", tmp_path / "e.npz", "--device", "cpu")
+    assert said.count("… and 5 more\n") == 2
+    assert "… and 6 more; --all lists them" in run(capsys, "index", "info", tmp_path / "i")
+    assert "class 9: 1\n" in run(capsys, "index", "info", tmp_path / "i", "--all")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

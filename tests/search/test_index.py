@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -187,6 +190,71 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         Index.open(tmp_path / "i")
 
 
+@pytest.mark.parametrize("name", ["ids.npy", "vectors.npy", "items.json", "thumbnails.npy"])
+def test_an_empty_file_is_named(built: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(built / "i", tmp_path / "i")
+    file = next((tmp_path / "i").glob("data-*")) / name
+    file.write_bytes(b"")
+    with pytest.raises(BadIndex, match=f"{re.escape(str(file))} is damaged"):
+        Index.open(tmp_path / "i")
+
+
+def test_a_card_that_tells_too_little_is_named(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"format": "nearfar index", "version": 1, "dim": 3}')
+    with pytest.raises(BadIndex, match=r"index\.json is damaged: it does not tell measure, .*generation"):
+        Index.open(tmp_path)
+
+
+@pytest.mark.parametrize("words", [{"expand": 3}, {"rerank": "k_reciprocal"}])
+def test_what_is_removed_during_a_search_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, Any]
+) -> None:
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        first = index.search(0, 1).ids[0]
+        nearest = index.nearest
+
+        def late(*given: Any, **more: Any) -> Any:
+            found = nearest(*given, **more)
+            if first in index:
+                index.remove([first])
+            return found
+
+        monkeypatch.setattr(index, "nearest", late)
+        found = index.search(0, 19, **words)
+        assert sorted(found.ids) == [id for id in range(1, 20) if id != first]
+        assert len(found.pictures) == 19
+
+
+def test_what_is_removed_before_its_picture_was_taken_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        first, thumbnail = index.search(0, 1).ids[0], index.thumbnail
+
+        def late(id: int) -> bytes:
+            if id == first:
+                index.remove([id])
+            return thumbnail(id)
+
+        monkeypatch.setattr(index, "thumbnail", late)
+        found = index.search(0, 5)
+        assert first not in found.ids
+        assert len(found.pictures) == len(found) + 1 == 5
+
+
+@pytest.mark.parametrize("backend", ["exact", "faiss:flat"])
+def test_nobody_looks_for_more_than_there_is(tmp_path: Path, backend: str) -> None:
+    if backend != "exact":
+        pytest.importorskip("faiss")
+    with Index.from_vectors(vectors(20), out=tmp_path / "i", backend=backend) as index:
+        scores, ids = index.nearest(vectors(20)[:2], 10**18)
+        assert scores.shape == ids.shape == (2, 20)
+        index.remove(range(20))
+        assert index.search_vectors(vectors(20)[:2], 10**18) == [[], []]
+        for rerank in (None, "k_reciprocal"):
+            assert len(index.search(vectors(20)[0], 3, rerank=rerank, expand=2)) == 0
+
+
 def test_one_writes_and_others_read(tmp_path: Path) -> None:
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         index.add_vectors(vectors(2))
@@ -263,6 +331,16 @@ def test_the_map_follows_the_items(tmp_path: Path) -> None:
         assert index.map("tsne").shape == (162, 2)
     with Index.open(tmp_path / "i", read_only=True) as index:
         assert index.map().shape == (162, 2)
+
+
+def test_a_damaged_map_is_made_again(tmp_path: Path) -> None:
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        places, file = index.map(), tmp_path / "i" / "map-pca.npz"
+        for damaged in (file.read_bytes()[:200], b"", b"PK"):
+            file.write_bytes(damaged)
+            np.testing.assert_array_equal(index.map(), places)
+        np.savez(file, ids=np.arange(20))
+        np.testing.assert_array_equal(index.map(), places)
 
 
 def test_a_data_set_can_be_indexed(built: Path, tmp_path: Path) -> None:

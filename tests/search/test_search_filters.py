@@ -32,6 +32,8 @@ ITEMS = [
         ({"wild": True}, [1]),
         ({"id": [4, 9]}, [4, 9]),
         ({"year": {"==": 2020}}, [3]),
+        ({"label": {"!=": ["jay", "wren"]}}, [4, 9]),
+        ({"name": {"~": ["garden/*", "*b.jpg"]}}, [3]),
     ],
 )
 def test_items_that_pass(where: dict[str, object], expected: list[int]) -> None:
@@ -47,6 +49,7 @@ def test_items_that_pass(where: dict[str, object], expected: list[int]) -> None:
         ("year>=2019", ("year", {">=": 2019})),
         ("year<2019.5", ("year", {"<": 2019.5})),
         ("year!=2019", ("year", {"!=": 2019})),
+        ("label!=jay,wren", ("label", {"!=": ["jay", "wren"]})),
         ("name~a/*.jpg", ("name", {"~": "a/*.jpg"})),
     ],
 )
@@ -67,6 +70,33 @@ def test_filters_are_joined() -> None:
     }
     with pytest.raises(ValueError, match="names 'label' twice"):
         together([("label", "jay"), ("label", "wren")])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["label!=jay", "label!=wren"], [4, 9]),
+        (["label!=jay", "label!=wren", "label!=7"], [4]),
+        (["year>2019", "year>2017"], [3]),
+        (["name~*b.jpg", "name~garden/*"], [3]),
+    ],
+)
+def test_the_same_sign_twice_means_both(words: list[str], expected: list[int]) -> None:
+    assert select(ITEMS, together([parse(word) for word in words])).tolist() == expected
+
+
+@pytest.mark.parametrize("label", ["001", "1e3", "1_000", "007", "+5", "1.50", "nan"])
+def test_a_class_may_be_spelled_like_a_number(label: str) -> None:
+    """Words are compared with what was typed, numbers with what it means."""
+    number = float(label.replace("_", ""))
+    others = ["1", "1.0", "1000", "1000.0", "7", "5", "1.5"]
+    items = [Item(0, "a", label, metadata={"size": number}), *(Item(n, "b", each) for n, each in enumerate(others, 1))]
+    assert select(items, together([parse(f"label={label}")])).tolist() == [0]
+    assert select(items, together([parse(f"label=x,{label}")])).tolist() == [0]
+    assert select(items, together([parse(f"label!={label}")])).tolist() == [*range(1, 8)]
+    if number == number:
+        assert select(items, together([parse(f"size={label}")])).tolist() == [0]
+        assert select(items, together([parse(f"size>={label}")])).tolist() == [0]
 
 
 def test_wrong_filters_are_named() -> None:

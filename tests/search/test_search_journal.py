@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from search_cases import vectors
 
-from nearfar.search import Index
+from nearfar.search import Index, folder, journal
 from nearfar.search.folder import journal_file
 from nearfar.search.journal import HEAD, Journal
 
@@ -62,6 +62,55 @@ def test_a_damaged_record_costs_only_itself(tmp_path: Path) -> None:
             assert journal.damaged == 1
 
 
+@pytest.mark.parametrize("piece", [4, 5, 60])
+def test_the_next_record_is_found_across_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    ends = filled(tmp_path / "j")
+    data = bytearray((tmp_path / "j").read_bytes())
+    data[ends[0]] ^= 0xFF
+    (tmp_path / "j").write_bytes(data)
+    monkeypatch.setattr(journal, "PIECE", piece)
+    assert numbers(tmp_path / "j") == [0, 2]
+
+
+def test_a_system_may_give_little_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux does beyond 2 GiB: nothing is taken for torn."""
+    ends = filled(tmp_path / "j")
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, length, offset: read(handle, min(length, 7), offset))
+    assert numbers(tmp_path / "j") == [0, 1, 2]
+    assert (tmp_path / "j").stat().st_size == ends[-1]
+    with Journal(tmp_path / "j") as opened:
+        assert opened.read(ends[-1] - 50, 50) == bytes([2]) * 50
+
+
+def test_what_could_not_be_read_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = filled(tmp_path / "j")
+    read = os.pread
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", lambda handle, length, offset: read(handle, length, offset)[: ends[1] - offset])
+        with pytest.raises(OSError, match="gave 0 bytes at"):
+            Journal(tmp_path / "j")
+    assert numbers(tmp_path / "j") == [0, 1, 2]
+
+
+def test_a_reader_that_meets_a_save_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, saved = folder.read_table, []
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        index.add_vectors(vectors(2))
+
+        def late(place: Path) -> object:
+            table = read(place)
+            if not saved:
+                saved.append(place)
+                index.save()
+            return table
+
+        monkeypatch.setattr(folder, "read_table", late)
+        with Index.open(tmp_path / "i", read_only=True) as other:
+            assert saved
+            assert len(other) == 22
+
+
 def test_an_index_survives_garbage_behind_its_journal(tmp_path: Path) -> None:
     points = vectors(30)
     with Index.from_vectors(points, out=tmp_path / "i") as index:
@@ -112,8 +161,6 @@ def test_folding_in_leaves_one_generation_and_the_same_items(tmp_path: Path) -> 
 
 
 def test_a_failed_save_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nearfar.search import folder
-
     points = vectors(30)
     with Index.from_vectors(points, out=tmp_path / "i") as index:
         index.add_vectors(points[:2])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from search_cases import digit, model, photos
 
-from nearfar.search import Index
+from nearfar.search import Index, building
 from nearfar.search.encoder import Encoder
+from nearfar.search.folder import BadIndex
+from nearfar.search.gathering import gather
 
 
 @pytest.fixture
@@ -128,3 +132,116 @@ def test_metadata_and_labels_can_change(index: Index, tmp_path: Path) -> None:
     assert index.item(2).metadata == {"year": 2020}
     assert index.item(2).label == "two"
     assert index.search(0, where={"year": 2020}).ids == [2]
+
+
+@pytest.mark.parametrize("prune", [False, True])
+def test_what_cannot_be_read_now_is_kept(index: Index, tmp_path: Path, prune: bool) -> None:
+    def broken() -> bytes:
+        raise OSError("Input/output error")
+
+    listed = [
+        replace(each, read=broken) if each.name == "digit 2/002.png" else each for each in gather(tmp_path / "photos")
+    ]
+    (tmp_path / "photos" / "digit 3" / "003.png").write_bytes(b"\x89PNG, and no more")
+    found = index.update(listed, prune=prune)
+    assert (found.kept, found.replaced, found.missing) == ([2, 3], [], [])
+    assert [name for name, _ in found.skipped] == ["digit 2/002.png", "digit 3/003.png"]
+    assert [item.id for item in index.items] == [*range(6)]
+
+
+def test_an_upload_named_like_a_file_makes_no_copies(index: Index, tmp_path: Path, embedded: list[int]) -> None:
+    index.add_images([("digit 2/002.png", digit(40), "mine", {})])
+    embedded.clear()
+    found = index.update(tmp_path / "photos")
+    assert (found.unchanged, found.added, found.replaced, found.missing) == (6, [], [], [6])
+    assert index.item(6).label == "mine"
+    assert embedded == []
+
+
+def test_a_file_moved_over_another_replaces_it(index: Index, tmp_path: Path) -> None:
+    (tmp_path / "photos" / "digit 1" / "001.png").rename(tmp_path / "photos" / "digit 2" / "002.png")
+    found = index.update(tmp_path / "photos")
+    assert (found.moved, found.replaced, found.missing) == ([1], [2], [])
+    assert index.item(1).name == "digit 2/002.png"
+
+
+def test_an_interrupted_replacement_is_gone_on_with(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(digit(40)).save(tmp_path / "photos" / "digit 2" / "002.png")
+    with monkeypatch.context() as patch:
+        patch.setattr(index._shelf, "remove", lambda ids: None)  # as if it was killed before
+        index.update(tmp_path / "photos")
+    assert len(index) == 7
+    assert index.update(tmp_path / "photos").replaced == [2]
+    assert [item.id for item in index.items] == [0, 1, 3, 4, 5, 6]
+
+
+def test_what_was_told_of_a_picture_is_not_forgotten(index: Index, tmp_path: Path) -> None:
+    """Its class and metadata stay, when it is moved or changed as well; a class that was just its folder does not."""
+    told = {f"digit {n}/00{n}.png" for n in (1, 2, 3)}
+    listed = [
+        replace(each, label="told", told=True) if each.name in told else each for each in gather(tmp_path / "photos")
+    ]
+    index.update(listed, metadata={name: {"year": 2020} for name in told})
+    (tmp_path / "photos" / "moved").mkdir()
+    for number in (2, 4):
+        file = tmp_path / "photos" / f"digit {number}" / f"00{number}.png"
+        file.rename(tmp_path / "photos" / "moved" / file.name)
+    Image.fromarray(digit(40)).save(tmp_path / "photos" / "digit 3" / "003.png")
+    index.update(tmp_path / "photos")
+    found = {item.name: (item.label, item.metadata) for item in index.items}
+    assert found["digit 1/001.png"] == found["moved/002.png"] == found["digit 3/003.png"] == ("told", {"year": 2020})
+    assert found["moved/004.png"] == ("moved", {})
+    index.update(tmp_path / "photos", labels={})
+    assert {item.label for item in index.items} == {None}
+
+
+def test_one_file_is_called_as_several_are(tmp_path: Path) -> None:
+    photos(tmp_path, 3)
+    files = sorted(tmp_path.glob("*/*.png"))
+    one, (first, *_) = gather(files[0]), gather(files)
+    assert (one[0].name, one[0].label) == (first.name, first.label) == (files[0].as_posix(), "digit 0")
+
+
+def test_a_name_that_is_no_text_costs_only_its_file(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 3)
+    bad = os.fsencode(tmp_path / "photos") + b"/bad\xff.png"
+    try:
+        os.link(next((tmp_path / "photos").glob("*/*.png")), bad)
+    except OSError:
+        pytest.skip("names of files are UTF-8 here")
+    with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
+        assert len(index) == 3
+        assert index.skipped == [("bad\\xff.png", "its name is not UTF-8; rename the file")]
+
+
+def test_a_build_that_is_refused_leaves_the_model_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 3)
+
+    def late(*words: object) -> object:
+        monkeypatch.setattr(building, "gather", gather)
+        Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu").close()
+        return gather(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(building, "gather", late)
+    with pytest.raises(BadIndex, match="holds an index already"):
+        Index.build(model(seed=1), tmp_path / "photos", out=tmp_path / "i", device="cpu")
+    with Index.open(tmp_path / "i", device="cpu") as index:
+        assert index.search(digit(0), 1).ids == [0]
+
+
+def test_an_interrupted_build_remembers_its_backend(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    photos(tmp_path / "photos", 4)
+
+    def stop(work: str) -> None:
+        if work == "embedding":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(model(), tmp_path / "photos", out=tmp_path / "i", backend="faiss:hnsw", device="cpu", watch=stop)  # type: ignore[arg-type]
+    with Index.open(tmp_path / "i", device="cpu") as index:
+        index.update(tmp_path / "photos")
+        index.save()
+        assert index.info()["backend"] == "faiss:hnsw"

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import nearfar
+from nearfar.cli.tables import visible
 
 app = typer.Typer(
     name="nearfar",
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Errors of the parser bring their own exit code and wording.
         words_of = getattr(error, "format_message", None)
         message = words_of() if words_of else str(error) or type(error).__name__
-        print(f"nearfar: {' '.join(message.split())}", file=sys.stderr)
+        print(f"nearfar: {visible(' '.join(message.split()))}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -43,5 +43,5 @@ def embed_pictures(
             watch=watch,
         )
     found.write(out)
-    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped], False)
+    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped])
     say(f"wrote {out}: {len(found.names):,} embeddings of {found.vectors.shape[1]:,} dimensions")

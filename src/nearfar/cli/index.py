@@ -11,6 +11,7 @@ import typer
 from nearfar.cli.app import app
 from nearfar.cli.tables import SHOWN, print_list, print_table, say
 from nearfar.progress import bars
+from nearfar.settings import few
 from nearfar.writing import write_json
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def build(
         f"{out}: {facts['count']:,} pictures of {facts['classes']:,} classes, {facts['dim']} dimensions, "
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
-    print_list("files were left out", [f"{name}: {reason}" for name, reason in skipped], False)
+    print_list("files were left out", [f"{name}: {reason}" for name, reason in skipped])
     say(f"Search it with: nearfar search {out} PICTURE   or in a browser with: nearfar serve {out}")
 
 
@@ -163,7 +164,8 @@ def remove(
     if bool(ids) == bool(where):
         raise ValueError("needed are the ids of items, or --where, and not both")
     with _open(place) as opened:
-        wanted = ids or opened.select(filters.together([filters.parse(text) for text in where or ()])).tolist()
+        filtered = filters.together([filters.parse(text) for text in where or ()])
+        wanted = set(ids or opened.select(filtered).tolist())
         opened.remove(wanted)
         opened.save()
         say(f"{place}: {len(wanted):,} removed, {len(opened):,} left")
@@ -172,6 +174,7 @@ def remove(
 @index.command(name="info", short_help="Tell what an index holds.")
 def info(
     place: Place,
+    everything: Annotated[bool, typer.Option("--all", help=f"List all classes, not just the first {SHOWN}.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file as well.")] = None,
 ) -> None:
     """Tell what an index holds.
@@ -183,7 +186,7 @@ def info(
     model = facts.pop("model")
     facts |= {"model": "none" if model is None else f"{model['name']} {model['fingerprint'][:12]}"}
     print_table(("index", str(place)), [(key.replace("_", " "), _words(value)) for key, value in facts.items()])
-    print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], False)
+    print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
     if json is not None:
         write_json(json, {**facts, "model": model, "labels": labels})
         say(f"wrote {json}")
@@ -272,18 +275,23 @@ def _described(
     if metadata is None:
         return listed, labels, None
     named, about = notes.read(metadata)
-    return [replace(each, label=named.get(each.name, each.label)) for each in listed], labels, about
+    unknown = sorted(about.keys() - {each.name for each in listed})
+    if unknown:
+        say(f"{metadata}: {len(unknown):,} of {len(about):,} names match no picture: {few(unknown, 3)}")
+    known = [replace(each, label=named[each.name], told=True) if each.name in named else each for each in listed]
+    return known, labels, about
 
 
 def _tell(place: Path, opened: Index, found: Update) -> None:
     words = [f"{len(found.added):,} added"]
-    for name, ids in (("moved", found.moved), ("replaced", found.replaced)):
+    kept = "kept (cannot be read now)"
+    for name, ids in (("moved", found.moved), ("replaced", found.replaced), (kept, found.kept)):
         if ids:
             words.append(f"{len(ids):,} {name}")
     if found.missing:
         words.append(f"{len(found.missing):,} {'removed' if found.pruned else 'missing (--prune removes them)'}")
     say(f"{place}: {', '.join(words)}, {found.unchanged:,} unchanged; {len(opened):,} in all")
-    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped], False)
+    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped])
 
 
 def _words(value: Any) -> str:

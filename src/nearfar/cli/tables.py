@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 SHOWN = 20  # lines of a list that may be long
+COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # to a terminal, or no text at all
+
+
+def visible(text: str) -> str:
+    r"""Text that moves nothing on a terminal, whatever a file is called: control characters are spelled out.
+
+    >>> visible("\x1b[31mred.jpg")
+    '\\x1b[31mred.jpg'
+    """
+    return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def say(text: str) -> None:
-    """A line as it is: no markup, and not broken."""
+    """A line, or several, as they are: no markup, and not broken."""
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+    lines = "\n".join(visible(line) for line in text.split("\n"))
+    Console(highlight=False, soft_wrap=True).print(lines, markup=False)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
@@ -25,22 +37,25 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     for number, head in enumerate(heads):
         table.add_column(head, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(visible(cell)) for cell in row))
     Console(highlight=False).print(table)
 
 
-def print_list(title: str, lines: Sequence[str], everything: bool) -> None:
-    """Lines below a title that counts them; the first ones unless everything is wanted."""
+def print_list(title: str, lines: Sequence[str], everything: bool | None = None) -> None:
+    """Lines below a title that counts them; the first ones unless everything is wanted.
+
+    ``everything`` is what --all says, and None where a command has no such option.
+    """
     if not lines:
         return
     shown = lines if everything else lines[:SHOWN]
     say(f"{len(lines):,} {title}:")
     for line in shown:
-        say(f"  {line}")
-    say_more(len(lines), len(shown))
+        say(f"  {visible(line)}")
+    say_more(len(lines), len(shown), "" if everything is None else "; --all lists them")
 
 
-def say_more(count: int, shown: int) -> None:
-    """That a list went on."""
+def say_more(count: int, shown: int, how: str = "; --all lists them") -> None:
+    """That a list went on, and how to see the rest."""
     if count > shown:
-        say(f"  … and {count - shown:,} more; --all lists them")
+        say(f"  … and {count - shown:,} more{how}")

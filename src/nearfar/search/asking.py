@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from nearfar.search.backends import NOTHING
 from nearfar.search.encoder import Picture, thumbnail
 from nearfar.search.filters import Where
+from nearfar.search.items import MissingItem
 from nearfar.search.reranking import RERANKINGS, expanded, k_reciprocal
 from nearfar.search.results import Neighbour, Results
 from nearfar.settings import one_of, whole
@@ -47,13 +49,18 @@ def search(
         scores, ids = index.nearest(point, k + spare, allowed=allowed)
     else:
         scores, ids = k_reciprocal(index, point, k, allowed=allowed, own=own)
-    found = []
+    found: list[Neighbour] = []
+    pictures = [picture]
     for id, score in zip(ids[0].tolist(), scores[0].tolist(), strict=True):
-        item = index._shelf.table.find(id) if id >= 0 and id != own else None
-        if item is not None:
-            found.append(Neighbour(item, score))
-    pictures = [picture, *(index.thumbnail(each.item.id) for each in found[:k])]
-    return Results(name, known if label is None else label, tuple(found[:k]), tuple(pictures))
+        if id in (NOTHING, own) or len(found) == k:
+            continue
+        try:
+            item, small = index.item(id), index.thumbnail(id)
+        except MissingItem:  # another thread has removed it since
+            continue
+        found.append(Neighbour(item, score))
+        pictures.append(small)
+    return Results(name, known if label is None else label, tuple(found), tuple(pictures))
 
 
 def _read(index: Lookup, query: Query) -> tuple[str, NDArray[np.float32], int | None, bytes, str | None]:

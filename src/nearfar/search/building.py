@@ -53,10 +53,15 @@ def build(
     encoder = Encoder(loaded, device=device)
     new = not out.exists()
     known = {"name": str(saving.describe(loaded).get("name", "ensemble")), "fingerprint": encoder.fingerprint}
-    saving.save(loaded, out / folder.MODEL)
     card = {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known}
     empty = Table(np.empty((0, encoder.dim), dtype=np.float32), [])
-    shelf = Shelf.create(out, {**card, "backend": "exact"}, empty, device=as_device("device", device))
+    shelf = Shelf.create(
+        out,
+        card,
+        empty,
+        device=as_device("device", device),
+        prepare=lambda: saving.save(loaded, out / folder.MODEL),
+    )
     index = kind(shelf, device=device, encoder=encoder)
     try:
         found = update(index, listed, labels=labels, metadata=metadata, batch_size=batch_size, watch=watch)

@@ -32,6 +32,8 @@ from nearfar.writing import sync_folder, whole_file, write_json, write_text
 FORMAT = "nearfar index"
 VERSION = 1  # goes up when folders written from then on cannot be read by what is older
 CARD, MODEL, LOCK = "index.json", "model", ".lock"
+# What the card must tell.
+KEYS = ("dim", "measure", "backend", "model", "generation", "next_id", "uses", "facts", "built", "changed")
 BLOCK = 8192  # vectors that are written at once
 
 
@@ -67,6 +69,9 @@ def read_card(folder: Path) -> dict[str, Any]:
         newer = isinstance(version, int) and version > VERSION
         advice = "a newer nearfar wrote it, and reads it" if newer else "build it again"
         raise BadIndex(f"{folder} is an index of version {version!r}; this nearfar reads version {VERSION}: {advice}")
+    absent = [key for key in KEYS if key not in card]
+    if absent:
+        raise BadIndex(f"{file} is damaged: it does not tell {', '.join(absent)}; build the index again")
     return card
 
 
@@ -109,16 +114,14 @@ def write_table(place: Path, ids: Ids, items: Sequence[Item], blocks: Iterable[V
 
 def read_table(place: Path) -> Table:
     """Items and vectors of a generation; the vectors are mapped, not read."""
-    try:
-        ids = np.load(place / "ids.npy", allow_pickle=False)
-        size = (place / "vectors.npy").stat().st_size
-        vectors: Vectors = np.load(place / "vectors.npy", mmap_mode="r" if len(ids) else None, allow_pickle=False)
-        columns = json.loads((place / "items.json").read_text(encoding="utf-8"))
-        names, labels, hashes, metadata = (columns[key] for key in ("names", "labels", "hashes", "metadata"))
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadIndex(f"{place} is damaged ({type(error).__name__}: {error}); build the index again") from error
+    with _readable(place / "ids.npy") as file:
+        ids = np.load(file, allow_pickle=False)
+    with _readable(place / "vectors.npy") as file:
+        size = file.stat().st_size
+        vectors: Vectors = np.load(file, mmap_mode="r" if len(ids) else None, allow_pickle=False)
+    with _readable(place / "items.json") as file:
+        columns = json.loads(file.read_text(encoding="utf-8"))
+        names, labels, hashes, metadata = (list(columns[key]) for key in ("names", "labels", "hashes", "metadata"))
     counts = {len(ids), len(vectors), len(names), len(labels), len(hashes), len(metadata)}
     if len(counts) > 1 or vectors.ndim != 2 or (np.diff(ids) <= 0).any() or size < vectors.nbytes:
         raise BadIndex(f"{place} is damaged: its files do not fit each other; build the index again")
@@ -134,7 +137,21 @@ def blocks(table: Table, ids: Ids) -> Iterator[Vectors]:
 
 def open_pack(place: Path) -> thumbnails.Pack | None:
     """The thumbnails of a generation, where it has any."""
-    return thumbnails.Pack(place) if (place / thumbnails.PLACES).is_file() else None
+    if not (place / thumbnails.PLACES).is_file():
+        return None
+    with _readable(place / thumbnails.PLACES):
+        return thumbnails.Pack(place)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[Path]:
+    """A file to read: whatever it holds instead of what it should, the error names it."""
+    try:
+        yield file
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise BadIndex(f"{file} is damaged ({type(error).__name__}: {error}); build the index again") from error
 
 
 @contextmanager

@@ -28,11 +28,13 @@ class Listed:
         name    unique among those that are listed together.
         label   its class.
         read    gives the content of its file, or pixels; OSError where it cannot be read.
+        told    whether somebody said that this is its class; otherwise it is just the folder it lies in.
     """
 
     name: str
     label: str | None
     read: Callable[[], Picture]
+    told: bool = True
 
 
 Pictures = str | Path | Sequence[str | Path | Listed] | DataSet
@@ -41,19 +43,18 @@ Pictures = str | Path | Sequence[str | Path | Listed] | DataSet
 def gather(pictures: Pictures, labels: Labels = FOLDER) -> list[Listed]:
     """The pictures of a folder or archive, of a list of files, or of a data set, in a fixed order.
 
-    Names of files in a folder are their paths below it; those of a list are paths as given.
+    Names of files in a folder are their paths below it; those of a list, or of a single file, are paths as given.
     """
     if isinstance(pictures, DataSet):
         return of_dataset(pictures)
     if isinstance(pictures, (str, Path)):
         path = Path(pictures)
         if path.is_file() and not is_archive(path):
-            return [Listed(path.name, _label(path.name, labels), path.read_bytes)]
+            return gather([path], labels)
         tree = open_tree(path)
         if not tree.pictures:
             raise ValueError(f"pictures is {str(path)!r}; there are no pictures in it, going by the endings of files")
-        named = [(tree.names[place], place) for place in tree.pictures]
-        return [Listed(name, _label(name, labels), _reader(tree.read, place)) for name, place in named]
+        return [_listed(tree.names[place], labels, _reader(tree.read, place)) for place in tree.pictures]
     if not len(pictures):
         raise ValueError("pictures is empty; needed are a folder or at least one file")
     listed: dict[str, Listed] = {}
@@ -62,7 +63,7 @@ def gather(pictures: Pictures, labels: Labels = FOLDER) -> list[Listed]:
             path = Path(os.fspath(each))
             if not path.is_file():
                 raise FileNotFoundError(f"{path} is not there, or no file")
-            each = Listed(path.as_posix(), _label(path.as_posix(), labels), path.read_bytes)
+            each = _listed(path.as_posix(), labels, path.read_bytes)
         listed[each.name] = each
     return list(listed.values())
 
@@ -86,11 +87,33 @@ def check_labels(labels: Labels) -> None:
         raise ValueError(f"labels is {labels!r}; allowed are 'folder', a mapping from names to classes, and None")
 
 
-def _label(name: str, labels: Labels) -> str | None:
+def folder_label(name: str) -> str | None:
+    """The class of a picture, going by the folder it lies in.
+
+    >>> folder_label("birds/jay/1.jpg"), folder_label("1.jpg")
+    ('jay', None)
+    """
+    return PurePosixPath(name).parent.name or None
+
+
+def _listed(name: str, labels: Labels, read: Callable[[], Picture]) -> Listed:
     check_labels(labels)
     if isinstance(labels, Mapping):
-        return labels.get(name)
-    return None if labels is None else PurePosixPath(name).parent.name or None
+        return _writable(Listed(name, labels.get(name), read))
+    return _writable(Listed(name, None if labels is None else folder_label(name), read, told=False))
+
+
+def _writable(each: Listed) -> Listed:
+    """The same, or, where its name is no text and an index could not hold it, one that cannot be read."""
+    try:
+        each.name.encode()
+    except UnicodeEncodeError:
+        return Listed(os.fsencode(each.name).decode(errors="backslashreplace"), None, _refuse)
+    return each
+
+
+def _refuse() -> bytes:
+    raise OSError("its name is not UTF-8; rename the file")
 
 
 def _reader(read: Callable[[int], Picture], place: int) -> Callable[[], Picture]:
@@ -110,4 +133,4 @@ def of_dataset(dataset: DataSet, part: str | None = None) -> list[Listed]:
     array = getattr(dataset.source, "array", None)
     read = dataset.source.read if array is None else (lambda row: np.ascontiguousarray(array[row]))
     names, labels = dataset.source.name, dataset.labels
-    return [Listed(names(row), dataset.classes[labels[row]], _reader(read, row)) for row in rows]
+    return [_writable(Listed(names(row), dataset.classes[labels[row]], _reader(read, row))) for row in rows]

@@ -21,6 +21,7 @@ from nearfar.writing import sync_folder
 
 MARK = b"\x89NFJ"
 HEAD = struct.Struct("<4sIQI")  # mark, length of the header, length of the payload, checksum
+PIECE = 1 << 20  # bytes that are looked through at once for the next mark
 
 
 @dataclass(frozen=True)
@@ -97,28 +98,23 @@ class Journal:
         return start + HEAD.size + len(words)
 
     def read(self, offset: int, length: int) -> bytes:
-        """A piece of a payload."""
-        if self._handle is None:
-            raise ValueError(f"{self.file} is closed")
-        if hasattr(os, "pread"):
-            return os.pread(self._handle, length, offset)
-        with self._lock:  # Windows
-            os.lseek(self._handle, offset, os.SEEK_SET)
-            return os.read(self._handle, length)
+        """A piece of a payload; shorter only where the file ends."""
+        parts: list[bytes] = []
+        while length and (part := self._part(offset, length)):  # no system gives gigabytes at once
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
 
     def records(self) -> Iterator[Record]:
         """All changes that are whole, in their order."""
         if self._handle is None:
             return
-        data = self.read(0, os.fstat(self._handle).st_size)
+        end = os.fstat(self._handle).st_size
         place = self.damaged = skipped = 0
-        while place < len(data):
-            record = _record(data, place)
+        while place < end:
+            record = self._record(place, end)
             if record is None:
-                place = data.find(MARK, place + 1)
-                skipped = 1
-                if place < 0:
-                    return
+                place, skipped = self._next_mark(place + 1, end), 1
                 continue
             self.damaged += skipped
             skipped = 0
@@ -134,19 +130,46 @@ class Journal:
             os.close(self._handle)
             self._handle = None
 
+    def _part(self, offset: int, length: int) -> bytes:
+        """What the system gives at once."""
+        if self._handle is None:
+            raise ValueError(f"{self.file} is closed")
+        if hasattr(os, "pread"):
+            return os.pread(self._handle, length, offset)
+        with self._lock:  # Windows
+            os.lseek(self._handle, offset, os.SEEK_SET)
+            return os.read(self._handle, length)
 
-def _record(data: bytes, place: int) -> Record | None:
-    if place + HEAD.size > len(data):
-        return None
-    mark, words, payload, crc = HEAD.unpack_from(data, place)
-    start = place + HEAD.size
-    if mark != MARK or start + words + payload > len(data):
-        return None
-    body = memoryview(data)[start : start + words + payload]
-    if zlib.crc32(body) != crc:
-        return None
-    try:
-        header = json.loads(bytes(body[:words]))
-    except ValueError:
-        return None
-    return Record(header, bytes(body[words:]), start + words) if isinstance(header, dict) else None
+    def _inside(self, offset: int, length: int) -> bytes:
+        """A piece of the file that must be there: a writer that saw less would cut off the rest as torn."""
+        data = self.read(offset, length)
+        if len(data) < length and not self.read_only:
+            raise OSError(f"{self.file} gave {len(data):,} bytes at {offset:,}, and should have {length:,}; try again")
+        return data
+
+    def _record(self, place: int, end: int) -> Record | None:
+        """The record that begins at a place; None where there is none, or not all of it."""
+        start = place + HEAD.size
+        head = self._inside(place, min(HEAD.size, end - place))
+        if len(head) < HEAD.size:
+            return None
+        mark, words, payload, crc = HEAD.unpack(head)
+        if mark != MARK or start + words + payload > end:
+            return None
+        body = self._inside(start, words + payload)
+        if zlib.crc32(body) != crc:
+            return None
+        try:
+            header = json.loads(body[:words])
+        except ValueError:
+            return None
+        return Record(header, body[words:], start + words) if isinstance(header, dict) else None
+
+    def _next_mark(self, place: int, end: int) -> int:
+        """Where a record may begin, at a place or behind it; ``end`` where none does."""
+        while place < end:
+            found = self._inside(place, min(PIECE, end - place)).find(MARK)
+            if found >= 0:
+                return place + found
+            place += PIECE - len(MARK) + 1  # a mark may lie across two pieces
+        return end

@@ -150,10 +150,10 @@ class Lookup:
         return [_hits(*row) for row in zip(ids.tolist(), scores.tolist(), strict=True)]
 
     def nearest(self, vectors: NDArray[Any], k: int, *, allowed: Ids | None = None) -> tuple[Vectors, Ids]:
-        """Scores and ids of the k nearest items, [q, k] each; −1 where there are no more."""
-        whole("k", k)
+        """Scores and ids of the k nearest items, [q, k] each, or of all where there are fewer; −1 for none."""
+        most = max(1, min(whole("k", k), len(self)))
         asked = checked_vectors("vectors", vectors, self.dim, self.measure)
-        return self._shelf.state.backend.search(asked, k, allowed)
+        return self._shelf.state.backend.search(asked, most, allowed)
 
     def select(self, where: filters.Where) -> Ids:
         """The ids of the items that pass a filter."""

@@ -30,6 +30,13 @@ def read(file: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
         label = row.pop("label", None)
         if label is not None:
             labels[str(name)] = str(label)
+        for key, value in row.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError:
+                raise ValueError(
+                    f"{file} has {value} as {key!r} in line {number}; needed is a finite number, a word, or nothing"
+                ) from None
         metadata[str(name)] = row
     return labels, metadata
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from nearfar.search.shelf import Shelf
 from nearfar.settings import one_of
 from nearfar.writing import whole_file
 
-METHODS = ("pca", "tsne")
+KEPT = {"pca": ("ids", "places", "fitted", "mean", "axes", "scale"), "tsne": ("ids", "places")}
+METHODS = tuple(KEPT)
 STALE = 0.1  # share of items that may come and go before directions are computed anew
 MOST_TSNE = 20_000  # items; beyond that it takes too long
 BLOCK = 16_384
@@ -34,7 +37,7 @@ def places(shelf: Shelf, method: str = "pca") -> Places:
         )
     file = shelf.place / f"map-{method}.npz"
     with _computing:
-        kept = _read(file)
+        kept = _read(file, KEPT[method])
         if kept is not None and np.array_equal(kept["ids"], ids):
             return _of(kept)
         if method == "tsne":
@@ -55,11 +58,12 @@ def _of(kept: dict[str, Any]) -> Places:
     return found
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Path, names: Sequence[str]) -> dict[str, Any] | None:
+    """What was kept; None where there is nothing, or not all of it."""
     try:
         with np.load(file, allow_pickle=False) as kept:
-            return {name: kept[name] for name in kept.files}
-    except (OSError, ValueError, EOFError, KeyError):
+            return {name: kept[name] for name in names}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
         return None
 
 

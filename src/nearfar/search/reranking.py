@@ -28,8 +28,8 @@ def expanded(index: Lookup, query: Vectors, count: int, allowed: Ids | None, own
         Radenović et al.: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019 (α-weighted expansion).
     """
     _, ids = index.nearest(query, count + (own is not None), allowed=allowed)
-    near = [id for id in ids[0].tolist() if id != NOTHING and id != own][:count]
-    points = np.stack([query[0], *(index.vector(id) for id in near)]).astype(np.float64)
+    _, near = index._shelf.table.known(_others(ids[0], own)[:count])
+    points = np.concatenate([query, near]).astype(np.float64)
     units = points / np.linalg.norm(points, axis=1, keepdims=True).clip(min=1e-30)
     weights = (units @ units[0]).clip(min=0) ** POWER
     mean: Vectors = (weights @ points / max(weights.sum(), 1e-30)).astype(np.float32)[None]
@@ -50,15 +50,20 @@ def k_reciprocal(
         Zhong et al.: Re-ranking Person Re-identification with k-reciprocal Encoding. CVPR 2017.
     """
     spare = own is not None
-    _, found = index.nearest(query, min(len(index), max(CANDIDATES, TIMES * k) + spare), allowed=allowed)
-    ids = np.array([id for id in found[0].tolist() if id not in (NOTHING, own)], dtype=np.int64)
+    _, found = index.nearest(query, max(CANDIDATES, TIMES * k) + spare, allowed=allowed)
+    ids, near = index._shelf.table.known(_others(found[0], own))
     scores, order = np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
     if len(ids):
-        points = np.concatenate([query, index._shelf.table.vectors(ids)]).astype(np.float64)
+        points = np.concatenate([query, near]).astype(np.float64)
         distances = mixed(squared_distances(points, index.measure))
         order = np.argsort(distances, kind="stable")[:k]
         scores = (1 - distances[order]).astype(np.float32)
     return scores[None], ids[order][None]
+
+
+def _others(ids: Ids, own: int | None) -> list[int]:
+    """What was found, but for the query itself."""
+    return [id for id in ids.tolist() if id not in (NOTHING, own)]
 
 
 def squared_distances(points: Matrix, measure: str) -> Matrix:

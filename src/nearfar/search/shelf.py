@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from nearfar.search.items import Item, missing
 from nearfar.search.journal import Journal
 from nearfar.search.table import Ids, Table, Vectors
 
-TRIES = 5  # of opening files that a writer replaces meanwhile
+TRIES = 20  # of opening files that a writer replaces meanwhile
 
 
 @dataclass
@@ -34,6 +34,10 @@ class State:
     pack: thumbnails.Pack | None
     journal: Journal
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # thumbnails in the journal, by id
+
+    def close(self) -> None:
+        self.backend.close()
+        self.journal.close()
 
 
 class Shelf:
@@ -51,18 +55,11 @@ class Shelf:
         self.place, self.read_only, self.device = place, read_only, device
         self._writing = threading.RLock()
         self._stack = ExitStack()
-        folder.read_card(place)
+        self.card = folder.read_card(place)
         try:
             if not read_only:
                 self._stack.enter_context(folder.owned(place))
-            for tries in range(TRIES):
-                try:
-                    self.card = folder.read_card(place)
-                    self.state = self._open(int(self.card["generation"]))
-                    break
-                except FileNotFoundError:  # a writer has replaced it since
-                    if tries == TRIES - 1:
-                        raise
+            self.state = self._opened()
             self.next_id = max(int(self.card["next_id"]), self._replay())
             self.state.backend.settle(self.table.ids(), self.table.vectors())
             if not read_only:
@@ -80,17 +77,23 @@ class Shelf:
         *,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> Shelf:
         """A new index folder with these items.
 
         Parameters
-            card    what is known of it: "dim", "measure", "backend", "model".
+            card     what is known of it: "dim", "measure", "backend", "model".
+            prepare  is called when the folder is sure to be nobody else's, to put there what belongs to the index.
         """
         place.mkdir(parents=True, exist_ok=True)
         with folder.owned(place):
             if folder.exists(place):
                 raise folder.BadIndex(f"{place} holds an index already; update it, or name another folder")
-            ids, uses = table.ids(), choose(card["backend"], len(table))
+            if prepare is not None:
+                prepare()
+            ids = table.ids()
+            # Without items there is nothing to choose by, or to train: the backend that is wanted comes with ``save``.
+            uses = choose(card["backend"], len(table)) if len(table) else "exact"
             with folder.new_generation(place, 1) as draft:
                 folder.write_table(draft, ids, table.items(), folder.blocks(table, ids), table.dim)
                 backend = make(uses, table.base, ids, Surroundings(card["measure"], place, device, progress))
@@ -188,11 +191,29 @@ class Shelf:
     def close(self) -> None:
         """Let go of the folder; nothing is lost that was acknowledged."""
         with self._writing:
-            self.state.backend.close()
-            self.state.journal.close()
+            self.state.close()
             self._stack.close()
 
     # --- from disk ----------------------------------------------------------------------------------------
+
+    def _opened(self) -> State:
+        """The generation that counts, still after it was opened: a writer may replace it, and remove its files."""
+        for _ in range(TRIES):
+            self.card = folder.read_card(self.place)
+            try:
+                state = self._open(int(self.card["generation"]))
+            except Exception:
+                if self._counts():
+                    raise
+                continue
+            if self._counts():
+                return state
+            state.close()
+        raise folder.BadIndex(f"{self.place} was saved again each time it was opened, {TRIES} times; try again later")
+
+    def _counts(self) -> bool:
+        """Whether the generation that was opened is still the one that counts."""
+        return bool(folder.read_card(self.place)["generation"] == self.card["generation"])
 
     def _open(self, generation: int, known: Backend | None = None) -> State:
         """A generation; ``known`` is the backend that has saved itself there."""

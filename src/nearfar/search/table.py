@@ -106,11 +106,6 @@ class Table:
         assert item is not None
         return item
 
-    def find(self, id: int) -> Item | None:
-        """An item that may have been removed a moment ago."""
-        row = self._rows.get(id)
-        return None if row is None else self._items[row]
-
     def items(self) -> Items:
         return self._now()[0]
 
@@ -143,6 +138,12 @@ class Table:
         found[old] = self.base[rows[old]]
         found[~old] = tail[rows[~old] - len(self.base)]
         return found
+
+    def known(self, ids: Iterable[int]) -> tuple[Ids, Vectors]:
+        """Those of some ids that are here, as others may have been removed a moment ago, and their vectors."""
+        with self._lock:
+            found = np.array([id for id in ids if id in self._rows], dtype=np.int64)
+            return found, self.vectors(found)
 
     def row(self, id: int) -> int:
         """Where an item lies; below ``len(base)`` where it was there from the beginning."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nearfar.progress import Watch
 from nearfar.search.encoder import Encoder, Pixels, ahead
-from nearfar.search.gathering import FOLDER, Labels, Listed, Pictures, digest, gather
+from nearfar.search.gathering import FOLDER, Labels, Listed, Pictures, digest, folder_label, gather
 from nearfar.search.items import Item
 from nearfar.search.table import checked_vectors
 
@@ -25,7 +25,8 @@ class Update:
     Parameters
         added      ids of pictures that are new, or new at this place.
         moved      ids of pictures that are called otherwise now.
-        replaced   ids that are gone, as their pictures are others now.
+        replaced   ids that are gone, as other pictures have come in their place.
+        kept       ids of items that stay though their files cannot be read now, or are no pictures any more.
         missing    ids of items whose pictures are not there.
         pruned     whether those were removed.
         unchanged  how many are as they were.
@@ -35,6 +36,7 @@ class Update:
     added: list[int] = field(default_factory=list)
     moved: list[int] = field(default_factory=list)
     replaced: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     pruned: bool = False
     unchanged: int = 0
@@ -54,50 +56,91 @@ def update(
 ) -> Update:
     """See ``Index.update``; without ``follow`` nothing that is there is moved or removed."""
     listed, shelf, result = gather(pictures, labels), index._shelf, Update(pruned=prune)
-    more = metadata or {}
+    about = dict(metadata or {})
     hashes = _hashes(listed, result, watch)
+    unread = {name for name, _ in result.skipped}
     items = index.items
-    names = {each.name for each in listed}
-    there = {item.name: item for item in items}
+    there = {(item.name, item.hash): item for item in items}
     by_hash: dict[str, Item] = {item.hash: item for item in items if item.hash}
     left: dict[str, list[Item]] = {}  # pictures that are no longer where they were
     for item in items if follow else ():
-        if hashes.get(item.name) != item.hash:
+        if item.name in unread:
+            result.kept.append(item.id)
+        elif hashes.get(item.name) != item.hash:
             left.setdefault(item.hash, []).append(item)
-    changed, copied, fresh = [], [], []
+    changed, new = [], []
     for each in listed:
         if each.name not in hashes:
             continue
-        mine, about = there.get(each.name), more.get(each.name)
-        if mine is not None and mine.hash == hashes[each.name]:
+        mine = there.get((each.name, hashes[each.name]))
+        if mine is not None:
             result.unchanged += 1
         elif left.get(hashes[each.name]):
             mine = left[hashes[each.name]].pop(0)
             result.moved.append(mine.id)
-        elif hashes[each.name] in by_hash:
-            copied.append((each, by_hash[hashes[each.name]]))
-            continue
         else:
-            fresh.append(each)
+            new.append(each)
             continue
-        now = Item(mine.id, each.name, each.label, mine.hash, mine.metadata if about is None else dict(about))
+        now = Item(mine.id, each.name, _label(each, mine), mine.hash, dict(about.get(each.name, mine.metadata)))
         if now != mine:
             changed.append(now)
     shelf.change(changed)
-    if copied:
-        result.added += shelf.add(
-            [each.name for each, _ in copied],
-            np.stack([index.vector(old.id) for _, old in copied]),
-            labels=[each.label for each, _ in copied],
-            hashes=[old.hash for _, old in copied],
-            metadata=[dict(more.get(each.name, {})) for each, _ in copied],
-            pictures=[index.thumbnail(old.id) for _, old in copied],
-        )
-    result.added += _embed(index, fresh, more, batch_size, result, watch)
-    for item in (item for group in left.values() for item in group):
-        (result.replaced if item.name in names else result.missing).append(item.id)
+    others = [item for group in left.values() for item in group]
+    new = _inherit(new, others, about)
+    result.added += _copy(index, [(each, by_hash.get(hashes[each.name])) for each in new], about)
+    fresh = [each for each in new if hashes[each.name] not in by_hash]
+    result.added += _embed(index, fresh, about, batch_size, result, watch)
+    _sort_out(index, others, hashes, result)
     shelf.remove(result.replaced + (result.missing if prune else []))
     return result
+
+
+def _label(each: Listed, mine: Item) -> str | None:
+    """The class of a picture that is known: what somebody told of it counts for more than its folder."""
+    return each.label if each.told or mine.label in (None, folder_label(mine.name)) else mine.label
+
+
+def _inherit(new: Sequence[Listed], others: Sequence[Item], about: dict[str, Mapping[str, Any]]) -> list[Listed]:
+    """New pictures, with what is known of those in whose places they come; ``about`` gets their metadata."""
+    before, found = {item.name: item for item in others}, []
+    for each in new:
+        if each.name in before:
+            each = replace(each, label=_label(each, before[each.name]))
+            about.setdefault(each.name, before[each.name].metadata)
+        found.append(each)
+    return found
+
+
+def _copy(
+    index: Index, pairs: Sequence[tuple[Listed, Item | None]], about: Mapping[str, Mapping[str, Any]]
+) -> list[int]:
+    """Add pictures of which the index has another copy: they need no model."""
+    copied = [(each, old) for each, old in pairs if old is not None]
+    if not copied:
+        return []
+    return index._shelf.add(
+        [each.name for each, _ in copied],
+        np.stack([index.vector(old.id) for _, old in copied]),
+        labels=[each.label for each, _ in copied],
+        hashes=[old.hash for _, old in copied],
+        metadata=[dict(about.get(each.name, {})) for each, _ in copied],
+        pictures=[index.thumbnail(old.id) for _, old in copied],
+    )
+
+
+def _sort_out(index: Index, others: Sequence[Item], hashes: Mapping[str, str], result: Update) -> None:
+    """What becomes of items whose pictures are not where they were."""
+    holders = {(item.name, item.hash): item.id for item in index.items}
+    came, skipped = {*result.added, *result.moved}, {name for name, _ in result.skipped}
+    for item in others:
+        holder = holders.get((item.name, hashes.get(item.name, "")), -1)
+        # A file that was there before is not in the place of an item that came later and has just the same name.
+        if holder in came or holder > item.id:
+            result.replaced.append(item.id)
+        elif item.name in skipped:
+            result.kept.append(item.id)
+        else:
+            result.missing.append(item.id)
 
 
 def _hashes(listed: Sequence[Listed], result: Update, watch: Watch | None) -> dict[str, str]:
