@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from nearfar.training.recipe_file import SECTIONS
+from nearfar.training.recipe_sections import Stage
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -35,3 +40,24 @@ def test_the_page_of_papers_names_recipes_and_grids() -> None:
     assert grids == kept - ours
     for data, name in re.findall(r"`(cub|cars196|sop|inshop)/([\w*]+)`", text):
         assert list((ROOT / "recipes" / data).glob(f"{name}.toml")), f"{data}/{name}"
+
+
+def test_every_key_of_a_recipe_is_told_with_its_default() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    parts = dict(re.findall(r"^## \[+(\w+)\]+$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    assert parts.keys() == {*SECTIONS, "stages"}
+    for name, kind in {**SECTIONS, "stages": Stage}.items():
+        told = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", parts[name], re.MULTILINE))
+        wanted = {} if name == "loss" else {each.name: default(each) for each in dataclasses.fields(kind)}
+        assert {key: value.strip() for key, value in told.items()} == wanted
+
+
+def default(field: dataclasses.Field[Any]) -> str:
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if value is dataclasses.MISSING or value is None:
+        return "none" if value is None else ""
+    if isinstance(value, str):
+        return f'`"{value}"`'
+    if isinstance(value, tuple):
+        return str([round(each, 3) if isinstance(each, float) else each for each in value]).replace("1.333", "1.333…")
+    return str(value).lower() if isinstance(value, bool) else str(value)
