@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 
@@ -46,6 +47,27 @@ def test_bad_input_ends_in_one_line(
 def test_a_folder_that_is_no_index_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert call("serve", str(tmp_path / "nothing"), "--port", "0") == 1
     assert str(tmp_path / "nothing") in capsys.readouterr().err
+
+
+def test_a_model_that_is_gone_ends_in_one_line(
+    capsys: pytest.CaptureFixture[str], small_index: Path, tmp_path: Path
+) -> None:
+    place = shutil.copytree(small_index, tmp_path / "my.index")
+    (place / "model" / "model.safetensors").unlink()
+    assert call("serve", str(place), "--device", "cpu", "--port", "0") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"nearfar: {place}/model/model.safetensors is not there")
+    assert printed.err.count("\n") == 1
+
+
+def test_the_page_is_opened_with_its_token(small_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("nearfar.serve.running.run", lambda app, listening, *, started: started())
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    words = ["--read-only", "--device", "cpu", "--port", "0", "--open", "--token", "a-token-of-100%25"]
+    assert call("serve", str(small_index), *words) == 0
+    assert opened[0].endswith("/#token=a-token-of-100%2525")
 
 
 def test_a_port_in_use_is_told_at_once(capsys: pytest.CaptureFixture[str], small_index: Path) -> None:

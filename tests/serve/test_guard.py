@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from fake_index import FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
@@ -105,6 +106,21 @@ def test_the_token_opens(client: Client) -> None:
     for word in ("HttpOnly", "SameSite=strict", "Path=/"):
         assert word in cookie
     assert served.get(f"{API}/items/3/thumbnail").status_code == 200  # by the cookie
+
+
+def test_odd_cookies_of_others_do_not_lock_out(client: Client) -> None:
+    session = f"{tokens.COOKIE}={tokens.session(TOKEN)}"
+    for other in ('other={"a":1}', "a b=c d", "=", "x", 'y="unfinished'):
+        for cookie in (f"{other}; {session}", f"{session}; {other}"):
+            assert client(token=TOKEN).get(f"{API}/info", headers={"cookie": cookie}).status_code == 200, cookie
+
+
+def test_servers_on_two_ports_keep_their_own_sessions(site: Callable[..., str]) -> None:
+    servers = {site(FakeIndex(4), token=token): token for token in (TOKEN, TOKEN[::-1])}
+    with httpx.Client() as browser:  # as all browsers it minds the host of a cookie and not the port
+        for address, token in servers.items():
+            assert browser.post(f"{address}{API}/session", json={"token": token}).status_code == 204
+        assert [browser.get(f"{address}{API}/info").status_code for address in servers] == [200, 200]
 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,75 +3,22 @@
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from fake_index import FakeIndex, encoded, picture
+from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item
-from nearfar.serve import Limits
+from nearfar.serve import Limits, running
 from nearfar.serve.catalogue import packed
 
 Site = Callable[..., str]
 NASTY = '<img src=x onerror="document.title=1">'
-WAIT = 15_000
-
-
-class Visit:
-    """A page, and everything it asked for and complained about."""
-
-    def __init__(self, browser: Any, address: str, **settings: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1200, "height": 760}, **settings)
-        self.context.set_default_timeout(WAIT)
-        self.page = self.context.new_page()
-        self.address = address
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._console)
-
-    def _console(self, message: Any) -> None:
-        # Answers of 4xx are shown by the browser as errors; that is what some tests are about.
-        if message.type == "error" and "Failed to load resource" not in message.text:
-            self.complaints.append(message.text)
-
-    def open(self, where: str = "") -> Any:
-        self.page.goto(f"{self.address}/{where}")
-        until(self.page, "document.getElementById('facts').textContent !== ''")
-        return self.page
-
-    def upload(self, content: bytes, name: str = "mine.png") -> None:
-        self.page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": content})
-
-    def close(self) -> None:
-        host = urlsplit(self.address).netloc
-        assert all(urlsplit(url).netloc == host or url.startswith("blob:") for url in self.asked), self.asked
-        assert self.complaints == []
-        self.context.close()
-
-
-def until(page: Any, holds: str) -> None:
-    """Wait. As a function: text would have to be evaluated, which the page's policy forbids."""
-    page.wait_for_function(f"() => {holds}")
-
-
-def told(page: Any, words: str) -> None:
-    """The page comes to tell this; what it told before may stand a moment longer."""
-    page.locator("#problem p", has_text=re.compile(f"^{re.escape(words)}$")).wait_for(state="visible")
-
-
-def nearest(page: Any) -> list[str]:
-    """The names of the hits, once a search is done."""
-    until(page, "document.getElementById('results-title').textContent === 'Nearest'")
-    page.wait_for_selector(".hits:not(.waiting) .hit .score")
-    return list(page.locator(".hit .name").all_inner_texts())
 
 
 def index() -> FakeIndex:
@@ -142,7 +89,8 @@ def test_a_class_can_be_chosen(visit: Visit) -> None:
     assert set(page.locator(".hit .label").all_inner_texts()) == {"class 2"}
     page.fill("#filter", "owls")
     page.keyboard.press("Enter")
-    told(page, "There is no class “owls” in this index.")
+    until(page, "document.getElementById('filter-wrong').textContent === 'No class “owls”: all are shown.'")
+    until(page, "!document.getElementById('results-words').textContent.includes('only')")
 
 
 def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
@@ -247,6 +195,9 @@ def test_the_page_is_used_by_keyboard_alone(visit: Visit) -> None:
     page.wait_for_selector(".hit button")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    until(page, "document.activeElement.id === 'content'")
+    assert page.url == f"{visit.address}/"  # still where we were
     page.locator(".hit button").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
@@ -352,7 +303,7 @@ def test_a_read_only_server_offers_no_changes(browser: Any, site: Site) -> None:
 
 
 def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
-    token = "open-sesame-open-sesame"
+    token = "100%-open-sesame/#?&"
     visit = Visit(browser, site(FakeIndex(12), token=token))
     page = visit.page
     page.goto(visit.address)
@@ -366,9 +317,10 @@ def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
     until(page, "document.querySelector('.hit img').naturalWidth > 0")
     visit.close()
     other = Visit(browser, visit.address)
-    page = other.open(f"#token={token}")
+    page = other.page
+    page.goto(running.link(other.address, token))
     page.wait_for_selector(".hit")
-    assert token not in page.url
+    assert "token" not in page.url
     other.close()
 
 
@@ -388,6 +340,8 @@ def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
     page.click("#tab-leaderboard")
     page.wait_for_selector("#view-leaderboard .verdict")
     assert "fair" in page.inner_text("#view-leaderboard .verdict")
+    page.keyboard.press("/")
+    until(page, "document.activeElement.id === 'filter'")
     visit.close()
 
 

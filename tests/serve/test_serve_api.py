@@ -202,7 +202,26 @@ def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
 
 def test_neighbours_beyond_the_limit_of_the_server_are_refused(client: Client) -> None:
     answer = client(limits=Limits(neighbours=10)).post(f"{API}/search/id/3", params={"k": 11})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "k is 11; this server finds at most 10")
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "k is '11'; input should be less than or equal to 10"
+
+
+@pytest.mark.parametrize(("limit", "asked", "found"), [(500, {"k": 250}, 250), (10, {}, 10), (200, {}, 24)])
+def test_as_many_neighbours_are_found_as_the_server_allows(
+    client: Client, limit: int, asked: dict[str, int], found: int
+) -> None:
+    served = client(FakeIndex(300), limits=Limits(neighbours=limit))
+    assert len(served.post(f"{API}/search/id/3", params=asked).json()["hits"]) == found
+    schema = served.get(f"{API}/openapi.json").json()["paths"][f"{API}/search/id/{{id}}"]["post"]["parameters"]
+    assert next(each["schema"]["maximum"] for each in schema if each["name"] == "k") == limit
+
+
+def test_names_and_classes_keep_only_what_is_seen(client: Client) -> None:
+    served = client()
+    words = {"name": "cat\u202egpj.exe\u200b", "label": "\ufeffj\u2066ay\u2028"}
+    id = served.post(f"{API}/items", files=upload(3), data=words).json()["id"]
+    item = served.get(f"{API}/items/{id}").json()
+    assert (item["name"], item["label"]) == ("catgpj.exe", "jay")
 
 
 def test_the_index_is_closed_at_the_end(client: Client) -> None:

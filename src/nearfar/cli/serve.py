@@ -73,6 +73,6 @@ def serve_index(
             if not local:
                 print("other machines reach it, without encryption: see docs/serve.md", file=sys.stderr, flush=True)
             if open_page:
-                webbrowser.open(f"{address}/#token={token}" if token else address)
+                webbrowser.open(running.link(address, token))
 
         running.run(application, listening, started=started)

@@ -34,7 +34,6 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 Id = Annotated[int, Path(ge=0, le=LARGEST_ID, description="The number of an item.")]
 Label = Annotated[str | None, Query(max_length=200, description="Search among this class alone.")]
-K = Annotated[int, Query(ge=1, le=200, description="How many to find.")]
 
 
 def thing(item: Item) -> Thing:

@@ -58,15 +58,14 @@ class Room:
         self.metrics.gauge("index_items", "Items in the index.", lambda: len(index))
         for name, batcher in self._batchers.items():
             self.metrics.gauge("waiting", "Requests in line.", batcher.__len__, work=name)
+        if self.has_model:  # a first picture now: a model that is not there is told before anything is served
+            index.embed([Image.new("RGB", (64, 64))])
 
     @property
     def _batchers(self) -> dict[str, Batcher[Any, Any]]:
         return {"embed": self.embed, "search": self.find, "add": self.add}
 
     def start(self) -> None:
-        """Set the workers up; a first picture now, so that nobody's is the slow first one."""
-        if self.has_model:
-            self.index.embed([Image.new("RGB", (64, 64))])
         for batcher in self._batchers.values():
             batcher.start()
 

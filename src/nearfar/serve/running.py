@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from nearfar.serve.token import is_loopback
 
@@ -49,6 +50,15 @@ def address_of(listening: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def link(address: str, token: str | None) -> str:
+    """The page, and the token that it needs: behind the #, which browsers send to nobody.
+
+    >>> link("http://127.0.0.1:8000", "100%/sure")
+    'http://127.0.0.1:8000/#token=100%25%2Fsure'
+    """
+    return f"{address}/#token={quote(token, safe='')}" if token else address
 
 
 def run(app: FastAPI, listening: socket.socket, *, started: Callable[[], None] = lambda: None) -> None:

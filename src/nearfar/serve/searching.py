@@ -6,12 +6,11 @@ import time
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, File, UploadFile
+from fastapi import APIRouter, File, Query, UploadFile
 
 from nearfar.serve.answers import (
     API,
     Id,
-    K,
     Label,
     known_item,
     known_label,
@@ -25,15 +24,15 @@ from nearfar.serve.room import Question, Room
 from nearfar.serve.schemas import Found, Vector
 from nearfar.serve.wants import Vectors
 
+USUAL = 24  # neighbours, where nobody says how many
+
 
 def router(room: Room) -> APIRouter:
     """Search by picture, by item, by vector."""
     routes = APIRouter(prefix=f"{API}/search", tags=["search"])
 
-    def most(k: int) -> int:
-        if k > room.limits.neighbours:
-            raise Refusal(422, f"k is {k}; this server finds at most {room.limits.neighbours}")
-        return k
+    most = room.limits.neighbours
+    many = Query(min(USUAL, most), ge=1, le=most, description="How many to find.")
 
     async def ask(vector: Vectors, k: int, label: str | None, began: float, own: int | None = None) -> Found:
         wanted = k if own is None else k + 1
@@ -45,19 +44,18 @@ def router(room: Room) -> APIRouter:
     @routes.post("", responses=refusals(404, 408, 409, 413, 503))
     async def search_by_picture(
         image: Annotated[UploadFile, File(description="JPEG, PNG, WebP, GIF, TIFF, BMP, AVIF, …")],
-        k: K = 24,
+        k: int = many,
         label: Label = None,
     ) -> Found:
         """The items nearest to a picture."""
         began = time.perf_counter()
         reads_pictures(room)
         known_label(room, label)
-        most(k)
         vector = await room.embed(await room.uploads.read(image))
         return await ask(vector, k, label, began)
 
     @routes.post("/id/{id}", responses=refusals(404, 503))
-    async def search_by_item(id: Id, k: K = 24, label: Label = None) -> Found:
+    async def search_by_item(id: Id, k: int = many, label: Label = None) -> Found:
         """The items nearest to one of them, which itself is left out."""
         began = time.perf_counter()
         known_item(room, id)
@@ -66,10 +64,10 @@ def router(room: Room) -> APIRouter:
             vector = room.index.vector(id)
         except KeyError:
             raise Refusal(404, f"id is {id}; the index has no such item") from None
-        return await ask(vector, most(k), label, began, id)
+        return await ask(vector, k, label, began, id)
 
     @routes.post("/vector", responses=refusals(404, 408, 413, 503))
-    async def search_by_vector(query: Vector, k: K = 24, label: Label = None) -> Found:
+    async def search_by_vector(query: Vector, k: int = many, label: Label = None) -> Found:
         """The items nearest to a vector."""
         began = time.perf_counter()
         known_label(room, label)
@@ -78,6 +76,6 @@ def router(room: Room) -> APIRouter:
         vector = np.array(query.vector, dtype=np.float32)
         if not vector.any():
             raise Refusal(422, "vector is nothing but zeros, which are near nothing")
-        return await ask(vector, most(k), label, began)
+        return await ask(vector, k, label, began)
 
     return routes

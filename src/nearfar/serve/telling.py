@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 
@@ -28,14 +28,13 @@ def router(room: Room, *, name: str, token: str | None, runs: bool) -> APIRouter
         return Health(status="ok", token_needed=token is not None)
 
     @routes.post(f"{API}/session", status_code=204, response_class=Response, responses=refusals(408, 413))
-    async def begin_session(login: Login) -> Response:
+    async def begin_session(login: Login, request: Request) -> Response:
         """Trade the token for a cookie, for browsers."""
         if token is None or not tokens.same(login.token, token):
             raise Refusal(401, "this is not the token" if token else "this server has no token and needs none")
         response = Response(status_code=204)
-        response.set_cookie(
-            tokens.COOKIE, tokens.session(token), max_age=WEEK, httponly=True, samesite="strict", path="/"
-        )
+        name = tokens.cookie(request.headers.get("host", ""))
+        response.set_cookie(name, tokens.session(token), max_age=WEEK, httponly=True, samesite="strict", path="/")
         return response
 
     @routes.get(f"{API}/info", responses=refusals())

@@ -6,7 +6,6 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Iterable, Mapping
-from http.cookies import CookieError, SimpleCookie
 
 SHORTEST = 16  # characters of a token that somebody makes up
 COOKIE = "nearfar_session"
@@ -35,6 +34,16 @@ def session(token: str) -> str:
     return hmac.new(token.encode(), b"nearfar session", "sha256").hexdigest()
 
 
+def cookie(host: str) -> str:
+    """The name of that cookie: browsers send it to all ports of a machine, and each may have a server of its own.
+
+    >>> cookie("127.0.0.1:8000"), cookie("photos.example"), cookie("[::1]")
+    ('nearfar_session_8000', 'nearfar_session', 'nearfar_session')
+    """
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
+
+
 def same(given: str, wanted: str) -> bool:
     """Equality in a time that tells nothing about where they differ.
 
@@ -49,11 +58,10 @@ def allowed(headers: Mapping[str, str], token: str) -> bool:
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and same(given.strip(), token):
         return True
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return False
-    return found is not None and same(found.value, session(token))
+    from starlette.requests import cookie_parser  # of the standard library's, one odd cookie makes all others disappear
+
+    found = cookie_parser(headers.get("cookie", "")).get(cookie(headers.get("host", "")))
+    return found is not None and same(found, session(token))
 
 
 def is_loopback(host: str) -> bool:

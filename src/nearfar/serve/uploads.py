@@ -17,6 +17,8 @@ from nearfar.serve.metrics import Metrics
 SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
 THREADS = 2
 LONGEST_NAME = 200
+UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of Unicode
+JOINERS = "\u200c\u200d"  # parts of words in Persian, of Indian scripts and of emoji
 
 
 class Pictures:
@@ -73,6 +75,10 @@ def cleaned(name: str | None) -> str:
 
 
 def readable(text: str) -> str:
-    """Text of at most 200 characters without control characters and lone surrogates."""
-    kept = "".join(letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Co", "Cn"))
+    """Text of at most 200 characters, none of which turns around or breaks what stands beside it.
+
+    >>> readable("cat\\u202egpj.exe"), len(readable("\U0001f469\\u200d\U0001f680"))
+    ('catgpj.exe', 3)
+    """
+    kept = "".join(letter for letter in text if letter in JOINERS or unicodedata.category(letter) not in UNSEEN)
     return kept.strip()[:LONGEST_NAME].strip()

@@ -65,11 +65,12 @@ function route() {
     $(`view-${each}`).hidden = !chosen;
   }
   arrive();
-  remember();
-  views[tab].show(step);
+  const onward = remember();
+  if (onward && tab !== "search") window.scrollTo(0, 0);
+  views[tab].show(step, onward);
 }
 
-/** Number the entries of the browser's history, to know whether there is a way back or forward. */
+/** Number the entries of the browser's history, to know whether there is a way back or forward; true for a new one. */
 let here = null;
 let last = 0;
 function remember() {
@@ -82,12 +83,14 @@ function remember() {
   last = Math.max(last, here);
   $("back").disabled = here === 0;
   $("forward").disabled = here === last;
+  return at === undefined;
 }
 
+/** Go to a tab, at once. */
 function go(tab) {
-  const back = tab === "search" ? search.address() : `#${tab}`;
-  if (location.hash === back || (back === "" && !location.hash)) return;
-  location.hash = back || "#search";
+  if (place().tab === tab) return;
+  history.pushState(null, "", tab === "search" ? search.address() : `#${tab}`);
+  route();
 }
 
 // — theme —
@@ -163,16 +166,22 @@ document.querySelector("[role=tablist]").addEventListener("keydown", (event) => 
 
 // — beginning —
 
+/** What is served now, for the header and the views. */
+async function learn() {
+  const [info, { labels }] = await Promise.all([api.info(), api.labels()]);
+  facts = info;
+  const words = [facts.name, counted(facts.count, "picture"), labels.length ? counted(labels.length, "class", "classes") : "", facts.read_only ? "read-only" : ""];
+  $("facts").textContent = words.filter(Boolean).join(" · ");
+  search.learn(facts, labels);
+  map.learn(facts, labels);
+}
+
 async function begin() {
   try {
-    facts = await api.info();
-    const { labels } = await api.labels();
+    await learn();
     api.keepThumbnails(facts.version);
     document.title = `${facts.name} · nearfar`;
-    $("facts").textContent = `${facts.name} · ${counted(facts.count, "picture")}${labels.length ? ` · ${counted(labels.length, "class", "classes")}` : ""}${facts.read_only ? " · read-only" : ""}`;
     $("tab-runs").hidden = $("tab-leaderboard").hidden = !facts.runs;
-    search.begin(facts, labels);
-    map.begin(facts, labels);
     route();
   } catch (error) {
     tell(error, begin);
@@ -186,17 +195,11 @@ $("dismiss").addEventListener("click", hush);
 $("back").addEventListener("click", () => history.back());
 $("forward").addEventListener("click", () => history.forward());
 window.addEventListener("hashchange", route);
-document.addEventListener("nearfar:changed", async () => {
-  try {
-    const [newer, { labels }] = await Promise.all([api.info(), api.labels()]);
-    facts = newer;
-    $("facts").textContent = $("facts").textContent.replace(/· [\d,]+ pictures?/, `· ${counted(facts.count, "picture")}`);
-    search.relabel(labels);
-    map.begin(facts, labels);
-  } catch (error) {
-    tell(error);
-  }
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // its address would be that of the start
+  $("content").focus();
 });
+search.onChange(() => learn().catch(tell));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.repaint());
 setTheme(storedTheme());
 try {

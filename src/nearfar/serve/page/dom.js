@@ -36,8 +36,9 @@ export function tell(error, again = null) {
 
 let news = null;
 
-/** Go to an address of this page, and tell there what went well. */
-export function goWith(words, address) {
+/** Tell what went well, and where it shows: whoever is still where it was asked for is taken there. */
+export function goWith(words, address, from) {
+  if (location.hash !== from) return show(words, true, null);
   news = words;
   location.hash = address;
 }
@@ -62,4 +63,13 @@ function show(words, good, again) {
 
 export function hush() {
   alarm().hidden = true;
+}
+
+/** The class that a field names; null for all, also where there is no such class, which is said beside the field. */
+export function chosenClass(field, known) {
+  const word = field.value.trim();
+  const wrong = word !== "" && !known.includes(word);
+  field.setAttribute("aria-invalid", wrong);
+  $(`${field.id}-wrong`).textContent = wrong ? `No class “${word}”: all are shown.` : "";
+  return wrong ? null : word || null;
 }

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { night, packed, palette } from "./colours.js";
-import { $, counted, make, tell } from "./dom.js";
+import { $, chosenClass, counted, make, tell } from "./dom.js";
 import { Overlay } from "./overlay.js";
 import { Plane, parse } from "./plane.js";
 import { found } from "./search.js";
@@ -15,7 +15,7 @@ let loaded = null; // the version whose points are here
 let view = null;
 let whole = 1; // the scale at which everything is seen
 let colours = [];
-let wanted = null;
+let wanted = null; // the number of the class that the field names
 let drawing = false;
 let moved = 0;
 let hovered = -1;
@@ -26,7 +26,7 @@ const canvas = $("points");
 const ratio = () => Math.min(2, window.devicePixelRatio || 1);
 const shown = () => !$("view-map").hidden;
 
-export function begin(info, labels) {
+export function learn(info, labels) {
   facts = info;
   counts = new Map(labels.map(({ label, count }) => [label, count]));
   if (loaded && shown()) show();
@@ -42,6 +42,7 @@ export async function show() {
       loaded = facts.version;
       view = null;
       legend();
+      choose(); // numbers of classes may have changed
     }
   } catch (error) {
     $("map-words").textContent = "";
@@ -176,19 +177,19 @@ function legend() {
       dot.style.background = colours[number];
       const facts = { type: "button", title: counted(counts.get(label) ?? 0, "picture"), attrs: { "aria-pressed": wanted === number } };
       const button = make("button", facts, dot, label);
-      button.addEventListener("click", () => choose(wanted === number ? "" : label));
+      button.addEventListener("click", () => {
+        $("map-filter").value = wanted === number ? "" : label;
+        choose();
+      });
       return make("li", {}, button);
     }),
   );
 }
 
-function choose(label) {
-  const number = label === "" ? null : plane.labels.indexOf(label);
-  if (number === -1) {
-    return tell(Object.assign(new Error(`There is no class “${label}” in this index.`), { code: "no_label" }));
-  }
-  wanted = number;
-  $("map-filter").value = label;
+/** Look at the class that the field names, or at all. */
+function choose() {
+  const label = chosenClass($("map-filter"), plane.labels);
+  wanted = label === null ? null : plane.labels.indexOf(label);
   for (const [place, button] of $("legend").querySelectorAll("button").entries()) button.setAttribute("aria-pressed", place === wanted);
   draw();
 }
@@ -302,7 +303,7 @@ function fromMiddle() {
 $("zoom-in").addEventListener("click", () => plane && zoom(1.6));
 $("zoom-out").addEventListener("click", () => plane && zoom(1 / 1.6));
 $("zoom-all").addEventListener("click", () => plane && fit());
-$("map-filter").addEventListener("change", () => plane && choose($("map-filter").value.trim()));
+$("map-filter").addEventListener("change", () => plane && choose());
 new ResizeObserver(() => {
   if (!plane || !shown()) return;
   resize();

@@ -1,47 +1,56 @@
 // Search: a picture in, neighbours out, and on from there.
 
 import * as api from "./api.js";
-import { $, counted, goWith, hush, make, picture, tell } from "./dom.js";
+import { $, chosenClass, counted, goWith, hush, make, picture, tell } from "./dom.js";
 
 const SHOWN_AT_START = 24;
 const KEPT = 24; // steps of the history that are shown
 const uploads = new Map(); // pictures of this sitting, by number
 let facts, labels;
 let step = { kind: "start", key: 0 };
+let shown = step; // the step whose picture stands beside the results: another one while an answer is on its way
 let trail = []; // what was searched with, oldest first
 let working = null;
+let lastUpload = Date.now(); // only grows, over a reload as well: no address comes to mean another picture
+let changed = async () => {};
 let shuffle = 1 + Math.floor(Math.random() * 1e6);
 let byKeyboard = false;
 
 /** What was found last, for the map. */
 export const found = { query: null, hits: [] };
 
-export function begin(info, known) {
+const same = (one, other) => one.kind === other.kind && one.key === other.key;
+const addressOf = ({ kind, key }) => (kind === "start" ? "#search" : `#${kind}=${key}`);
+
+/** Who wants to know when something was added or removed. */
+export function onChange(call) {
+  changed = call;
+}
+
+export function learn(info, known) {
   facts = info;
-  relabel(known);
+  labels = known.map(({ label }) => label);
+  $("labels").replaceChildren(...known.map(({ label, count }) => make("option", { value: label, label: `${label} · ${count}` })));
+  for (const field of [$("filter"), $("map-filter")]) {
+    field.disabled = !known.length;
+    field.placeholder = known.length ? "all classes" : "no classes";
+  }
   $("drop").disabled = !facts.pictures;
   if (!facts.pictures) {
     $("drop").querySelector("span").replaceChildren(make("strong", { textContent: "This index has no model" }), make("span", { textContent: "It was made of vectors: search with what is in it." }));
   }
 }
 
-export function relabel(known) {
-  labels = new Map(known.map(({ label, count }) => [label, count]));
-  $("labels").replaceChildren(...known.map(({ label, count }) => make("option", { value: label, label: `${label} · ${count}` })));
-  const none = !known.length;
-  $("filter").disabled = $("map-filter").disabled = none;
-  if (none) $("filter").placeholder = $("map-filter").placeholder = "none known";
-}
+/** The address of where we are. */
+export const address = () => addressOf(step);
 
-/** The address of what is shown. */
-export const address = () => (step.kind === "start" ? "" : `#${step.kind}=${step.key}`);
-
-export async function show(next) {
+/** Show a step; `onward` if it is a new one, and not one that was gone back to or is shown anew. */
+export async function show(next, onward = false) {
   step = next;
-  const label = filter();
-  if (label === false) return;
   working?.abort();
-  working = new AbortController();
+  const { signal } = (working = new AbortController());
+  const label = chosenClass($("filter"), labels);
+  $("query").inert = !same(shown, step);
   $("hits").classList.add("waiting");
   $("view-search").classList.toggle("asked", step.kind !== "start");
   try {
@@ -49,14 +58,16 @@ export async function show(next) {
     else if (step.kind === "item") await showItem(label);
     else await showUpload(label);
     remember();
+    if (onward) bringUp();
   } catch (error) {
-    if (error.name === "AbortError") return;
+    if (signal.aborted) return;
     const refused = step.kind === "upload" && ["bad_image", "too_large"].includes(error.code);
-    if (refused) uploads.delete(step.key);
-    $("query").hidden = refused || step.kind === "item";
+    if (refused) forget(step);
+    $("query").hidden = refused || step.kind !== "upload";
     empty("Nothing to show", refused ? "Try another picture." : "");
     tell(error, error.code === "offline" || error.code === "busy" ? () => show(step) : null);
   }
+  drawTrail();
   $("hits").classList.remove("waiting");
 }
 
@@ -101,15 +112,16 @@ export function upload(file) {
     const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
     return tell(Object.assign(new Error(`That file has ${size(file.size)}; this server takes at most ${size(facts.limits.bytes)}.`), { code: "too_large" }));
   }
-  const key = Math.max(0, ...uploads.keys()) + 1;
-  uploads.set(key, { file, url: URL.createObjectURL(file) });
-  location.hash = `#upload=${key}`;
+  lastUpload += 1;
+  uploads.set(lastUpload, { file, url: URL.createObjectURL(file) });
+  location.hash = `#upload=${lastUpload}`;
 }
 
 // — showing —
 
 function asked(source, heading, words, inIndex) {
-  $("query").hidden = false;
+  shown = step;
+  $("query").hidden = $("query").inert = false;
   const image = picture(source, `Searched with: ${heading}`, "no preview");
   image.id = "query-image";
   image.loading = "eager";
@@ -130,6 +142,12 @@ function neighbours({ hits, milliseconds }, label, only) {
   const words = same === null || only ? "" : `${same} of ${hits.length} of the same class · `;
   title("Nearest", `${words}${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms${only ? ` · ${only} only` : ""}`);
   cards(hits, only ? null : label);
+}
+
+/** Let results that begin above the window begin at its top. */
+function bringUp() {
+  const above = $("results-title").getBoundingClientRect().top - $("stuck").offsetHeight - 14;
+  if (above < 0) window.scrollBy(0, above);
 }
 
 function title(heading, words) {
@@ -168,8 +186,8 @@ function card(item, place, label, length) {
       "span",
       { class: "words" },
       make("span", { class: "label" }, sign ? make("span", { class: "sign", textContent: sign }) : null, words),
-      scored ? make("span", { class: "score", textContent: item.score.toFixed(3) }) : null,
       make("span", { class: "name", textContent: item.name }),
+      scored ? make("span", { class: "score", textContent: item.score.toFixed(3) }) : null,
     ),
   );
   button.addEventListener("click", (event) => {
@@ -188,19 +206,28 @@ function bar(share) {
 // — history —
 
 function remember() {
-  if (step.kind !== "start") {
-    trail = trail.filter((each) => !(each.kind === step.kind && each.key === step.key));
-    if (step.kind === "item" || uploads.has(step.key)) trail.push(step);
-    trail = trail.slice(-KEPT);
+  if (step.kind === "item" || uploads.has(step.key)) trail = [...trail.filter((each) => !same(each, step)), step].slice(-KEPT);
+}
+
+/** What is gone cannot be searched with again. */
+function forget(gone) {
+  trail = trail.filter((each) => !same(each, gone));
+  if (gone.kind === "upload") {
+    URL.revokeObjectURL(uploads.get(gone.key).url);
+    uploads.delete(gone.key);
   }
+  drawTrail();
+}
+
+function drawTrail() {
   $("trail").hidden = !trail.length;
   $("steps").replaceChildren(
     ...[...trail].reverse().map((each) => {
       const source = each.kind === "item" ? api.thumbnail(each.key) : uploads.get(each.key).url;
       const words = each.kind === "item" ? `Picture no. ${each.key}` : "Your picture";
       const button = make("button", { type: "button", title: words, attrs: { "aria-label": words } }, picture(source, "", "?"));
-      if (each.kind === step.kind && each.key === step.key) button.setAttribute("aria-current", "true");
-      button.addEventListener("click", () => (location.hash = `#${each.kind}=${each.key}`));
+      if (same(each, step)) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => (location.hash = addressOf(each)));
       return make("li", {}, button);
     }),
   );
@@ -210,24 +237,12 @@ function remember() {
 
 const count = () => Math.min(Number($("count").value), facts.limits.neighbours);
 
-/** The class to search among; null for all, false for one that is not there. */
-function filter() {
-  const word = $("filter").value.trim();
-  const known = !word || labels.has(word);
-  $("filter").setAttribute("aria-invalid", !known);
-  if (!known) {
-    tell(Object.assign(new Error(`There is no class “${word}” in this index.`), { code: "no_label" }));
-    return false;
-  }
-  return word || null;
-}
-
 const refresh = () => {
   hush();
   show(step);
 };
 $("filter").addEventListener("change", refresh);
-$("filter").addEventListener("input", () => labels.has($("filter").value.trim()) && refresh());
+$("filter").addEventListener("input", () => labels.includes($("filter").value.trim()) && refresh());
 $("count").addEventListener("change", refresh);
 $("again").addEventListener("click", () => {
   shuffle += 1;
@@ -252,17 +267,18 @@ $("hits").addEventListener("keydown", (event) => {
 });
 
 $("remove").addEventListener("click", () => {
-  const id = step.key;
+  const removed = shown;
+  const from = location.hash;
   $("sure-words").textContent = `${$("query-words").textContent} will no longer be found. The file itself stays where it is.`;
   const dialog = $("sure-dialog");
   dialog.returnValue = "no";
   dialog.onclose = async () => {
     if (dialog.returnValue !== "yes") return;
     try {
-      await api.remove(id);
-      trail = trail.filter((each) => each.key !== id || each.kind !== "item");
-      document.dispatchEvent(new Event("nearfar:changed"));
-      goWith(`No. ${id} was removed.`, "#search");
+      await api.remove(removed.key);
+      forget(removed);
+      await changed();
+      goWith(`No. ${removed.key} was removed.`, "#search", from);
     } catch (error) {
       tell(error);
     }
@@ -272,13 +288,14 @@ $("remove").addEventListener("click", () => {
 
 $("add").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const chosen = uploads.get(step.key);
+  const { file } = uploads.get(shown.key);
+  const from = location.hash;
   const button = $("add").querySelector("button");
   button.disabled = true;
   try {
-    const { id } = await api.add(chosen.file, $("add-label").value.trim());
-    document.dispatchEvent(new Event("nearfar:changed"));
-    goWith(`Added as no. ${id}.`, `#item=${id}`);
+    const { id } = await api.add(file, $("add-label").value.trim());
+    await changed();
+    goWith(`Added as no. ${id}.`, `#item=${id}`, from);
   } catch (error) {
     tell(error);
   }

@@ -1,0 +1,60 @@
+"""A page in a real browser, and how to wait for what it shows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+WAIT = 15_000
+
+
+class Visit:
+    """A page, and everything it asked for and complained about."""
+
+    def __init__(self, browser: Any, address: str, **settings: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 760}, **settings})
+        self.context.set_default_timeout(WAIT)
+        self.page = self.context.new_page()
+        self.address = address
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._console)
+
+    def _console(self, message: Any) -> None:
+        # Answers of 4xx are shown by the browser as errors; that is what some tests are about.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.complaints.append(message.text)
+
+    def open(self, where: str = "") -> Any:
+        self.page.goto(f"{self.address}/{where}")
+        until(self.page, "document.getElementById('facts').textContent !== ''")
+        return self.page
+
+    def upload(self, content: bytes, name: str = "mine.png") -> None:
+        self.page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": content})
+
+    def close(self) -> None:
+        host = urlsplit(self.address).netloc
+        assert all(urlsplit(url).netloc == host or url.startswith("blob:") for url in self.asked), self.asked
+        assert self.complaints == []
+        self.context.close()
+
+
+def until(page: Any, holds: str) -> None:
+    """Wait. As a function: text would have to be evaluated, which the page's policy forbids."""
+    page.wait_for_function(f"() => {holds}")
+
+
+def told(page: Any, words: str) -> None:
+    """The page comes to tell this; what it told before may stand a moment longer."""
+    page.locator("#problem p", has_text=re.compile(f"^{re.escape(words)}$")).wait_for(state="visible")
+
+
+def nearest(page: Any) -> list[str]:
+    """The names of the hits, once a search is done."""
+    until(page, "document.getElementById('results-title').textContent === 'Nearest'")
+    page.wait_for_selector(".hits:not(.waiting) .hit .score")
+    return list(page.locator(".hit .name").all_inner_texts())
