@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,6 +37,14 @@ def test_grey_becomes_three_channels_where_three_are_read() -> None:
 def test_colour_for_a_network_that_reads_grey_is_refused() -> None:
     with pytest.raises(ValueError, match="pixels have 3 channels; this network reads 1"):
         GREY(RED)
+
+
+def test_a_network_that_learned_from_grey_pictures_takes_no_colours() -> None:
+    grey = replace(IMAGENET, grey=True)
+    assert grey.channels == 1
+    assert torch.equal(grey(RED[:, :1]), IMAGENET(RED[:, :1]))
+    with pytest.raises(ValueError, match="pixels have 3 channels; this network reads 1"):
+        grey(RED)
 
 
 def test_pixels_on_their_way_as_floats_are_the_same() -> None:

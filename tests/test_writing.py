@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
+import threading
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
-from nearfar.writing import whole_file, write_json
+from nearfar.writing import whole_file, write_json, write_tensors
 
 
 def test_json_is_read_back(tmp_path: Path) -> None:
@@ -32,4 +38,42 @@ def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "new") as draft:
         fail(draft)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_link_points_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(Path("folder") / "real.json")
+    for value in (1, 2):  # not there yet, and there
+        write_json(link, value)
+        assert link.is_symlink()
+        assert json.loads((tmp_path / "folder" / "real.json").read_text()) == value
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_json(pipe, [1])
+    reader.join(10)
+    assert json.loads(read[0]) == [1]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_full_disk_says_which_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No space left on device: .*one\.json"), whole_file(tmp_path / "one.json"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_tensors_on_a_full_disk_say_which_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match=r"one\.safetensors cannot be written: No space left on device"):
+        write_tensors(tmp_path / "one.safetensors", {"a": torch.zeros(4)})
     assert list(tmp_path.iterdir()) == []

@@ -20,6 +20,7 @@ class Normalization:
         mean, std   one number for each channel, in the network's order and on its range.
         range       the network's white: 1 where it saw pixels from 0 to 1, 255 where from 0 to 255.
         order       "RGB", or "BGR" for weights that come from Caffe. One channel has no order.
+        grey        whether pictures are made grey first: pixels have one channel, which the network reads as three.
 
     >>> IMAGENET(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten().tolist()[0]
     2.248908281326294
@@ -29,6 +30,7 @@ class Normalization:
     std: tuple[float, ...]
     range: float = 1.0
     order: str = "RGB"
+    grey: bool = False
 
     def __post_init__(self) -> None:
         one_of("order", self.order, ORDERS)
@@ -40,8 +42,8 @@ class Normalization:
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour."""
-        return len(self.mean)
+        """Of the pixels: 1 for grey, 3 for colour."""
+        return 1 if self.grey else len(self.mean)
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Pixels from 0 to 255 in RGB, [b, c, h, w] of uint8 or floats, as the network wants them.

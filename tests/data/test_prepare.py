@@ -23,7 +23,7 @@ from nearfar.data import preparing
 from nearfar.data.dataset import DataSet
 from nearfar.data.decode import decode
 from nearfar.data.draft import JOURNAL, Draft
-from nearfar.data.preparing import BadFiles, cache_folder, prepare, store_folder
+from nearfar.data.preparing import BadFiles, prepare, store_folder
 from nearfar.data.sources import Arrays, Files, Vectors
 from nearfar.data.store import INDEX, PIXELS, Store
 
@@ -138,10 +138,12 @@ def test_the_cache_is_where_the_environment_says(
     birds: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "elsewhere"))
-    assert cache_folder() == tmp_path / "elsewhere"
     folder = prepare(birds).folder
     assert folder is not None
     assert folder.parent == tmp_path / "elsewhere"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NEARFAR_CACHE", "~/elsewhere")
+    assert prepare(birds).folder == folder
 
 
 @pytest.mark.parametrize("file", [PIXELS, INDEX, "store.json"])
@@ -430,6 +432,6 @@ def test_the_record_says_what_was_prepared(birds: DataSet, cache: Path) -> None:
     store = prepare(birds, cache=cache, side=7, on_error="skip")
     assert store.folder is not None
     about = json.loads((store.folder / "store.json").read_text())
-    assert about["source"] == birds.source.fingerprint()
+    assert about["source"] == birds.source.stamp()
     assert (about["dataset"], about["side"], about["aspect"], about["channels"]) == ("birds", 7, "keep", 3)
     assert Store.open(store.folder).about == about

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data import batched
+from nearfar.data import render as render_module
 from nearfar.data.batched import Layout
 from nearfar.data.render import render
 from nearfar.data.store import Store
@@ -124,6 +125,25 @@ def test_nothing_outside_a_piece_is_seen(crop: str) -> None:
         picture[top : top + height, left : left + width] = 77
     assert (render(pictures, plan) == 77).all()
     assert largest(on_device(pictures, plan) - 77) < 1e-3
+
+
+@all_views
+@all_channels
+def test_a_window_alone_looks_like_a_window_of_the_whole(
+    view: View, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = photographs(channels)
+    plan = planned(view, pictures)
+    whole = render(pictures, plan)
+    monkeypatch.setattr(render_module, "LARGE", 0)
+    assert largest(render(pictures, plan).int() - whole.int()) <= 1
+
+
+def test_a_very_long_picture_is_not_resized_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = np.repeat(np.arange(256, dtype=np.uint8), 156).reshape(1, -1, 1)
+    monkeypatch.setattr(render_module, "_resize", None)  # as a whole it would be 224 × 8,945,664
+    plan = View(size=224, crop="center", resize=224, flip=False).plan(np.array([line.shape[:2]]))
+    assert set(render([line], plan).unique().tolist()) <= {127, 128}
 
 
 def test_white_stays_white() -> None:

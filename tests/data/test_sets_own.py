@@ -215,6 +215,17 @@ def test_a_table_without_any_picture_is_refused(tmp_path: Path) -> None:
         data.open("table", table(tmp_path, ["gone.jpg,a"], "path,label"))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("0123", "00123"), ("1.1", "1.10"), ("12000", "12e3"), ("12345678901234567890", "12345678901234567891")],
+)
+def test_labels_that_look_like_one_number_are_two_classes(one: str, other: str, tmp_path: Path) -> None:
+    rows = [f"wren/1.jpg,{one}", f"jay/1.jpg,{other}", f"jay/2.jpg,{one}"]
+    birds = data.open("table", table(tmp_path, rows, "path,label"))
+    assert set(birds.classes) == {one, other}
+    assert [birds.classes[label] for label in birds.labels] == [one, other, one]
+
+
 def test_whole_numbers_written_with_a_point_are_the_same_class(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -76,22 +76,37 @@ def test_a_forked_process_does_not_disturb_its_parent(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fingerprint_is_that_of_the_pictures_not_of_the_place(kind: str, tmp_path: Path) -> None:
     first, second = make(kind, tmp_path / "a"), make(kind, tmp_path / "b")
-    if isinstance(first, Files) and isinstance(second, Files):
-        for name in NAMES:
-            for source in (first, second):
-                os.utime(source.root / name, (1, 1))
     assert first.fingerprint() == second.fingerprint()
     assert first.fingerprint() != make(kind, tmp_path / "c", NAMES[1:]).fingerprint()
     assert first.fingerprint() != first.take([1, 0]).fingerprint()  # type: ignore[attr-defined]
 
 
-def test_the_fingerprint_of_files_changes_when_one_is_written_again_or_goes(tmp_path: Path) -> None:
+def test_the_stamp_of_files_changes_when_one_is_written_again_or_goes(tmp_path: Path) -> None:
     source = Files(write(tmp_path, NAMES), NAMES)
-    before = source.fingerprint()
+    before = source.stamp()
     os.utime(tmp_path / NAMES[3], (1, 1))
-    touched = source.fingerprint()
+    touched = source.stamp()
     (tmp_path / NAMES[3]).unlink()
-    assert len({before, touched, source.fingerprint()}) == 3
+    assert len({before, touched, source.stamp()}) == 3
+
+
+def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path: Path) -> None:
+    source = Files(write(tmp_path, NAMES), NAMES)
+    before, file = source.fingerprint(), tmp_path / NAMES[3]
+    os.utime(file, (1, 1))
+    assert source.fingerprint() == before
+    file.write_bytes(file.read_bytes()[::-1])
+    assert source.fingerprint() != before
+    file.unlink()
+    assert source.fingerprint() != before
+
+
+def test_files_are_read_only_once_for_their_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    source = Files(write(tmp_path / "birds", NAMES), NAMES)
+    known = source.fingerprint()
+    monkeypatch.setattr("hashlib.file_digest", None)
+    assert source.fingerprint() == known
 
 
 def test_a_missing_file_is_an_os_error_of_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ some_views = st.builds(
     size=st.one_of(st.integers(1, 60), st.tuples(st.integers(1, 60), st.integers(1, 60))),
     crop=st.sampled_from(["random", "center", "random_resized", "none"]),
     resize=st.one_of(st.none(), st.integers(60, 90)),
-    aspect=st.sampled_from(["keep", "squash"]),
+    aspect=st.sampled_from(["keep", "squash", "shrink"]),
 )
 
 
@@ -78,6 +78,11 @@ def test_both_sides_are_squashed() -> None:
 def test_pictures_are_left_as_they_are_or_grow_to_fit() -> None:
     plan = plan_of(View(size=40, resize=None), (40, 50), (300, 41), (20, 30), (80, 10))
     assert plan.resized.tolist() == [[40, 50], [300, 41], [40, 60], [320, 40]]
+
+
+def test_larger_pictures_shrink_and_others_are_left_as_they_are_or_grow_to_fit() -> None:
+    plan = plan_of(View(size=40, resize=60, aspect="shrink"), (120, 240), (60, 90), (40, 50), (20, 30))
+    assert plan.resized.tolist() == [[60, 120], [60, 90], [40, 50], [40, 60]]
 
 
 def test_the_middle_is_shown() -> None:

@@ -130,6 +130,15 @@ def test_the_budget_decides_about_tiles_and_the_copy() -> None:
     assert points.side**2 + 6 * points.side * 16 <= 16_000
 
 
+@pytest.mark.parametrize("scale", [2.0**70, 2.0**-90])
+def test_the_size_of_numbers_does_not_matter(scale: float) -> None:
+    vectors = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    found, other = kmeans(vectors, 6), kmeans(vectors * scale, 6)
+    assert torch.equal(other.assignment, found.assignment)
+    assert torch.equal(other.centers, found.centers * scale)
+    assert other.inertia == found.inertia * scale**2
+
+
 def test_a_large_offset_costs_no_digits() -> None:
     vectors, _ = groups(300, 10, noise=0.3)
     vectors = vectors.double()
@@ -221,7 +230,7 @@ def test_centres_that_stay_are_not_compared_again(monkeypatch: pytest.MonkeyPatc
     assert pairs[-1] < 600 * 40 / 4
     found = KMeans(lloyd.assignment, lloyd.centers, 0.0, len(pairs))
     found = found._replace(inertia=lloyd.points.inertia(found.centers, found.assignment))
-    assert_lloyd(found._replace(centers=found.centers + vectors.mean(dim=0)), vectors)
+    assert_lloyd(found._replace(centers=found.centers / lloyd.points.scale + vectors.mean(dim=0)), vectors)
 
 
 def test_tolerance_and_iterations_end_a_start() -> None:

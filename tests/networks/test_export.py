@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 
 from nearfar.networks import Ensemble, create
 from nearfar.networks.exporting import export
-from nearfar.networks.preprocessing import Preprocessing
-from nearfar.networks.saving import Model, load
-from nearfar.pixels import LITE
+from nearfar.networks.preprocessing import Preprocessing, from_json
+from nearfar.networks.saving import Model, load, save
+from nearfar.pixels import LITE, PLAIN
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"in_dim": 6, "dim": 3, "head": "mlp"},
@@ -85,6 +86,14 @@ def test_the_metadata_say_how_pictures_become_input(tmp_path: Path) -> None:
         "interpolation": "bilinear, antialiased",
     }
     assert json.loads(words["nearfar.model"])["name"] == "efficientnet_lite0"
+
+
+def test_a_loaded_network_says_what_it_was_trained_with(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    used = Preprocessing(size=8, resize=12, aspect="shrink", normalization=replace(PLAIN, grey=True))
+    model = load(save(create("small_cnn", size=8, channels=3, dim=4), tmp_path, preprocessing=used))
+    words = session(export(model, tmp_path / "model.onnx")).get_modelmeta().custom_metadata_map
+    assert from_json(json.loads(words["nearfar.preprocessing"]), "model.onnx") == used
 
 
 def test_names_and_shapes_of_input_and_output(tmp_path: Path) -> None:

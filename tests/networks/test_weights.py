@@ -154,7 +154,11 @@ def test_weights_that_only_a_package_has_name_it(monkeypatch: pytest.MonkeyPatch
 # --- files of the user ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("convert", [str, Path, lambda file: f"~/{file.name}"], ids=["text", "path", "home"])
+@pytest.mark.parametrize(
+    "convert",
+    [str, Path, lambda file: f"~/{file.name}", lambda file: f"$HOME/{file.name}"],
+    ids=["text", "path", "home", "variable"],
+)
 def test_pretrained_may_be_a_file(convert: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     file = write(tmp_path / "own.pth", 0.25)

@@ -50,6 +50,40 @@ def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -
     assert len(built(data=data, split={"kind": "fixed_validation"}, sampler=FEW).rows["validation"]) == 8
 
 
+HALVES = {"train": np.repeat(np.arange(4), 4)}
+UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "one class": ({"test": np.full(8, 4)}, {}, "the test part of arrays is one class"),
+    "lonely": ({"test": np.arange(4, 12)}, {}, "the test part of arrays has a single picture of each class"),
+    "strangers": (
+        {"query": np.repeat([4, 5], 2), "gallery": np.repeat([6, 7], 2)},
+        {},
+        "the gallery of arrays has no class of the queries",
+    ),
+    "one in the gallery": (
+        {"query": np.full(2, 4), "gallery": np.full(2, 4)},
+        {},
+        "the gallery of arrays is one class",
+    ),
+    "lonely in training": (
+        {"train": np.arange(8), "test": np.repeat([8, 9], 2)},
+        {"evaluation": {"train_recall": True}, "sampler": {"classes": 4, "per_class": 1}},
+        "the train part of arrays has a single picture of each class",
+    ),
+}
+
+
+@pytest.mark.parametrize(("labels", "sections", "words"), UNMEASURED.values(), ids=UNMEASURED.keys())
+def test_a_part_that_cannot_be_measured_is_refused_before_training(
+    labels: dict[str, Any], sections: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    labels = HALVES | labels
+    split = np.concatenate([np.full(len(each), part) for part, each in labels.items()])
+    y = np.concatenate([*labels.values()])
+    np.savez(tmp_path / "own.npz", X=np.eye(len(y), 8, dtype=np.float32), y=y, split=split)
+    with pytest.raises(ValueError, match=words):
+        built(data={"name": "arrays", "root": str(tmp_path / "own.npz")}, **sections)
+
+
 def test_training_labels_count_from_zero_and_others_come_after() -> None:
     parts = built(split={"kind": "fixed_validation", "share": 0.4, "seed": 3}, sampler=FEW)
     assert np.unique(parts.train_labels).tolist() == [0, 1, 2]
@@ -164,6 +198,18 @@ def test_the_fingerprint_tells_another_split() -> None:
         (
             {"training": {"iterations": 3, "warmup_epochs": 3, "device": "cpu"}},
             "training.warmup_epochs is 3; the training has 1 epochs",
+        ),
+        (
+            {"training": {"iterations": 3, "device": "cpu"}, "schedule": {"warmup": 4}},
+            "schedule.warmup is 4; the training has 3 steps",
+        ),
+        (
+            {
+                "network": {"name": "mlp", "head": "none"},
+                "loss": {"name": "raw"},
+                "training": {"epochs": 2, "warmup_epochs": 1, "device": "cpu"},
+            },
+            "the network has no head, and the loss nothing to learn",
         ),
     ],
 )

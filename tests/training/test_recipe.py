@@ -200,6 +200,25 @@ def test_overrides_reach_into_sections_and_stages() -> None:
     assert load_recipe(table(), overrides={"loss": {"alpha": 9.0}}).loss.settings == {"alpha": 9.0}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [({"name": "x"}, r"unknown section \[name\]"), (["stages.name=raw"], "0 to 1, and no 'name'")],
+)
+def test_names_that_are_no_section_s_are_refused(overrides: Any, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(table(stages=[{"epochs": 1}, {}]), overrides=overrides)
+
+
+@pytest.mark.parametrize(("value", "fits"), [(True, True), ("false", False), (1, False)])
+def test_settings_of_data_sets_have_the_type_of_their_defaults(value: Any, fits: bool) -> None:
+    given = table(data={"name": "digits", "settings": {"vectors": value}})
+    if fits:
+        assert load_recipe(given).data.settings == {"vectors": True}
+        return
+    with pytest.raises(RecipeError, match=r"data\.settings\.vectors is .*; needed is true or false"):
+        load_recipe(given)
+
+
 def test_another_name_drops_what_belonged_to_the_old_one() -> None:
     recipe = load_recipe(table(), overrides=["loss.scale=30", "loss.name=arcface", "sampler.name=pairs"])
     assert recipe.loss.settings == {"scale": 30}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
 from waiting import wait_for
 
@@ -171,17 +175,31 @@ def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_pa
         train(other, tmp_path / "run", resume=True)
 
 
-def test_other_data_under_the_same_recipe_is_refused(tmp_path: Path) -> None:
-    import numpy as np
-
+@pytest.mark.parametrize("saved", [True, False])
+def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path) -> None:
     file = vectors(tmp_path)
     chosen = recipe(file)
     with pytest.raises(Stopped):
         train(chosen, tmp_path / "run", display=Interrupts(4))
+    if not saved:  # as if it had been killed before its first checkpoint
+        shutil.rmtree(tmp_path / "run" / "checkpoint")
     content = dict(np.load(file))
     np.savez(file, X=content["X"] + 1, y=content["y"])
     with pytest.raises(ValueError, match="the data is not what the run"):
         train(chosen, tmp_path / "run", resume=True)
+
+
+def test_an_evaluation_that_fails_at_the_end_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=2, evaluation__every=0)
+    with monkeypatch.context() as broken:
+        broken.setattr("nearfar.training.judging.Judge.measured", None)
+        with pytest.raises(TypeError):
+            train(chosen, tmp_path / "run")
+    monkeypatch.setattr("nearfar.training.session.Session.learn", None)  # everything is learned
+    result = train(chosen, tmp_path / "run", resume=True)
+    monkeypatch.undo()
+    assert result.metrics["test"] == train(chosen, tmp_path / "whole").metrics["test"]
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
 def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
@@ -190,6 +208,25 @@ def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
         train(recipe(file), tmp_path / "run", display=Interrupts(4))
     moved = file.rename(tmp_path / "moved.npz")
     train(recipe(moved), tmp_path / "run", resume=True)
+
+
+def test_a_copy_of_the_pictures_is_the_same_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(16):
+        file = tmp_path / "here" / str(number // 4) / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
+    network = {"name": "small_cnn", "dim": 4}
+    data, few = {"name": "folder", "root": str(tmp_path / "here")}, {"classes": 2, "per_class": 2, "steps": 4}
+    chosen = recipe(tmp_path, data=data, network=network, sampler=few, training__epochs=1)
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(2), cache=tmp_path / "cache")
+    shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copyfile)
+    moved = replace(chosen, data=replace(chosen.data, root=str(tmp_path / "there")))
+    train(moved, tmp_path / "run", resume=True, cache=tmp_path / "cache")
+    (tmp_path / "there" / "0" / "0.png").write_bytes((tmp_path / "there" / "0" / "1.png").read_bytes())
+    with pytest.raises(ValueError, match="the data is not what the run"):
+        train(moved, tmp_path / "run", resume=True, cache=tmp_path / "cache")
 
 
 # --- by force ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from nearfar.training import manifest
 from nearfar.training.checkpoints import NoCheckpoint
 from nearfar.training.recipe_file import load, to_toml
 from nearfar.training.run import Log, RunError, RunFolder, contradictions, finite, read_log
+from nearfar.training.starting import open_model
 
 
 def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
@@ -101,9 +103,27 @@ def test_a_log_goes_on_after_it_was_cut(tmp_path: Path) -> None:
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 3]
 
 
+def test_a_log_that_got_shorter_is_cut_back_to_its_last_whole_line(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"step": 1}\n{"st')
+    with Log(file) as log:
+        log.cut(100)
+        log.write({"step": 2})
+    assert [line["step"] for line in read_log(file)] == [1, 2]
+
+
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st')
     assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
+def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", sampler__classes=3, training__epochs=2)
+    run = RunFolder(train(chosen, tmp_path / "run").folder)
+    shutil.rmtree(run.best)
+    with pytest.raises(FileNotFoundError, match=r"best is gone, the network of epoch \d, which was selected"):
+        open_model(run.folder)
+    open_model(run.last)
 
 
 @pytest.fixture(scope="module")

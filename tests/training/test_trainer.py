@@ -175,6 +175,18 @@ def test_warm_up_epochs_leave_the_backbone_alone(tmp_path: Path) -> None:
     assert not torch.equal(second, third)
 
 
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_proxies_may_warm_up_for_a_network_without_a_head(chunk: int | None, tmp_path: Path) -> None:
+    settings = {"network__head": "none", "loss__name": "proxy_anchor", "training__chunk": chunk or "none"}
+    chosen = recipe(vectors(tmp_path), training__warmup_epochs=1, training__epochs=2, **settings)
+
+    def look(trainer: Trainer) -> torch.Tensor:
+        return trainer.parts.losses[0]["high"].proxies.detach().clone()
+
+    first, second = watched(chosen, tmp_path / "run", look)
+    assert not torch.equal(first, second)
+
+
 def test_a_memory_is_filled_from_its_first_iteration_on(tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path), training__memory=40, training__memory_warmup=8, training__epochs=3)
     assert watched(chosen, tmp_path / "run", lambda trainer: len(trainer.session.memories["high"])) == [0, 40, 40]

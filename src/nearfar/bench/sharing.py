@@ -45,8 +45,8 @@ def refuse_other_data(every: Sequence[Record], sources: Sources) -> None:
     if other:
         names = few([record.name for record in other], 4)
         raise RunError(
-            f"{names}: finished in {other[0].folder.parent}, but on other data than is given now, or its files have "
-            "been touched since; name another --out, or remove their folders"
+            f"{names}: finished in {other[0].folder.parent}, but on other data than is given now; name another "
+            "--out, or remove their folders"
         )
 
 

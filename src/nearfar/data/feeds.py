@@ -64,7 +64,7 @@ class Finish:
 
     @property
     def out_channels(self) -> int:
-        return self.channels if self.normalization is None else self.normalization.channels
+        return self.channels if self.normalization is None else len(self.normalization.mean)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Of float32 pixels whose channels are in the network's order."""

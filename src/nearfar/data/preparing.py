@@ -22,6 +22,7 @@ from nearfar.data.decode import ASPECTS, BadImage, decode, shrink
 from nearfar.data.draft import JOURNAL, Draft, Result, finished, locked
 from nearfar.data.sources import Arrays, Source
 from nearfar.data.store import FORMAT, Bad, Store, seal
+from nearfar.paths import cache_folder
 from nearfar.progress import Progress
 from nearfar.settings import one_of, whole
 
@@ -44,11 +45,6 @@ class BadFiles(ValueError):
         self.bad, self.count = bad, count
 
 
-def cache_folder() -> Path:
-    """Where stores are kept unless told otherwise: $NEARFAR_CACHE, or ~/.cache/nearfar."""
-    return Path(os.environ.get("NEARFAR_CACHE") or Path.home() / ".cache" / "nearfar")
-
-
 def store_folder(
     dataset: DataSet,
     *,
@@ -58,13 +54,13 @@ def store_folder(
     channels: int | None = None,
 ) -> Path:
     """Where :func:`prepare` keeps a data set's pictures, whether they are there yet or not."""
-    settings = {"source": dataset.source.fingerprint(), **_settings(side, aspect, channels)}
+    settings = {"source": dataset.source.stamp(), **_settings(side, aspect, channels)}
     return _folder(dataset.name, cache, settings)
 
 
 def stores_of(dataset: DataSet, cache: str | Path | None = None) -> list[Store]:
     """All stores of these very files in a cache, whatever the settings."""
-    folder, fingerprint = Path(cache or cache_folder()), dataset.source.fingerprint()
+    folder, stamp = Path(cache or cache_folder()), dataset.source.stamp()
     stores = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if entry.name.startswith("."):  # drafts and locks
@@ -73,7 +69,7 @@ def stores_of(dataset: DataSet, cache: str | Path | None = None) -> list[Store]:
             store = Store.open(entry)
         except ValueError:
             continue
-        if store.about.get("source") == fingerprint:
+        if store.about.get("source") == stamp:
             stores.append(store)
     return stores
 
@@ -111,8 +107,8 @@ def prepare(
     nothing is written.
 
     Parameters
-        cache     folder of stores, see :func:`cache_folder`. A store's own folder is named by a fingerprint of the
-                  files and these settings, so a change of either makes a new one.
+        cache     folder of stores, see ``nearfar.paths.cache_folder``. A store's own folder is named by a stamp of
+                  the files and these settings, so a change of either makes a new one.
         side      the shorter side becomes this long; smaller pictures stay as they are.
         aspect    "keep", or "squash" to side × side.
         channels  3 or 1; by default 3 for files, and what it has for an array.
@@ -136,7 +132,7 @@ def prepare(
         raise ValueError(f"data set {dataset.name} is empty; there is nothing to prepare")
     if isinstance(dataset.source, Arrays):
         return _of_array(dataset.source.array, side, aspect, channels)
-    about = {"source": dataset.source.fingerprint(), **settings}
+    about = {"source": dataset.source.stamp(), **settings}
     folder = _folder(dataset.name, cache, about)
     store = _finished_store(folder, dataset.source)
     if store is None:

@@ -1,7 +1,8 @@
 """Plans carried out on a CPU, a picture at a time: cut, resize, cut, mirror.
 
 Resizing is bilinear and antialiased: each new pixel is a mean of those under a triangle that reaches one pixel of the
-coarser grid to either side. Pillow's ``resize(…, BILINEAR)`` does the same; they differ by a level of 255 at most.
+coarser grid to either side. Pillow's ``resize(…, BILINEAR)`` does the same; they differ by a level of 255 at most. It
+is slower, but leaves out what the window does not show: very long pictures go that way, or they would take gigabytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from nearfar.data.views import Plan
+
+LARGE = 1 << 24  # pixels of a resized piece from which on only the window is computed
 
 Pixels = NDArray[np.uint8]
 
@@ -37,11 +40,14 @@ def window(picture: Pixels, plan: Plan, i: int) -> Pixels:
     """What a plan shows of its picture i, [*size, channels]; where nothing is resized, a view of it."""
     top, left, height, width = plan.pieces[i].tolist()
     piece = picture[top : top + height, left : left + width]
-    resized_height, resized_width = plan.resized[i].tolist()
-    if (resized_height, resized_width) != (height, width):
-        piece = _resize(piece, resized_height, resized_width)
-    top, left = plan.corners[i].tolist()
-    shown = piece[top : top + plan.size[0], left : left + plan.size[1]]
+    tall, wide = plan.resized[i].tolist()
+    resizes = (tall, wide) != (height, width)
+    if resizes and tall * wide > LARGE:
+        shown = _resize_window(piece, plan.boxes[i] - [top, left, 0, 0], plan.size)
+    else:
+        piece = _resize(piece, tall, wide) if resizes else piece
+        top, left = plan.corners[i].tolist()
+        shown = piece[top : top + plan.size[0], left : left + plan.size[1]]
     return shown[:, ::-1] if plan.flips[i] else shown
 
 
@@ -56,3 +62,15 @@ def _resize(piece: Pixels, height: int, width: int) -> Pixels:
     pixels = torch.from_numpy(np.array(piece, order="C")).unsqueeze(0).permute(0, 3, 1, 2)
     resized = interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
     return resized[0].permute(1, 2, 0).numpy()
+
+
+def _resize_window(piece: Pixels, box: NDArray[np.float64], size: tuple[int, int]) -> Pixels:
+    """What lies in a box (top, left, height, width) of a piece, resized to ``size``."""
+    from PIL import Image
+
+    height, width, channels = piece.shape
+    top, left, tall, wide = box.tolist()
+    image = Image.fromarray(piece[:, :, 0] if channels == 1 else piece)
+    edges = (left, top, min(left + wide, width), min(top + tall, height))  # not beyond it by a rounding
+    shown = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
+    return np.asarray(shown).reshape(*size, channels)

@@ -15,12 +15,17 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 import numpy as np
 
+from nearfar.paths import cache_folder
+from nearfar.writing import write_text
+
 MAX_BYTES = 1 << 28  # of one encoded picture; archives can promise any size
+_NO_CACHE = (OSError, RuntimeError)  # it cannot be read or written; there is not even a home
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,7 +45,10 @@ class Source(Protocol):
         """The encoded picture. Safe in threads; an ``OSError`` where there is none."""
 
     def fingerprint(self) -> str:
-        """Hex digits that change when pictures do."""
+        """Hex digits that change when pictures do, and are the same for copies of them."""
+
+    def stamp(self) -> str:
+        """As ``fingerprint``, but quick: files are not read, and are others when they were written again."""
 
 
 class Files:
@@ -74,6 +82,27 @@ class Files:
         return Files(self.root, [self.paths[index] for index in indices])
 
     def fingerprint(self) -> str:
+        # All files are read, once; from then on their stamp tells.
+        stamp = self.stamp()
+        with suppress(*_NO_CACHE):
+            return (cache_folder() / ".fingerprints" / stamp).read_text(encoding="utf-8")
+        digest, whole = hashlib.sha256(b"contents"), True
+        for path in self.paths:
+            digest.update(f"{path}\0".encode(errors="surrogateescape"))
+            try:
+                with open(self.root / path, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError:
+                whole = False
+                digest.update(b"missing")
+        if whole:
+            with suppress(*_NO_CACHE):  # it only costs time
+                folder = cache_folder() / ".fingerprints"
+                folder.mkdir(parents=True, exist_ok=True)
+                write_text(folder / stamp, digest.hexdigest())
+        return digest.hexdigest()
+
+    def stamp(self) -> str:
         digest = hashlib.sha256(b"files")
         root = os.fspath(self.root)
         for path in self.paths:
@@ -103,6 +132,12 @@ class _Archives:
 
     def name(self, index: int) -> str:
         return self.names[index]
+
+    def fingerprint(self) -> str:
+        raise NotImplementedError
+
+    def stamp(self) -> str:
+        return self.fingerprint()
 
     def _handle(self, archive: int) -> Any:
         # A forked process shares the file position of its parent's handles, so it opens its own.
@@ -247,6 +282,9 @@ class Arrays:
         for start in range(0, len(self.array), rows):
             digest.update(np.ascontiguousarray(self.array[start : start + rows]).data)
         return digest.hexdigest()
+
+    def stamp(self) -> str:
+        return self.fingerprint()
 
 
 class Vectors(Arrays):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nearfar.settings import number, one_of, positive, whole
 
 CROPS = ("random", "center", "random_resized", "none")
-ASPECTS = ("keep", "squash")
+ASPECTS = ("keep", "squash", "shrink")
 TRIES = 10  # of a random piece to lie within the picture, before its middle is taken
 
 Whole = NDArray[np.int64]
@@ -69,7 +69,8 @@ class View:
                 area and shape, resized to ``size``; "none": the whole picture, squashed to ``size``.
         resize  before "random" and "center": the shorter side (aspect "keep") or both ("squash"). None leaves pictures
                 as they are; only those too small for the window grow to fit it.
-        aspect  "keep" or "squash", where ``resize`` is used.
+        aspect  "keep" or "squash", where ``resize`` is used; or "shrink": as "keep" for pictures that are larger, as
+                without ``resize`` for others.
         scale   of "random_resized": smallest and largest share of the picture's area.
         ratio   of "random_resized": smallest and largest width / height.
         flip    mirror every other picture, at random.
@@ -136,15 +137,18 @@ class View:
 
     def _resized(self, sizes: Whole) -> Whole:
         """[b, 2], how large whole pictures become before the window is cut out of them."""
-        if self.resize is None:
-            # Exactly as they are, or as little larger as they have to be.
-            growth = np.maximum((np.array(self.window) / sizes).max(axis=1, keepdims=True), 1.0)
-            grown: Whole = np.maximum(np.rint(sizes * growth).astype(np.int64), self.window)
-            return grown
-        if self.aspect == "squash":
-            return np.full_like(sizes, self.resize)
-        kept: Whole = self.resize * sizes // sizes.min(axis=1, keepdims=True)
-        return kept
+        if self.resize is not None:
+            if self.aspect == "squash":
+                return np.full_like(sizes, self.resize)
+            shorter = sizes.min(axis=1, keepdims=True)
+            kept: Whole = self.resize * sizes // shorter
+            if self.aspect == "keep":
+                return kept
+            sizes = np.where(shorter > self.resize, kept, sizes)
+        # Exactly as they are, or as little larger as they have to be.
+        growth = np.maximum((np.array(self.window) / sizes).max(axis=1, keepdims=True), 1.0)
+        grown: Whole = np.maximum(np.rint(sizes * growth).astype(np.int64), self.window)
+        return grown
 
 
 def _random_pieces(

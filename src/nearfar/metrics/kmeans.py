@@ -89,13 +89,15 @@ def kmeans(
         if best is None or inertia < best.inertia:
             best = KMeans(lloyd.assignment, lloyd.centers, inertia, done)
     assert best is not None
-    return best._replace(centers=(best.centers + points.mean).to(torch.promote_types(vectors.dtype, torch.float32)))
+    centers = best.centers.double() / points.scale + points.mean
+    return best._replace(centers=centers.to(torch.promote_types(vectors.dtype, torch.float32)))
 
 
 class Points:
-    """Vectors, some at a time: in float32, of length one where asked for, relative to their mean.
+    """Vectors, some at a time: in float32, of length one where asked for, relative to their mean, times a power of two.
 
-    Distances do not see a common offset, but |x|² − 2xc + |c|² would lose its digits to one.
+    Distances do not see a common offset, but |x|² − 2xc + |c|² would lose its digits to one. The power of two brings
+    distances where their squares can be computed.
     """
 
     def __init__(self, vectors: Tensor, *, unit: bool, memory_budget: int) -> None:
@@ -105,6 +107,8 @@ class Points:
         self.kept: Tensor | None = None
         parts = list(blocks(vectors, min(BLOCK_BYTES, memory_budget // 8)))
         self.mean = torch.stack([self._exact(rows).sum(dim=0) for rows in parts]).sum(dim=0) / self.count  # float64
+        largest = max(float((self._exact(rows) - self.mean).abs().max()) for rows in parts)
+        self.scale = 2.0 ** -math.frexp(largest)[1]
         self.room = memory_budget // 4  # in numbers
         if self.count * self.dim <= self.room // 2:
             self.kept = torch.cat([self.take(rows) for rows in parts])
@@ -118,7 +122,7 @@ class Points:
         """Some of the points."""
         if self.kept is not None:
             return self.kept[rows]
-        return (self._exact(rows) - self.mean).float()
+        return (self._exact(rows) - self.mean).mul_(self.scale).float()
 
     def _exact(self, rows: slice | Tensor) -> Tensor:
         points = self.vectors[rows].double()
@@ -151,7 +155,7 @@ class Points:
     def inertia(self, centers: Tensor, assignment: Tensor) -> float:
         """Σ |x − c|², without the rounding of :meth:`nearest`."""
         parts = [(self.take(rows) - centers[assignment[rows]]).double().square().sum() for rows in self.tiles()]
-        return float(torch.stack(parts).sum())
+        return float(torch.stack(parts).sum()) / self.scale**2
 
 
 class Lloyd:

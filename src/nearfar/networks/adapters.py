@@ -16,6 +16,7 @@ from nearfar.networks import weights
 from nearfar.networks.backbone import Backbone
 from nearfar.networks.downloads import download
 from nearfar.networks.states import load_into
+from nearfar.paths import expanded
 from nearfar.pixels import IMAGENET, Normalization
 
 Pretrained = bool | str | Path
@@ -42,7 +43,7 @@ def create(name: str, *, pretrained: Pretrained = False) -> Backbone:
         raise ImportError(f"{name} needs {library}; install it with: pip install {library}") from error
     backbone = _MAKERS[library](module, name, rest, pretrained is True)
     if isinstance(pretrained, str | Path):
-        load_into(backbone.model, name, Path(pretrained).expanduser(), CLASSIFIERS)
+        load_into(backbone.model, name, expanded(pretrained), CLASSIFIERS)
     return backbone
 
 

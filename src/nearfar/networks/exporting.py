@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.networks import preprocessing as usual_preprocessing
 from nearfar.networks import saving
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.saving import Model
@@ -27,7 +26,7 @@ def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessin
 
     Parameters
         format          "onnx", or "safetensors" (with a .json file beside that says which network it is).
-        preprocessing   what happens to pictures before; the usual for this network if not given.
+        preprocessing   what happens to pictures before; if not given, what the network was loaded with, or the usual.
 
     The ONNX model reads ``images`` [b, c, size, size] (or ``vectors`` [b, d]), already normalised, for any b, and
     gives ``embeddings`` [b, dim]. Its metadata say how a picture becomes its input: ``nearfar.preprocessing`` is the
@@ -40,7 +39,7 @@ def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessin
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "safetensors":
         return saving.save(model, path, preprocessing=preprocessing)
-    return _onnx(model, path, preprocessing or usual_preprocessing.usual(model))
+    return _onnx(model, path, preprocessing or saving.preprocessing_of(model))
 
 
 def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:

@@ -29,7 +29,7 @@ class Preprocessing:
     Parameters
         size            side of the square that the network reads.
         resize          shorter side of the picture before it is cut; both sides where ``aspect`` is "squash".
-        aspect          "keep" or "squash".
+        aspect          "keep", "squash", or "shrink": kept, and smaller pictures grow only where they have to.
         crop            "center", or "none" where the resized picture is taken as it is.
         normalization   how pixels become numbers.
     """
@@ -43,12 +43,15 @@ class Preprocessing:
     def __post_init__(self) -> None:
         whole("size", self.size)
         whole("resize", self.resize, low=self.size)
-        one_of("aspect", self.aspect, ("keep", "squash"))
+        one_of("aspect", self.aspect, ("keep", "squash", "shrink"))
         one_of("crop", self.crop, ("center", "none"))
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the way of resizing for those who do it elsewhere."""
-        return {**asdict(self), "interpolation": INTERPOLATION}
+        value = {**asdict(self), "interpolation": INTERPOLATION}
+        if not self.normalization.grey:
+            del value["normalization"]["grey"]  # so that cards are what they were before there was such a thing
+        return value
 
 
 def usual(model: ReadsPixels) -> Preprocessing | None:

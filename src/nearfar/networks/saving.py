@@ -20,7 +20,7 @@ from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.states import check
-from nearfar.writing import whole_file, write_json
+from nearfar.writing import write_json, write_tensors
 
 NAME = "model.safetensors"
 FORMAT = "nearfar model"
@@ -52,15 +52,12 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     >>> describe(again) == describe(model)
     True
     """
-    from safetensors.torch import save_file
-
     file = _weights_file(where)
     file.parent.mkdir(parents=True, exist_ok=True)
     header = card(model, preprocessing)
     state = {key: tensor.detach().contiguous().cpu() for key, tensor in model.state_dict().items()}
-    with whole_file(file) as draft:
-        # The weights carry the card as well: so both files can be told to belong together.
-        save_file(state, draft, metadata={"nearfar": json.dumps(header, sort_keys=True)})
+    # The weights carry the card as well: so both files can be told to belong together.
+    write_tensors(file, state, {"nearfar": json.dumps(header, sort_keys=True)})
     write_json(file.with_suffix(".json"), header)
     return file
 

@@ -7,7 +7,6 @@ cache; else it is downloaded into the cache. The cache is ``$NEARFAR_CACHE/weigh
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from torch import nn
 from nearfar.networks.backbone import Backbone
 from nearfar.networks.downloads import DownloadError, download, sha256, verify
 from nearfar.networks.states import LoadReport, check, compare, is_safetensors, load_into, read_state
+from nearfar.paths import cache_folder, expanded
 from nearfar.progress import Progress, bars
 from nearfar.writing import whole_file
 
@@ -129,8 +129,7 @@ def get(name: str) -> Weights:
 
 def folder() -> Path:
     """The cache of weight files."""
-    cache = os.environ.get("NEARFAR_CACHE")
-    return (Path(cache).expanduser() if cache else Path.home() / ".cache" / "nearfar") / "weights"
+    return cache_folder() / "weights"
 
 
 def locate(weights: Weights) -> Place | None:
@@ -198,7 +197,7 @@ def load_pretrained(
     """Load published weights into a network (``pretrained=True``), or those of a file."""
     if pretrained is False:
         raise ValueError("pretrained is False; needed is True or a file")
-    file = fetch(get(name), progress) if pretrained is True else Path(pretrained).expanduser()
+    file = fetch(get(name), progress) if pretrained is True else expanded(pretrained)
     report = load_into(backbone, name, file, ignore)
     if report.unexpected:
         first = report.unexpected[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from nearfar.training import optimizers, schedules
 from nearfar.training.ingredients import (
     Places,
     Vectors,
+    check_measured,
     fingerprint_of,
     labels_of,
     open_data,
@@ -32,8 +33,9 @@ from nearfar.training.ingredients import (
     split_of,
     store_of,
 )
-from nearfar.training.phases import Stage, stages_of
+from nearfar.training.phases import Stage, members_of, stages_of
 from nearfar.training.recipe import Recipe
+from nearfar.training.recipe_sections import Data
 from nearfar.training.schedules import Schedule
 
 Model = Embedder | Ensemble
@@ -122,6 +124,7 @@ def build(
     store = store_of(recipe, dataset, cache, watch)
     rows = rows_of(split, store)
     labels, num_classes = labels_of(dataset, store, rows)
+    check_measured(recipe, dataset, rows, labels)
     if recipe.schedule.name == "plateau" and not len(rows["validation"]):
         raise ValueError(
             "schedule.name is 'plateau', which watches the validation classes, and there are none; "
@@ -134,12 +137,8 @@ def build(
     _check_input(recipe, dataset, model)
     steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
     epochs = math.ceil(steps / len(sampler))
-    if recipe.training.warmup_epochs >= epochs:
-        raise ValueError(
-            f"training.warmup_epochs is {recipe.training.warmup_epochs}; the training has {epochs} epochs of "
-            f"{len(sampler)} steps, and the backbone would never learn"
-        )
     losses, stages = stages_of(recipe, model, num_classes, epochs)
+    _check_warmup(recipe, model, stages, epochs, steps)
     layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
     model.to(device, **layout)  # type: ignore[call-overload]
     losses.to(device)
@@ -159,8 +158,8 @@ def build(
         model=model,
         losses=losses,
         stages=stages,
-        preprocessing=_preprocessing(eval_loader, recipe.data.side),
-        fingerprint=fingerprint_of(dataset, rows, labels),
+        preprocessing=_preprocessing(eval_loader, recipe.data),
+        fingerprint=fingerprint_of(dataset.source.fingerprint(), rows, labels),
         device=device,
         epochs=epochs,
         steps=steps,
@@ -231,6 +230,26 @@ def _check_input(recipe: Recipe, dataset: DataSet, model: Model) -> None:
         raise ValueError(_other_input(recipe, *words))
 
 
+def _check_warmup(recipe: Recipe, model: Model, stages: tuple[Stage, ...], epochs: int, steps: int) -> None:
+    """Refuse a warm-up in which nothing learns, or after which nothing is left."""
+    asleep, rising = recipe.training.warmup_epochs, recipe.schedule.warmup
+    if asleep >= epochs:
+        raise ValueError(
+            f"training.warmup_epochs is {asleep}; the training has {epochs} epochs, and the backbone would never learn"
+        )
+    if rising > steps:
+        raise ValueError(
+            f"schedule.warmup is {rising}; the training has {steps} steps, and would never come to its learning rate"
+        )
+    awake = any(not name.startswith("backbone.") for one in members_of(model) for name, _ in one.named_parameters())
+    dull = [stage for stage in stages if stage.first < asleep and not list(stage.losses.parameters())]
+    if dull and not awake:
+        raise ValueError(
+            f"training.warmup_epochs is {asleep}, in which head and loss learn alone; the network has no head, and the "
+            "loss nothing to learn"
+        )
+
+
 def _other_input(recipe: Recipe, reads: str, holds: str) -> str:
     return f"network.name is {recipe.network.name!r}, which reads {reads}; {recipe.data.name} holds {holds}"
 
@@ -268,12 +287,16 @@ def _resize(wanted: int | str | None, size: int) -> int | None:
     return None if wanted is None else int(wanted)
 
 
-def _preprocessing(loader: Loader, side: int) -> Preprocessing | None:
-    view, normalization = loader.view, loader.normalization
-    if view is None or normalization is None:
+def _preprocessing(loader: Loader, section: Data) -> Preprocessing | None:
+    """What becomes of pictures in evaluation, from their files on."""
+    view, normalization, store = loader.view, loader.normalization, loader.store
+    if view is None or normalization is None or not isinstance(store, Store):
         return None
+    normalization = replace(normalization, grey=store.channels < normalization.channels)
     size = view.window[0]
     if view.crop == "none":
         return Preprocessing(size=size, resize=size, aspect="squash", crop="none", normalization=normalization)
-    resize = view.resize or max(side, size)  # pictures that stay as they are were shrunk when they were decoded
-    return Preprocessing(size=size, resize=resize, aspect=view.aspect, normalization=normalization)
+    # Pictures that stay as they are were shrunk when they were decoded, or squashed.
+    aspect = "squash" if section.aspect == "squash" else view.aspect if view.resize else "shrink"
+    resize = view.resize or max(section.side, size)
+    return Preprocessing(size=size, resize=resize, aspect=aspect, normalization=normalization)

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nearfar.networks import saving
 from nearfar.networks.preprocessing import Preprocessing
-from nearfar.writing import sync_folder, whole_file, write_json
+from nearfar.writing import sync_folder, write_json, write_tensors
 
 TENSORS, STATE = "training.safetensors", "state.json"
 FORMAT, VERSION = "nearfar checkpoint", 1
@@ -89,8 +89,7 @@ def save(
     draft.mkdir(parents=True)
     saving.save(model, draft, preprocessing=preprocessing)
     flat = {f"{part}/{name}": _plain(tensor) for part, tensors in parts.items() for name, tensor in tensors.items()}
-    with whole_file(draft / TENSORS) as file:
-        save_file(flat, file)
+    write_tensors(draft / TENSORS, flat)
     write_json(draft / STATE, {"format": FORMAT, "version": VERSION, "saved": time.time(), **values})
     sync_folder(draft)
     # A folder cannot take the place of another in one move. Whoever is stopped between these two finds the draft whole.
@@ -104,16 +103,26 @@ def save(
 def load(place: Path) -> Checkpoint:
     """The checkpoint at a place; where its writing was cut short, the one before."""
     found = find(place)
+    plain = values_of(found)
     try:
-        values = json.loads((found / STATE).read_text(encoding="utf-8"))
         tensors = load_file(found / TENSORS)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise NoCheckpoint(f"{found} is damaged: {error}") from error
-    if values.get("format") != FORMAT or values.get("version") != VERSION:
+    return Checkpoint(found, tensors, plain)
+
+
+def values_of(place: Path) -> Values:
+    """The plain values of the checkpoint at a place."""
+    found = find(place)
+    try:
+        plain: Values = json.loads((found / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NoCheckpoint(f"{found} is damaged: {error}") from error
+    if plain.get("format") != FORMAT or plain.get("version") != VERSION:
         raise NoCheckpoint(
-            f"{found} is a checkpoint of version {values.get('version')!r}; this nearfar reads version {VERSION}"
+            f"{found} is a checkpoint of version {plain.get('version')!r}; this nearfar reads version {VERSION}"
         )
-    return Checkpoint(found, tensors, values)
+    return plain
 
 
 def find(place: Path) -> Path:

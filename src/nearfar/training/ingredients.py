@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from nearfar import data
 from nearfar.data import DataSet, Split, Store, splits
 from nearfar.data.registry import takes_root
+from nearfar.paths import expanded
 from nearfar.progress import Watch
 from nearfar.training.recipe import Recipe
 
@@ -28,7 +28,7 @@ def open_data(recipe: Recipe) -> DataSet:
             f"data.root is missing; {section.name} needs the place where it lies: --data ROOT, or root in [data]"
         )
     places = [section.root] if isinstance(section.root, str) else section.root
-    roots = [os.path.expandvars(os.path.expanduser(place)) for place in places or ()]
+    roots = [str(expanded(place)) for place in places or ()]
     root = roots[0] if len(roots) == 1 else roots or None
     return data.open(section.name, root, **section.settings)
 
@@ -37,13 +37,7 @@ def split_of(recipe: Recipe, dataset: DataSet) -> Split:
     """Which classes train, validate and test."""
     rule = recipe.split
     if rule.kind == "standard":
-        split = splits.standard(dataset)
-        if len(split.validation) and len(np.unique(split.labels[split.validation])) < splits.FEWEST:
-            raise ValueError(
-                f"the validation part of {dataset.name} is one class, which finds nothing but itself; "
-                'split.kind = "fixed_validation" takes validation classes from those that train'
-            )
-        return split
+        return splits.standard(dataset)
     if rule.kind == "fixed_validation":
         return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
@@ -86,8 +80,30 @@ def labels_of(dataset: DataSet, store: Store | Vectors, rows: Mapping[str, Place
     return number[given], len(trained)
 
 
-def fingerprint_of(dataset: DataSet, rows: Mapping[str, Places], labels: Places) -> str:
-    digest = hashlib.sha256(dataset.source.fingerprint().encode())
+def check_measured(recipe: Recipe, dataset: DataSet, rows: Mapping[str, Places], labels: Places) -> None:
+    """Refuse parts that cannot be measured, before anything is trained."""
+    measured = {"train": recipe.evaluation.train_recall, "validation": True}
+    for part, places in rows.items():
+        if part == "gallery" or not len(places) or not measured.get(part, recipe.evaluation.test):
+            continue
+        own = labels[places]
+        held = labels[rows["gallery"]] if part == "query" else own
+        classes, counts = np.unique(held, return_counts=True)
+        where = f"the {'gallery' if part == 'query' else f'{part} part'} of {dataset.name}"
+        if len(classes) < splits.FEWEST:
+            hint = '; split.kind = "fixed_validation" takes validation classes from those that train'
+            raise ValueError(
+                f"{where} is one class, which finds nothing but itself{hint if part == 'validation' else ''}"
+            )
+        if not np.isin(own, held).any():
+            raise ValueError(f"{where} has no class of the queries, so that nothing can be found")
+        if part != "query" and counts.max() < 2:
+            raise ValueError(f"{where} has a single picture of each class, which finds nothing of its class")
+
+
+def fingerprint_of(source: str, rows: Mapping[str, Places], labels: Places) -> str:
+    """Of pictures, which have a fingerprint of their own, labels and split."""
+    digest = hashlib.sha256(source.encode())
     digest.update(labels.astype("<i8").tobytes())
     for name, part in sorted(rows.items()):
         digest.update(f"{name} {len(part)} ".encode() + part.astype("<i8").tobytes())

@@ -17,6 +17,7 @@ import torch
 import nearfar
 from nearfar.data.store import Store
 from nearfar.networks import saving
+from nearfar.paths import expanded
 from nearfar.training.building import Parts
 from nearfar.training.distributed import World
 from nearfar.training.recipe_file import to_dict
@@ -109,7 +110,7 @@ def _weights(pretrained: bool | str, name: str) -> dict[str, Any] | None:
         return None
     if pretrained is True:
         return {"name": name}
-    file = Path(os.path.expandvars(os.path.expanduser(pretrained)))
+    file = expanded(pretrained)
     with open(file, "rb") as content:
         return {"file": file.name, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 

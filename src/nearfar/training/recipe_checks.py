@@ -16,6 +16,7 @@ from nearfar.settings import nearest
 from nearfar.training.recipe_base import Section
 from nearfar.training.recipe_losses import create
 from nearfar.training.recipe_sections import Loss, Optimizer, Sampler, Schedule, SplitRule
+from nearfar.training.recipe_values import fit
 
 if TYPE_CHECKING:
     from nearfar.training.recipe import Recipe
@@ -104,10 +105,15 @@ def _names(recipe: Recipe) -> Iterator[str]:
         yield f"data.name is {name!r}{nearest(name, data.names())}; allowed are {', '.join(data.names())}"
     else:
         allowed = data_sets.settings_of(name)
-        for key in recipe.data.settings:
+        for key, value in recipe.data.settings.items():
             if key not in allowed:
                 has = ", ".join(allowed) or "none"
                 yield f"data.settings.{key} is unknown{nearest(key, allowed)}; {name} has {has}"
+            elif isinstance(allowed[key], (bool, int, float, str)):
+                try:
+                    fit(f"data.settings.{key}", type(allowed[key]), value)
+                except TypeError as error:
+                    yield str(error)
         if recipe.data.root is not None and data_sets.takes_root(name) is None:
             yield f"data.root is {recipe.data.root!r}; {name} takes none"
     name = recipe.network.name

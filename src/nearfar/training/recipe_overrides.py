@@ -38,7 +38,7 @@ def apply(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     """A copy of a recipe's tables with changes."""
     changed: dict[str, Any] = copy.deepcopy(dict(table))
     for path, value in _paths(overrides):
-        if path[-1] in ("name", "kind"):
+        if path[-1] in ("name", "kind") and len(path) > 1:
             _forget(changed, path, value)
         _put(changed, path, value)
     return changed
@@ -60,10 +60,10 @@ def _paths(overrides: Overrides) -> list[tuple[list[str], Any]]:
 
 def _forget(table: dict[str, Any], path: list[str], name: Any) -> None:
     """Drop what belonged to the old name of a section that gets another."""
-    section = table
+    section: Any = table
     for key in path[:-1]:
         section = _inside(section, key, path)
-    if section.get(path[-1]) == name:
+    if not isinstance(section, dict) or section.get(path[-1]) == name:
         return
     kind = get_type_hints(Recipe).get(path[0])
     if path[-2] == "loss":

@@ -13,6 +13,7 @@ from nearfar.data.draft import locked
 from nearfar.training import checkpoints
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import NAME, difference, load
+from nearfar.writing import naming
 
 # What changes no number. It may change between two sittings of one run, and so may what to do where there is none.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
@@ -64,6 +65,15 @@ class RunFolder:
                 lock.unlink()
                 self.folder.rmdir()
 
+    def fingerprint(self) -> str | None:
+        """Of the data that the run began with; None where no manifest says it."""
+        try:
+            return str(json.loads(self.manifest.read_text(encoding="utf-8"))["data"]["fingerprint"])
+        except FileNotFoundError:
+            return None
+        except (KeyError, TypeError, ValueError):
+            raise RunError(f"{self.manifest} is damaged: it does not say which data the run is of") from None
+
     def begin(self, recipe: Recipe, *, resume: bool) -> None:
         """See that a new run has the folder for itself, or that a run goes on as it began."""
         if not resume:
@@ -100,7 +110,8 @@ class Log:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file = open(file, "ab")  # noqa: SIM115
+        self._file = open(file, "ab+")  # noqa: SIM115
+        self._name = file
 
     def __enter__(self) -> Log:
         return self
@@ -110,8 +121,9 @@ class Log:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line; NaN and infinity are written as null, as JSON has neither."""
-        self._file.write(json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        with naming(self._name):
+            self._file.write(json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+            self._file.flush()
 
     def size(self) -> int:
         """Bytes up to now, seen on disk: for a checkpoint, to cut what comes after it."""
@@ -120,8 +132,10 @@ class Log:
         return self._file.tell()
 
     def cut(self, size: int) -> None:
-        """Forget everything after the first ``size`` bytes."""
-        self._file.truncate(size)
+        """Forget everything after the first ``size`` bytes; of a log that got shorter since, what is no whole line."""
+        self._file.seek(0)
+        kept = self._file.read(size)
+        self._file.truncate(kept.rfind(b"\n") + 1)
         self._file.seek(0, os.SEEK_END)
 
 

@@ -17,6 +17,7 @@ from nearfar.networks.embedder import Embedder
 from nearfar.training import checkpoints
 from nearfar.training.building import Parts
 from nearfar.training.distributed import World
+from nearfar.training.ingredients import fingerprint_of
 from nearfar.training.memory import Memory
 from nearfar.training.phases import Stage, dims_of, members_of
 from nearfar.training.recipe_sections import Training
@@ -151,14 +152,12 @@ class Session:
 
     def restore(self, run: RunFolder) -> int:
         """Go on from the checkpoint "last"; gives how long the log was then, 0 where there is no checkpoint yet."""
+        self._check_data(run, run.fingerprint())
         if not checkpoints.exists(run.last):
             return 0
         found = checkpoints.load(run.last)
         values = found.values
-        if values["fingerprint"] != self.parts.fingerprint:
-            raise ValueError(
-                f"the data is not what the run in {run.folder} began with: pictures, labels or split have changed"
-            )
+        self._check_data(run, values["fingerprint"])
         self.parts.model.load_state_dict(found.model_state())
         self.parts.losses.load_state_dict(found.part("losses"))
         checkpoints.set_optimizer_state(self.optimizer, found.part("optimizer"), values["optimizer"])
@@ -170,6 +169,17 @@ class Session:
         self.place = Place(**values["place"])
         checkpoints.set_random_states(found.part("random"), values["random"], self.parts.device)
         return int(values["log"])
+
+    def _check_data(self, run: RunFolder, known: str | None) -> None:
+        """Refuse other data than a run began with."""
+        parts = self.parts
+        if known in (None, parts.fingerprint):
+            return
+        # Runs of earlier versions knew files by the times when they were written.
+        if known != fingerprint_of(parts.dataset.source.stamp(), parts.rows, parts.labels):
+            raise ValueError(
+                f"the data is not what the run in {run.folder} began with: pictures, labels or split have changed"
+            )
 
     def load_best(self, run: RunFolder) -> int:
         """Put the weights of the checkpoint "best" into the network; gives its epoch."""

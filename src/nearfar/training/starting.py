@@ -125,10 +125,18 @@ def model_folder(where: str | Path) -> Path:
     run = RunFolder(where)
     if not run.recipe.is_file():
         return Path(where)
-    for place in (run.best, run.last):
-        if checkpoints.exists(place):
-            return Path(checkpoints.find(place))
-    raise FileNotFoundError(f"{run.folder} has no checkpoint yet: its training has not saved one")
+    if checkpoints.exists(run.best):
+        return checkpoints.find(run.best)
+    if not checkpoints.exists(run.last):
+        why = "was thrown away" if run.metrics.is_file() else "has not been saved yet"
+        raise FileNotFoundError(f"{run.folder} has no checkpoint: it {why}")
+    best = checkpoints.values_of(run.last)["place"]["best"]
+    if best is not None:
+        raise FileNotFoundError(
+            f"{run.best} is gone, the network of epoch {best['epoch'] + 1}, which was selected; {run.last} is that of "
+            "the last epoch, and can be named instead"
+        )
+    return checkpoints.find(run.last)
 
 
 def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:

@@ -171,8 +171,11 @@ class Step:
             with autocast(images.device, self.precision):
                 again = member.embed(chunk)
             rows = slice(number * self.chunk, number * self.chunk + len(chunk))
-            wanted = [leaf.grad[rows] for leaf in leaves.values() if leaf.grad is not None]
-            torch.autograd.backward([again[level] for level in leaves], wanted)
+            # Without a head, nothing of a network learns while its backbone sleeps.
+            learn = {level: leaf.grad[rows] for level, leaf in leaves.items() if leaf.grad is not None}
+            learn = {level: grad for level, grad in learn.items() if again[level].requires_grad}
+            if learn:
+                torch.autograd.backward([again[level] for level in learn], list(learn.values()))
         _set_random_state(after, images.device)
         return value.detach()
 

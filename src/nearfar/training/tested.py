@@ -18,13 +18,14 @@ from nearfar.networks import saving
 from nearfar.networks.ensemble import side_by_side
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.progress import Watch
-from nearfar.training import checkpoints, evaluation
+from nearfar.training import evaluation
 from nearfar.training.ingredients import Places, Vectors, open_data, rows_of, split_of, store_of
 from nearfar.training.phases import dims_of
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import load
 from nearfar.training.report_run import Embeddings, read_embeddings, read_json
 from nearfar.training.run import RunFolder
+from nearfar.training.starting import model_folder
 
 SIDE = 256  # what pictures are shrunk to before networks that read less
 
@@ -68,7 +69,7 @@ def embeddings_of(
         queries, gallery = read_embeddings(run.embeddings)
         if queries is not None:
             return Sides(queries, gallery, recipe)
-    folder = _network(where)
+    folder = model_folder(where)
     model = saving.load(folder).to(device)
     preprocessing = saving.load_preprocessing(folder)
     dataset, store, rows = _data(recipe, run, data, cache, watch, preprocessing)
@@ -104,7 +105,7 @@ def levels_of(where: str | Path) -> dict[str, int]:
 
     Those of an ensemble's members are named "0_high", "1_high" and so on. A network with one level alone is refused.
     """
-    dims = dims_of(saving.load(_network(Path(where))))
+    dims = dims_of(saving.load(model_folder(Path(where))))
     if len(dims) == 1:
         raise ValueError(
             f"the network in {where} has one level, {next(iter(dims))}; levels are told apart where network.levels "
@@ -153,8 +154,8 @@ def check_same_data(runs: Sequence[Path]) -> None:
     for run, source in others:
         if source != first[1]:
             raise ValueError(
-                f"{run} and {first[0]} are runs of different data, or of copies of it; an ensemble needs one data set, "
-                "and data says where all can be tested anew"
+                f"{run} and {first[0]} are runs of different data; an ensemble needs one data set, and data says where "
+                "all can be tested anew"
             )
 
 
@@ -182,17 +183,6 @@ def _same(one: Embeddings | None, other: Embeddings | None) -> bool:
     if one is None or other is None:
         return one is other
     return torch.equal(one.rows, other.rows) and torch.equal(one.labels, other.labels)
-
-
-def _network(where: Path) -> Path:
-    """The folder with the network: that of the selected epoch, where it is a run."""
-    run = RunFolder(where)
-    if not run.recipe.is_file():
-        return where
-    for place in (run.best, run.last):
-        if checkpoints.exists(place):
-            return checkpoints.find(place)
-    raise FileNotFoundError(f"{run.folder} has no checkpoint yet: its training has not saved one")
 
 
 def _data(
@@ -252,7 +242,7 @@ def _store(
         dataset,
         cache=cache,
         side=max(SIDE, preprocessing.resize),
-        channels=len(preprocessing.normalization.mean),
+        channels=preprocessing.normalization.channels,
         on_error=on_error,
         progress=watch("decoding"),
     )

@@ -176,6 +176,8 @@ class Trainer:
         every = self.recipe.evaluation.every
         metric = None
         self._found = {}
+        if last:
+            self._checkpoint(always=True)  # whatever happens to the evaluation, what was learned is kept
         if last or (every and (place.epoch + 1) % every == 0):
             metric = self._evaluate()
         if wants_means(self.parts):

@@ -33,9 +33,9 @@ def table(
 ) -> DataSet:
     """Your own pictures, listed in a CSV or Parquet file: path, label, maybe split, and whatever else.
 
-    Rows keep their order and further columns are kept. Classes are in the order of their names, or of their numbers
-    where all are numbers. Rows without a label, without a picture, or with a picture that was listed before are noted
-    and left out.
+    Rows keep their order and further columns are kept. Labels are text: 07 and 7 are two classes. Classes are in the
+    order of their names, or of their numbers where all are whole numbers. Rows without a label, without a picture, or
+    with a picture that was listed before are noted and left out.
 
     Layouts
         A .csv file (commas, semicolons or tabs; the first line names the columns), a .tsv or a .parquet file.
@@ -57,7 +57,7 @@ def table(
     source, rows = _pictures(
         file, Path(images) if images is not None else file.parent, content[path], content[label], notes
     )
-    classes, labels = places(_values(_label(content[label][row]) for row in rows))
+    classes, labels = places(np.array([_label(content[label][row]) for row in rows]))
     words = (
         ["" if content[split][row] is None else str(content[split][row]) for row in rows] if split in content else None
     )
