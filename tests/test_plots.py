@@ -1,8 +1,9 @@
-"""The weight curves are those of the unified view, and the pictures are pictures."""
+"""The weight curves are those of the unified view, the ranks those of NRA, and the pictures are pictures."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar import plots
+from nearfar.plots.ranks import LABELS, POINTS, ranked
 
 STILL_POSITIVE, STILL_NEGATIVE = 0.5, 0.3
 
@@ -69,6 +71,14 @@ def test_proxies_need_room_to_stand_in() -> None:
             plots.curves(loss)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 4.0])
+def test_the_ranks_that_are_drawn_give_the_loss(alpha: float) -> None:
+    loss = nf.losses.NRA(alpha=alpha)
+    found = [ranked(loss, POINTS, LABELS, anchor) for anchor in range(len(POINTS))]
+    assert sum(one.loss for one in found) / len(found) == pytest.approx(float(loss(POINTS, LABELS)))
+    assert all((one.rank.min(), one.rank.max()) == (0, 1) for one in found)
+
+
 OF_PAIRS = [key for key in nf.losses.names() if plots.has_weights(nf.losses.get(key))]
 
 
@@ -105,6 +115,12 @@ def test_drawing_leaves_the_random_numbers_alone() -> None:
 def test_the_file_is_what_its_name_says(name: str, start: bytes, tmp_path: Path) -> None:
     path = plots.draw_weights({"mine": nf.losses.create("contrastive")}, tmp_path / name)
     assert path.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("draw", [plots.draw_transfer, plots.draw_ranks])
+def test_a_picture_of_ranks_repeats(draw: Callable[..., Path], tmp_path: Path) -> None:
+    first, second = (draw(nf.losses.NRA(), tmp_path / name).read_bytes() for name in ("first.svg", "second.svg"))
+    assert first == second
 
 
 def test_an_svg_names_every_loss_and_repeats(tmp_path: Path) -> None:

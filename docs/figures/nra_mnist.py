@@ -33,17 +33,12 @@ EMBEDDED = 5000
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf")
 
 
-class RawTriplet(nf.losses.Triplet):
-    """The triplet loss of embeddings as they are; ours compares unit vectors, which in the plane is a circle."""
-
-    raw = True
-
-
 def losses() -> dict[str, nf.losses.Loss]:
-    """As the paper sets them: margins of 1, α = 4."""
+    """As the paper sets them: raw embeddings, margins of 1, α = 4."""
+    triplet = {"form": "squared_distance", "normalize": False, "mining": "semi_hard", "margin": 1.0}
     return {
         "softmax cross-entropy": nf.losses.create("softmax", num_classes=CLASSES, dim=2),
-        "triplet, semi-hard": RawTriplet(form="squared_distance", mining="semi_hard", margin=1.0),
+        "triplet, semi-hard": nf.losses.create("triplet", **triplet),
         "lifted structure": nf.losses.create("lifted_structure", margin=1.0),
         "NRA": nf.losses.create("nra", alpha=4.0, epsilon=1e-4),
     }

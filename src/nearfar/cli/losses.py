@@ -10,6 +10,9 @@ import typer
 import nearfar
 from nearfar.cli.app import app
 from nearfar.cli.words import setting
+from nearfar.settings import one_of
+
+KINDS = ("weights", "transfer", "ranks")
 
 
 @app.command(name="losses", short_help="List, explain or draw the losses.")
@@ -17,8 +20,12 @@ def list_losses(
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Explain all of them.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw weight against similarity to a .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw weight against similarity, or what --kind says: .png, .svg or .pdf."),
     ] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="KIND", help="What to draw: weights or, of nra, transfer or ranks.")
+    ] = "weights",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the losses to draw.")
     ] = None,
@@ -26,22 +33,35 @@ def list_losses(
     """List the losses, explain some of them, or draw how they weigh pairs.
 
     Example: nearfar losses raw --plot raw.svg --set mining=valid_triplet
+
+    Example: nearfar losses nra --plot ranks.png --kind ranks --set alpha=2
     """
+    one_of("--kind", kind, KINDS)
     if everything and (keys or plot):
         raise ValueError("--all explains every loss; it goes with no KEY and no --plot")
     if settings and not (keys and plot):
         raise ValueError("--set goes with a loss to draw, as in: nearfar losses raw --plot raw.svg --set alpha=4")
+    if kind != "weights" and not (keys == ["nra"] and plot):
+        raise ValueError(f"--kind {kind} is drawn of nra alone, as in: nearfar losses nra --plot nra.svg --kind {kind}")
     if plot is not None:
-        from nearfar import plots
-
-        plots.check_file(plot)
         given = dict(setting(text) for text in settings or ())
-        chosen = {key: plots.create(key, **given) for key in keys} if keys else plots.classic()
-        print(f"wrote {plots.draw_weights(chosen, plot)}")
+        print(f"wrote {_draw(kind, keys, given, plot)}")
     elif keys or everything:
         print("\n".join([nearfar.losses.describe(key) for key in keys or nearfar.losses.names()]), end="")
     else:
         _print_losses()
+
+
+def _draw(kind: str, keys: list[str] | None, settings: dict[str, object], file: Path) -> Path:
+    from nearfar import plots
+
+    plots.check_file(file)
+    if kind == "weights":
+        chosen = {key: plots.create(key, **settings) for key in keys} if keys else plots.classic()
+        return plots.draw_weights(chosen, file)
+    loss = nearfar.losses.create("nra", **settings)
+    assert isinstance(loss, nearfar.losses.NRA)
+    return plots.draw_ranks(loss, file) if kind == "ranks" else plots.draw_transfer(loss, file)
 
 
 def _print_losses() -> None:

@@ -1,4 +1,4 @@
-"""Pictures of the weight view: how much a loss pulls or pushes a pair, against its similarity.
+"""The weight view: how much a loss pulls or pushes a pair, against its similarity.
 
 The curves are measured, not derived: an anchor stands among a few others, one pair is moved from
 similarity −1 to 1, and :meth:`~nearfar.losses.PairLoss.pair_weights` says what the pair weighs. For losses with
@@ -18,11 +18,11 @@ from nearfar import losses, mining
 from nearfar.losses import Loss, PairLoss
 from nearfar.losses.group import Group
 from nearfar.losses.proxies import ProxyLoss
+from nearfar.plots.pictures import PULL, PUSH, picture, plain, tell
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FORMATS = (".png", ".svg", ".pdf")
 POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the pairs that stand still
 DIMENSIONS = 128
 CLASSES = 3  # of losses with proxies: that of the sample, one that is moved and one that stands still
@@ -154,34 +154,17 @@ def _at(similarity: Tensor) -> Tensor:
     return vectors
 
 
-def check_file(path: Path) -> Path:
-    """The path, if a picture can be written to it."""
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"the picture is to go to {str(path)!r}; its name must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ValueError(f"the picture is to go to {str(path)!r}, but there is no folder {str(path.parent)!r}")
-    return path
-
-
 def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
     """Draw the weight curves of some losses, a panel each with the mapping's name as title; PNG, SVG or PDF.
 
     Positive and negative weights can differ by orders of magnitude (sharpness 2 against 50 in RAW), so
     each curve is drawn relative to its largest weight, which stands above it.
     """
-    path = check_file(Path(path))
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("drawing needs matplotlib; install it with: pip install 'nearfar[plot]'") from error
     if not chosen:
         raise ValueError("no loss was chosen to draw")
     columns = 2 if len(chosen) == 4 else min(3, len(chosen))
     rows = -(-len(chosen) // columns)
-    # Text stays text in an SVG, and the same picture gives the same file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nearfar", "font.size": 9}):
-        figure = Figure(figsize=(max(3.6 * columns, 5.4), 2.8 * rows + 0.7), layout="constrained")
+    with picture(path, (max(3.6 * columns, 5.4), 2.8 * rows + 0.7)) as figure:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for panel, (title, loss) in zip(panels, chosen.items(), strict=False):
             _draw_panel(panel, title, loss)
@@ -190,9 +173,7 @@ def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
         figure.suptitle("How much a pair weighs, by its similarity to the anchor", fontsize=11)
         figure.supxlabel(f"cosine similarity ({_context()} stand still)", fontsize=9)
         figure.supylabel("weight relative to its maximum", fontsize=9)
-        dated = {} if path.suffix.lower() == ".png" else {"Date" if path.suffix == ".svg" else "CreationDate": None}
-        figure.savefig(path, dpi=150, metadata=dated)
-    return path
+    return Path(path)
 
 
 def _context() -> str:
@@ -206,17 +187,12 @@ def _context() -> str:
 def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
     found = curves(loss)
     lowest = 0.0
-    for name, weights, color, style, place in (
-        ("— positive", found.positive, "tab:green", "-", "left"),
-        ("··· negative", found.negative, "tab:blue", ":", "right"),
-    ):
+    for style, weights in ((PULL, found.positive), (PUSH, found.negative)):
         largest = float(weights.abs().amax())
         relative = weights / largest if largest > 0 else weights
         lowest = min(lowest, float(relative.amin()))
-        panel.plot(found.similarity.numpy(), relative.numpy(), color=color, linestyle=style, linewidth=2)
-        text = f"{name}, up to {largest:.3g}"
-        x = 0.0 if place == "left" else 1.0
-        panel.text(x, 1.02, text, color=color, ha=place, va="bottom", fontsize=8, transform=panel.transAxes)
+        panel.plot(found.similarity.numpy(), relative.numpy(), color=style.color, linestyle=style.line, linewidth=2)
+        tell(panel, style, f"{style.name}, up to {largest:.3g}")
     measure = loss.measure if isinstance(loss, PairLoss) else "cosine"  # proxies are drawn against their angle
     compares = "" if measure in ("cosine", "dot") else f" ({measure.replace('_', ' ')} distance)"
     panel.set_title(title + compares, fontsize=10, pad=18)
@@ -224,5 +200,4 @@ def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
     panel.set_ylim(lowest * 1.08 - 0.04, 1.06)
     panel.set_xticks([-1, -0.5, 0, 0.5, 1])
     panel.tick_params(labelbottom=True)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    plain(panel)

@@ -1,0 +1,35 @@
+"""Pictures of losses: how they weigh pairs, and how ``nra`` makes similarities of distances.
+
+>>> found = curves(create("contrastive", margin=0.25), steps=5)
+>>> found.similarity.tolist(), found.negative.tolist()
+([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
+"""
+
+from nearfar.plots.pictures import check_file
+from nearfar.plots.ranks import draw_ranks, draw_transfer
+from nearfar.plots.weights import (
+    CLASSES,
+    DIMENSIONS,
+    Curves,
+    check_loss,
+    classic,
+    create,
+    curves,
+    draw_weights,
+    has_weights,
+)
+
+__all__ = [
+    "CLASSES",
+    "DIMENSIONS",
+    "Curves",
+    "check_file",
+    "check_loss",
+    "classic",
+    "create",
+    "curves",
+    "draw_ranks",
+    "draw_transfer",
+    "draw_weights",
+    "has_weights",
+]
