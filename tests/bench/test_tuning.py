@@ -8,14 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from training_runs import Interrupts, recipe, train, vectors
 
-from nearfar.bench import tuning, tuning_points, tuning_results, tuning_space, tuning_workers
+from nearfar.bench import tuning, tuning_points, tuning_results, tuning_space, tuning_study, tuning_workers
 from nearfar.bench.tuning_points import Tried, grid_point, next_in_turn
 from nearfar.training import evaluation
 from nearfar.training.live import Silent
@@ -110,6 +115,8 @@ def test_keys_may_be_written_in_one_or_as_tables() -> None:
         ({"training.seed": {"choices": [0, 1]}}, "training.seed is how a model is judged"),
         ({"split.share": {"low": 0.1, "high": 0.5}}, "split.share is how a model is judged"),
         ({"evaluation.crop": {"choices": ["none"]}}, "evaluation.crop is how a model is judged"),
+        ({"training": {"choices": [{"seed": 0}, {"seed": 1}]}}, "training holds training.seed.*one by one"),
+        ({"data": {"choices": [{"root": "a"}, {"root": "b"}]}}, "data holds data.name.*one by one"),
     ],
 )
 def test_a_wrong_space_is_refused_with_what_is_allowed(table: dict[str, Any], words: str) -> None:
@@ -361,6 +368,200 @@ def test_a_trial_is_its_workers_own_until_its_result_is_known(tmp_path: Path, mo
     chosen = plan(tmp_path, {"loss.margin": {"choices": [0.0, 0.1]}}, trials=2, sampler="random", training__epochs=1)
     assert states(tuning.tune(chosen)) == ["finished", "finished"]
     assert len(tuning.open_study(chosen).trials()) == 2
+
+
+# --- workers in each other's way ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials end at once, and nothing is written down: workers are threads here, which would share their drafts."""
+    metrics = {"seconds": 0.0, "epoch": 1, "validation": {"recall@1": 0.5}}
+    monkeypatch.setattr(tuning._Worker, "_trained", lambda *_: metrics)
+    monkeypatch.setattr(tuning_results, "write", tuning_results.read)
+
+
+def together(chosen: tuning.Plan) -> tuning_results.Results:
+    """What two workers find at the same time; neither may die."""
+    tuning.open_study(chosen)
+    with ThreadPoolExecutor(2) as pool:
+        for worker in [pool.submit(tuning.tune, chosen, worker=number) for number in range(2)]:
+            worker.result(timeout=60)
+    return tuning.tune(chosen)
+
+
+def each_once(found: tuning_results.Results) -> bool:
+    """Whether there is a trial for each of the three margins, and no other."""
+    margins = sorted(trial.values["loss.margin"] for trial in found.trials)
+    return margins == [0.0, 0.2, 0.4] and states(found) == ["finished"] * 3
+
+
+def when_one_waits(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Call something when a worker waits for its turn."""
+    locked = tuning_study.locked
+    monkeypatch.setattr(tuning_study, "locked", lambda file, waiting: locked(file, lambda: (call(), waiting())))
+
+
+@contextmanager
+def before_trials_change(wait: Callable[[], object]) -> Iterator[None]:
+    """Wait when somebody has read that a trial is to be had, and has not yet written that it is taken."""
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE trials "):
+            wait()
+
+    place = (sqlalchemy.engine.Engine, "before_cursor_execute", look)
+    sqlalchemy.event.listen(*place)
+    try:
+        yield
+    finally:
+        sqlalchemy.event.remove(*place)
+
+
+# Threads share what is done with warnings.
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.usefixtures("untrained")
+def test_two_workers_never_take_the_same_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2, timeout=30)
+    when_one_waits(monkeypatch, both.abort)
+
+    def wait() -> None:
+        with suppress(threading.BrokenBarrierError):
+            both.wait()
+
+    with before_trials_change(wait):
+        assert each_once(together(plan(tmp_path)))
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.usefixtures("untrained")
+def test_what_a_worker_queued_for_itself_is_not_taken_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue, ask, taken = tuning_study.Study.enqueue, optuna.Study.ask, threading.Event()
+    when_one_waits(monkeypatch, taken.set)
+
+    def enqueue_and_wait(self: tuning_study.Study, point: dict[str, Any]) -> None:
+        enqueue(self, point)
+        taken.wait(timeout=30)
+
+    def ask_and_tell(self: Any, *arguments: Any) -> Any:
+        trial = ask(self, *arguments)
+        taken.set()
+        return trial
+
+    monkeypatch.setattr(tuning_study.Study, "enqueue", enqueue_and_wait)
+    monkeypatch.setattr(optuna.Study, "ask", ask_and_tell)
+    chosen = plan(tmp_path)
+    assert each_once(together(chosen))
+    assert len(tuning.open_study(chosen).study.trials) == 3, "none was dropped either"
+
+
+def take_elsewhere(chosen: tuning.Plan) -> Any:
+    """A trial in the hands of a worker on another machine."""
+    with tuning_study.quiet(), pytest.warns(UserWarning, match="Heartbeat"):
+        trial = tuning.open_study(chosen).study.ask()
+    trial.set_user_attr("worker", "elsewhere")
+    return trial
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_point_that_another_machine_took_first_is_not_replaced_by_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, others = plan(tmp_path), []
+    enqueue = tuning_study.Study.enqueue
+
+    def enqueue_and_lose(self: tuning_study.Study, point: dict[str, Any]) -> None:
+        enqueue(self, point)
+        if not others:
+            others.append(take_elsewhere(chosen))
+
+    monkeypatch.setattr(tuning_study.Study, "enqueue", enqueue_and_lose)
+    found = tuning.tune(chosen)
+    assert sorted(states(found)) == ["finished", "finished", "running"]
+    study = tuning.open_study(chosen).study
+    others[0].suggest_float("loss.margin", 0.0, 0.4, step=0.2)
+    study.tell(others[0].number, 0.5)
+    assert each_once(tuning.tune(chosen))
+
+
+def silent_for_long(trial: Any) -> None:
+    """The last sign of life of a trial's worker was years ago."""
+    storage = trial.study._storage
+    storage.record_heartbeat(trial._trial_id)
+    with storage._backend.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting would be for ever."""
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(sleep=lambda _: pytest.fail("waits for ever")))
+
+
+@pytest.mark.usefixtures("untrained", "impatient")
+@pytest.mark.parametrize("sampler", ["grid", "in_turn"])
+def test_what_a_silent_machine_left_is_made_at_the_end(tmp_path: Path, sampler: str) -> None:
+    chosen = plan(tmp_path, sampler=sampler)
+    tuning.tune(dataclasses.replace(chosen, trials=2))
+    study = tuning.open_study(chosen)
+    (last,) = {0.0, 0.2, 0.4} - {trial.params["loss.margin"] for trial in study.trials()}
+    study.enqueue({"loss.margin": last})
+    silent_for_long(take_elsewhere(chosen))
+    assert each_once(tuning.tune(chosen))
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_worker_that_lives_is_not_given_up_because_its_machine_slept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = tuning._Worker._trained
+
+    def sleep_while_another_looks(self: Any, folder: Path, values: Any, listener: Any) -> Any:
+        silent_for_long(listener.trial)
+        tuning.open_study(self.plan).recover()
+        return trained(self, folder, values, listener)
+
+    monkeypatch.setattr(tuning._Worker, "_trained", sleep_while_another_looks)
+    assert each_once(tuning.tune(plan(tmp_path)))
+
+
+@pytest.mark.usefixtures("untrained", "impatient")
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+@pytest.mark.parametrize("sampler", ["grid", "in_turn"])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_trial_that_ended_before_it_took_its_values_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, how: str
+) -> None:
+    chosen = plan(tmp_path, sampler=sampler)
+
+    def stop(*_: Any, **__: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning_study.Study, "is_superfluous", stop)
+        if how == "killed":
+            patch.setattr(optuna.Study, "optimize", lambda self, *_, **__: (self.ask(), stop()))
+        with pytest.raises(KeyboardInterrupt):
+            tuning.tune(chosen)
+    assert each_once(tuning.tune(chosen))
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_trial_whose_folder_is_held_waits_until_it_is_free(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, trials=1)
+    study = tuning.open_study(chosen)
+    study.enqueue({"loss.margin": 0.2})
+    trial = take_elsewhere(chosen)
+    with study.owned(trial):
+        study.study.tell(trial.number, state=study.states.FAIL)
+        with study.turn(), tuning_study.quiet():
+            study.recover()
+        assert len(study.study.trials) == 1
+    (found,) = tuning.tune(chosen).trials
+    assert (found.state, found.folder, found.values) == ("finished", "0001", {"loss.margin": 0.2})
 
 
 def test_jobs_share_the_work(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from nearfar.bench import tuning_results
-from nearfar.bench.tuning_plan import Plan, plan
+from nearfar.bench.tuning_plan import POINTWISE, Plan, plan
 from nearfar.bench.tuning_points import Wait, grid_point, next_in_turn
 from nearfar.bench.tuning_space import finite
 from nearfar.bench.tuning_study import Study, optuna_module, quiet
@@ -80,10 +80,7 @@ class _Worker:
         self.stopped: Stopped | None = None
 
     def run(self) -> tuning_results.Results:
-        while self._go_on():
-            # A trial is this worker's own until the study knows its result: to others it would seem to be left.
-            with ExitStack() as held, quiet():
-                self.study.study.optimize(partial(self._trial, held), n_trials=1, catch=(_Failed,))
+        while self._make_one():
             tuning_results.write(self.study, self.plan)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 # What a trial held of a device, before the next one asks for it.
@@ -95,22 +92,34 @@ class _Worker:
             self._refuse_to_fail_forever()
         return tuning_results.write(self.study, self.plan)
 
-    def _go_on(self) -> bool:
-        """Whether there is a trial to make; one that is queued, or one of a sampler's own."""
+    def _make_one(self) -> bool:
+        """Make the next trial; False where there is none."""
+        # It is found and taken in one turn: in between another worker might take it too. Then it is this worker's own
+        # until the study knows its result: to others it would seem to be left.
+        with ExitStack() as held, ExitStack() as turn, quiet():
+            if not self._go_on(turn):
+                return False
+            self.study.study.optimize(partial(self._trial, held, turn), n_trials=1, catch=(_Failed,))
+        return True
+
+    def _go_on(self, turn: ExitStack) -> bool:
+        """Whether there is a trial to make; one that is queued, or one of a sampler's own. It is this worker's turn."""
         while self.above is None or self.above.is_alive():
+            turn.enter_context(self.study.turn())
             self.study.recover()
             counted = self.study.counted()
             if any(trial.state == self.study.states.WAITING for trial in counted):
                 return True
             if self.plan.trials is not None and len(counted) >= self.plan.trials:
                 return False
-            if self.plan.sampler not in ("grid", "in_turn"):
+            if self.plan.sampler not in POINTWISE:
                 return True
             values, tried = finite(self.plan.space, self.plan.sampler), self.study.tried()
             try:
                 point = grid_point(values, tried, self.plan.seed) if self.plan.sampler == "grid" else None
                 point = next_in_turn(values, tried) if self.plan.sampler == "in_turn" else point
             except Wait:
+                turn.close()
                 time.sleep(0.5)
                 continue
             if point is not None:
@@ -118,14 +127,15 @@ class _Worker:
             return point is not None
         return False
 
-    def _trial(self, held: ExitStack, trial: Any) -> float:
+    def _trial(self, held: ExitStack, turn: ExitStack, trial: Any) -> float:
         """A training, as a number to maximise."""
-        if self.study.is_superfluous(trial, self.plan.trials):
+        if self.study.is_superfluous(trial, self.plan.trials, drawn=self.plan.sampler not in POINTWISE):
             trial.set_user_attr("dropped", True)
             raise _Failed
         wanted = trial.user_attrs.get("point")
         values = {one.key: one.suggested(trial) for one in self.plan.space if wanted is None or one.key in wanted}
         folder = held.enter_context(self.study.owned(trial))
+        turn.close()
         listener = _Listener(trial, self.plan, self.optuna)
         try:
             metrics = self._trained(folder, values, listener)

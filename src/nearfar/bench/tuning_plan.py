@@ -13,7 +13,8 @@ from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import load as load_recipe
 from nearfar.training.recipe_overrides import Overrides
 
-SAMPLERS = ("tpe", "random", "grid", "in_turn")
+POINTWISE = ("grid", "in_turn")  # samplers that go through points one by one; the others draw theirs
+SAMPLERS = ("tpe", "random", *POINTWISE)
 TRIALS = 50  # of samplers that have no end
 MOST_COMBINATIONS = 1000  # of a grid that nobody limited
 
@@ -88,7 +89,7 @@ def plan(
         )
     searched = from_dict(space) if isinstance(space, Mapping) else load(space)
     check(searched, found)
-    if sampler in ("grid", "in_turn"):
+    if sampler in POINTWISE:
         lengths = [len(values) for values in finite(searched, sampler).values()]
         count = size(searched) or 0
         if sampler == "grid" and trials is None and count > MOST_COMBINATIONS:

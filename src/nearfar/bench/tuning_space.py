@@ -184,6 +184,9 @@ def _parameter(key: str, content: Mapping[str, Any]) -> Parameter:
             raise ValueError(f"{key} has {word!r}{nearest(word, WORDS)}; allowed are {', '.join(WORDS)}")
     if any(key == place or key.startswith(f"{place}.") for place in UNTOUCHED):
         raise ValueError(f"{key} is how a model is judged, and not to be searched; set it in the recipe")
+    for place in UNTOUCHED:
+        if place.startswith(f"{key}."):
+            raise ValueError(f"{key} holds {place}, which is how a model is judged; name the keys in {key} one by one")
     if "choices" in content:
         return _choices(key, content)
     for word in ("low", "high"):

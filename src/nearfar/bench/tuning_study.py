@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Study:
         self.out, self.states = out, optuna.trial.TrialState
         for place in (out / TRIALS, out / LOCKS):
             place.mkdir(parents=True, exist_ok=True)
-        self.name, self._pruner = name, pruner
+        self.name, self._pruner, self._is_shared = name, pruner, storage is not None
         with quiet():
             self._storage = _storage(storage or f"sqlite:///{(out / DATABASE).absolute()}")
         self.study = self._create()
@@ -90,27 +90,40 @@ class Study:
             for trial in latest.values()
         ]
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Alone among the workers with this folder, to find a trial and to take it: SQLite would give it to two."""
+        return locked(self._lock("turn"), waiting=lambda: None)
+
     def enqueue(self, point: dict[str, Any]) -> None:
         """Have a trial at this point."""
-        self.study.enqueue_trial(point, user_attrs={"point": point, "claim": f"point {sorted(point.items())}"})
+        self._queue(point, {"point": point, "claim": f"point {sorted(point.items())}"})
 
     def recover(self) -> None:
-        """Queue again what was interrupted, and what a worker that is gone has left."""
+        """Queue again what was interrupted, and what a worker that is gone has left. For the one whose turn it is."""
         for trial in self.trials():
-            if trial.state == self.states.RUNNING and self._is_left(trial):
+            if trial.state != self.states.RUNNING:
+                continue
+            if self._is_held(trial):
+                # Its worker lives, even if it was silent while the machine slept.
+                self._storage.record_heartbeat(trial._trial_id)
+            elif self._is_left(trial):
                 self.study.tell(trial.number, state=self.states.FAIL, skip_if_finished=True)
-        trials = self.trials()
+        optuna_module().storages.fail_stale_trials(self.study)
         again = {trial.user_attrs.get("again") for trial in self.study.get_trials(deepcopy=False)}
-        for trial in trials:
-            if self.was_interrupted(trial) and trial.number not in again and trial.params:
+        for trial in self.trials():
+            # It may have ended before it took all its values, or any.
+            values = {**trial.user_attrs.get("queued", {}), **trial.params}
+            if values and self.was_interrupted(trial) and trial.number not in again and not self._is_held(trial):
                 kept = {name: trial.user_attrs[name] for name in ("point", "folder") if name in trial.user_attrs}
-                claim = {"again": trial.number, "claim": f"again {trial.number}"}
-                self.study.enqueue_trial(trial.params, user_attrs={**kept, **claim})
+                self._queue(values, {**kept, "again": trial.number, "claim": f"again {trial.number}"})
 
-    def is_superfluous(self, trial: Any, most: int | None) -> bool:
-        """Whether another worker was faster: with the same point, or with the last trial that was wanted."""
+    def is_superfluous(self, trial: Any, most: int | None, *, drawn: bool = True) -> bool:
+        """Whether another worker was faster: with the same point, with the last trial that was wanted, or, where no
+        points are ``drawn``, with the one that was queued."""
         before = [one for one in self.trials() if one.number < trial.number]
         claim = trial.user_attrs.get("claim")
+        if claim is None and not drawn:
+            return True
         if claim is not None and any(one.user_attrs.get("claim") == claim for one in before):
             return True
         return most is not None and sum(not self.was_interrupted(one) for one in before) >= most
@@ -129,9 +142,18 @@ class Study:
             trial.set_user_attr("worker", self._worker())
             yield folder
 
+    def _queue(self, values: dict[str, Any], attributes: dict[str, Any]) -> None:
+        self.study.enqueue_trial(values, user_attrs={**attributes, "queued": values})
+
     def _is_left(self, trial: Any) -> bool:
-        """Whether the worker of a trial was of this machine and is gone. Those of others are known by silence."""
-        return trial.user_attrs.get("worker") == self._worker() and not _is_held(self._lock(trial.user_attrs["folder"]))
+        """Whether a trial that nobody holds was one of this machine. Those of others are known by silence."""
+        worker = trial.user_attrs.get("worker")
+        # Without a worker it was taken in a turn that did not end, unless there are turns elsewhere too.
+        return not self._is_shared if worker is None else worker == self._worker()
+
+    def _is_held(self, trial: Any) -> bool:
+        """Whether some process has locked the folder of a trial."""
+        return "folder" in trial.user_attrs and _is_held(self._lock(trial.user_attrs["folder"]))
 
     def _lock(self, folder: str) -> Path:
         return self.out / LOCKS / folder
