@@ -75,7 +75,8 @@ def _cosine(key: str, *, mining: str = "all", **settings: Any) -> Case:
 
 def _triplet(*, mining: str = "semi_hard", **settings: Any) -> Case:
     measure = "squared_euclidean" if settings.get("form") == "squared_distance" else "cosine"
-    return Case("triplet", settings | {"mining": mining}, measure, mining=mining)
+    raw = not settings.get("normalize", True)
+    return Case("triplet", settings | {"mining": mining}, measure, raw, mining)
 
 
 def _margin(*, mining: str = "distance_weighted", **settings: Any) -> Case:
@@ -86,8 +87,9 @@ def _distance(key: str, **settings: Any) -> Case:
     return Case(key, settings, "euclidean")
 
 
-def _raw_distance(key: str, **settings: Any) -> Case:
-    return Case(key, settings, "euclidean", raw=True)
+def _raw_distance(key: str, *, mining: str = "all", **settings: Any) -> Case:
+    settings |= {} if mining == "all" else {"mining": mining}
+    return Case(key, settings, "euclidean", raw=True, mining=mining)
 
 
 def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
@@ -134,6 +136,10 @@ CASES = [
     _cosine("contrastive", mining="distance_weighted"),
     _distance("contrastive", form="distance"),
     _distance("contrastive", form="distance", margin=1.3, average="pairs"),
+    _raw_distance("contrastive", form="distance", normalize=False),
+    _raw_distance("contrastive", form="distance", normalize=False, margin=2.5, average="pairs"),
+    _raw_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="valid_triplet"),
+    _raw_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="semi_hard"),
     Case("triplet", {}, mining="semi_hard"),
     _triplet(mining="all"),
     _triplet(mining="all", margin=0.6, average="active"),
@@ -144,6 +150,11 @@ CASES = [
     _triplet(mining="semi_hard", form="squared_distance", average="active"),
     _triplet(mining="random"),
     _triplet(mining="distance_weighted", form="squared_distance"),
+    _triplet(mining="semi_hard", form="squared_distance", normalize=False),
+    _triplet(mining="all", form="squared_distance", normalize=False, margin=3.0, average="active"),
+    _triplet(mining="hard", form="squared_distance", normalize=False),
+    _triplet(mining="valid_triplet", form="squared_distance", normalize=False),
+    _triplet(mining="random", form="squared_distance", normalize=False),
     _raw_distance("lifted_structure"),
     _raw_distance("lifted_structure", margin=0.3),
     _raw_distance("lifted_structure", squared=False),

@@ -179,7 +179,8 @@ def run_oracle(
         column_labels = gallery_labels
         own = torch.full_like(labels, -1) if positions is None else positions
     parameters = {name: value.detach().clone().requires_grad_() for name, value in loss.named_parameters()}
-    settings = {name: value for name, value in case.settings.items() if name not in ("mining", "sample_rate")}
+    told_otherwise = ("mining", "normalize", "sample_rate")
+    settings = {name: value for name, value in case.settings.items() if name not in told_otherwise}
     if case.family in ("pair", "triple"):
         view = oracles.View(
             leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure,
@@ -283,7 +284,7 @@ def check_relabelling(case: Case) -> None:
     embeddings, labels = make_batch()
     loss = case.create().double()
     expected = run(loss, embeddings, labels)
-    for dtype in (torch.int32, torch.int16, torch.uint8):
+    for dtype in (torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64):
         assert_same(run(loss, embeddings, labels.to(dtype)), expected, tolerance=1e-12)
     if case.label_count is not None:
         return
@@ -454,17 +455,19 @@ def check_second_derivative(case: Case) -> None:
 
 
 def check_no_grad(case: Case) -> None:
-    """Without a graph the value is the same."""
+    """Without a graph the value is the same, also of embeddings that ask for a gradient."""
     embeddings, labels = make_batch()
     loss = case.create().double()
     expected = run(loss, embeddings, labels).value
+    embeddings.requires_grad_()
     for budget in (None, 1) if case.tiled else (None,):
         if budget is not None:
             loss.memory_budget = budget
-        with torch.no_grad():
-            value = seeded(loss, embeddings, labels)
-        assert not value.requires_grad
-        assert_close(value, expected, 1e-11)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                value = seeded(loss, embeddings, labels)
+            assert not value.requires_grad
+            assert_close(value, expected, 1e-11)
 
 
 def check_inputs_untouched(case: Case) -> None:

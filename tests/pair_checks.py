@@ -205,4 +205,15 @@ def check_tile_size_of_weights(case: Case) -> None:
         assert_close(loss.pair_weights(embeddings, labels, *gallery, **keywords), expected, 1e-11)
 
 
+def check_weights_in_inference_mode(case: Case) -> None:
+    """Weights are derivatives, and found where none are asked for."""
+    embeddings, labels = make_batch()
+    loss = case.create().double()
+    torch.manual_seed(0)
+    expected = loss.pair_weights(embeddings, labels)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        assert_close(loss.pair_weights(embeddings * 1.0, labels), expected, 1e-11)
+
+
 PAIR_CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import oracles
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import nearfar as nf
-from nearfar.mining import Mining
+from nearfar.engine import Tile
+from nearfar.mining import Choice, Mining
 
 DETERMINISTIC = ("all", "semi_hard", "hard", "valid_triplet")
 
@@ -179,6 +181,37 @@ def test_create_passes_a_mining_on() -> None:
     assert nf.losses.Raw(mining=mining).mining is mining
 
 
+def test_a_table_has_name_and_settings() -> None:
+    table = {"name": "valid_triplet", "margin": 0.3}
+    assert repr(nf.losses.Raw(mining=table).mining) == "ValidTriplet(margin=0.3)"
+    assert table == {"name": "valid_triplet", "margin": 0.3}
+
+
+class Nearest(Mining):
+    """A mining of somebody's own: the nearest negative, and every positive."""
+
+    def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        sim = tile.similarity.masked_fill(~tile.negatives, -math.inf)
+        return tile.positives, tile.negatives & (sim == sim.amax(dim=1, keepdim=True))
+
+
+def test_a_mining_of_ones_own() -> None:
+    embeddings, labels = make_batch()
+    hard, own = (chosen_pairs(mining, embeddings, labels) for mining in ("hard", Nearest()))
+    alike = labels.unsqueeze(1) == labels
+    paired = alike.sum(dim=1) > 1  # without a positive, hard has no negative either
+    assert_close(own[paired].masked_fill(alike[paired], 0.0), hard[paired].masked_fill(alike[paired], 0.0), 1e-12)
+    assert own[alike].sum() == alike.sum() - len(labels)
+
+
+def test_a_mining_of_ones_own_may_need_unit_vectors() -> None:
+    class Near(Nearest):
+        unit_only = True
+
+    with pytest.raises(ValueError, match="mining 'own' needs unit vectors and NPair compares raw embeddings"):
+        nf.losses.NPair(mining=Near())
+
+
 def test_repr_shows_the_settings() -> None:
     assert repr(nf.mining.create("valid_triplet", margin=0.3)) == "ValidTriplet(margin=0.3)"
 
@@ -188,11 +221,18 @@ def test_repr_shows_the_settings() -> None:
     [
         ("semihard", {}, ValueError, "mining is 'semihard'.*semi_hard"),
         ("valid_triplet", {"epsilon": 0.1}, TypeError, "epsilon"),
-        ("hard", {"margin": 0.1}, TypeError, "margin|argument"),
+        ("valid_triplet", {"margin": math.nan}, ValueError, "margin is nan; it must be finite"),
+        ("valid_triplet", {"margin": "0.1"}, TypeError, "margin is '0.1'; a number is needed"),
+        ("hard", {"margin": 0.1}, TypeError, "mining hard has no setting 'margin'; it has none"),
+        ("distance_weighted", {"nearst": 1.0}, TypeError, r"no setting 'nearst' \(did you mean 'nearest'\?\)"),
+        ("distance_weighted", {"nearest": True}, TypeError, "nearest is True; a number is needed"),
+        ({"margin": 0.1}, {}, ValueError, "mining is {'margin': 0.1}; a table of a mining needs its name"),
+        ({"name": "all", "margin": 0.1}, {}, TypeError, "mining all has no setting 'margin'; it has none"),
+        (nf.mining.ValidTriplet(), {"margin": 0.5}, TypeError, r"ValidTriplet\(margin=0.1\), which has.*; margin goes"),
         ("distance_weighted", {"nearest": 1.5}, ValueError, "nearest=1.5, farthest=1.4"),
         ("distance_weighted", {"farthest": 3.0}, ValueError, "farthest=3.0"),
     ],
 )
-def test_wrong_minings(name: str, settings: dict[str, float], error: type[Exception], words: str) -> None:
+def test_wrong_minings(name: Choice, settings: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         nf.mining.create(name, **settings)

@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 24  # of a memory map that are looked at together
 
 
 def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors [m, d] as float32 or float64 and labels [m] on their device, for a loss.
+    """Vectors [m, d] as float32 or float64 and labels [m] as int64 on their device, for a loss.
 
     NaN and infinity are not looked for on a GPU, where that would stop the host.
     """
@@ -42,9 +42,14 @@ def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) 
         raise TypeError(f"{labels_name} is of {labels.dtype}; whole numbers are needed")
     if vectors.dtype in (torch.float16, torch.bfloat16):
         vectors = vectors.float()
-    if vectors.device.type == "cpu":
+    if readable(vectors):
         check_finite(name, vectors)
-    return vectors, labels.to(vectors.device)
+    return vectors, labels.to(vectors.device, torch.int64)
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers can be looked at without stopping the host for a GPU."""
+    return tensor.device.type == "cpu"
 
 
 def is_integer(tensor: Tensor) -> bool:

@@ -9,14 +9,19 @@ A mining turns the positives and negatives of a tile into those worth learning f
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nearfar.engine import FLOOR, Tile, masked, positive_columns, scatter_mask
+from nearfar.settings import number, refuse_unknown
+
+CERTAIN = 2.0**52  # the whole number that stands for a probability of one: finer than float32 is
 
 
 class Triplets(NamedTuple):
@@ -28,9 +33,12 @@ class Triplets(NamedTuple):
 
 
 class Mining(ABC):
-    """A choice of pairs. ``name`` is its key; ``unit_only`` says that it needs unit vectors."""
+    """A choice of pairs. ``name`` is its key; ``unit_only`` says that it needs unit vectors.
 
-    name: ClassVar[str]
+    Any loss that takes a mining takes one of your own as well: derive from this class and define ``select``.
+    """
+
+    name: ClassVar[str] = "own"
     unit_only: ClassVar[bool] = False
     draws: ClassVar[bool] = False  # whether it asks the tile for random numbers
     bytes_per_pair: ClassVar[int] = 0
@@ -46,6 +54,9 @@ class Mining(ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
+
+
+Choice = str | Mining | Mapping[str, Any]  # a name, a mining, or a table of a name and settings
 
 
 class All(Mining):
@@ -70,7 +81,7 @@ class ValidTriplet(Mining):
     bytes_per_pair = 4
 
     def __init__(self, *, margin: float = 0.1) -> None:
-        self.margin = margin
+        self.margin = number("margin", margin)
 
     def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
         sim = tile.similarity
@@ -131,17 +142,20 @@ class Drawn(Paired):
     draws = True
 
     @abstractmethod
-    def chances(self, tile: Tile) -> Tensor:
-        """How likely each negative is, [a, n], up to a factor per row."""
+    def steps(self, tile: Tile) -> Tensor:
+        """How likely the negatives up to each column are, [a, n], up to a factor per row.
+
+        In whole numbers: their running sum is exact, and has a deterministic form on a GPU.
+        """
 
     def triplets(self, tile: Tile) -> Triplets:
         positive, real = positive_columns(tile.positives)
-        steps = self.chances(tile).cumsum(dim=1)
+        steps = self.steps(tile)
         total = steps[:, -1:]
-        ticket = tile.uniform().gather(1, positive) * total
+        ticket = (tile.uniform().gather(1, positive) * total).to(steps.dtype)
         negative = torch.searchsorted(steps, ticket, right=True).clamp_(max=steps.shape[1] - 1)
-        # Rounding can push a ticket past the last chance, on to a column that is no negative.
-        return Triplets(positive, negative, real & (total > 0) & tile.negatives.gather(1, negative))
+        # Without a chance there is no ticket, and rounding can push one past the last chance.
+        return Triplets(positive, negative, real & (ticket < total))
 
 
 class Random(Drawn):
@@ -149,8 +163,8 @@ class Random(Drawn):
 
     name = "random"
 
-    def chances(self, tile: Tile) -> Tensor:
-        return tile.negatives.to(tile.values.dtype)
+    def steps(self, tile: Tile) -> Tensor:
+        return tile.negatives.cumsum(dim=1, dtype=torch.int32)
 
 
 class DistanceWeighted(Drawn):
@@ -167,18 +181,18 @@ class DistanceWeighted(Drawn):
     unit_only = True
 
     def __init__(self, *, nearest: float = 0.5, farthest: float = 1.4) -> None:
-        if not 0 < nearest < farthest <= 2:
+        self.nearest, self.farthest = number("nearest", nearest), number("farthest", farthest)
+        if not 0 < self.nearest < self.farthest <= 2:
             raise ValueError(f"nearest={nearest}, farthest={farthest}; allowed is 0 < nearest < farthest ≤ 2")
-        self.nearest, self.farthest = nearest, farthest
 
-    def chances(self, tile: Tile) -> Tensor:
+    def steps(self, tile: Tile) -> Tensor:
         values, power = tile.values.detach(), tile.measure.power
         square = values * values if power == 1 else values if power == 2 else 2.0 - 2.0 * values
         eligible = tile.negatives & (square <= self.farthest**2)
         square = square.clamp(min=self.nearest**2, max=4.0 - 1e-6)  # d = 2 has no density at all
         rarity = -0.5 * ((tile.dim - 2) * square.log() + (tile.dim - 3) * torch.log1p(-0.25 * square))
         rarity = masked(rarity, eligible, FLOOR)
-        return torch.softmax(rarity, dim=1) * eligible
+        return torch.softmax(rarity, dim=1).mul_(eligible).mul_(CERTAIN).long().cumsum(dim=1)
 
 
 _MININGS = {mining.name: mining for mining in (All, SemiHard, Hard, DistanceWeighted, ValidTriplet, Random)}
@@ -189,15 +203,33 @@ def names() -> list[str]:
     return list(_MININGS)
 
 
-def create(name: str | Mining, **settings: float) -> Mining:
-    """A mining by name, with settings of its own; a mining is returned as it is.
+def is_known(mining: Mining) -> bool:
+    """Whether a mining is one of those, and not of somebody's own."""
+    return type(mining) in _MININGS.values()
+
+
+def create(mining: Choice, **settings: float) -> Mining:
+    """A mining by name, with settings of its own, or by a table of both; a mining is returned as it is.
 
     >>> create("valid_triplet", margin=0.2)
     ValidTriplet(margin=0.2)
+    >>> create({"name": "valid_triplet", "margin": 0.2})
+    ValidTriplet(margin=0.2)
     """
-    if isinstance(name, Mining):
-        return name
-    if name not in _MININGS:
-        raise ValueError(f"mining is {name!r}; allowed are {', '.join(_MININGS)}")
-    mining: Mining = _MININGS[name](**settings)
-    return mining
+    if isinstance(mining, Mapping):
+        table = dict(mining)
+        if "name" not in table:
+            raise ValueError(f"mining is {table!r}; a table of a mining needs its name")
+        return create(table.pop("name"), **(table | settings))
+    if isinstance(mining, Mining):
+        if settings:
+            raise TypeError(
+                f"mining is {mining!r}, which has its settings; {', '.join(settings)} goes with a name only"
+            )
+        return mining
+    if mining not in _MININGS:
+        raise ValueError(f"mining is {mining!r}; allowed are {', '.join(_MININGS)}")
+    kind = _MININGS[mining]
+    refuse_unknown(f"mining {mining}", settings, inspect.signature(kind).parameters)
+    made: Mining = kind(**settings)
+    return made

@@ -7,11 +7,12 @@ import inspect
 import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
+from numbers import Integral, Real
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
-    """A finite number within [low, high], or (low, high] when ``open_low``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """A finite number within [low, high], or (low, high] when ``open_low``; NumPy's are numbers, too."""
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r}; a number is needed")
     inside = (low < value if open_low else low <= value) and value <= high
     if not (inside and math.isfinite(value)):
@@ -34,11 +35,11 @@ def non_negative(name: str, value: float) -> float:
 
 def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> int:
     """A whole number of at least ``low`` and, if given, at most ``high``."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} is {value!r}; a whole number is needed")
     if value < low or (high is not None and value > high):
         raise ValueError(f"{name} is {value!r}; it must be ≥ {low}" + ("" if high is None else f" and ≤ {high}"))
-    return value
+    return int(value)
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -311,13 +311,15 @@ def test_autocast(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in DEFAULTS if not case.waits], ids=lambda case: case.key)
-def test_nan_in_the_batch_shows_in_the_loss(case: Case) -> None:
+def test_nan_in_the_batch_or_in_a_gallery_shows_in_the_loss(case: Case) -> None:
     loss = case.create(dim=DIM).cuda()
     for step, (embeddings, labels) in enumerate(batches(torch.float32)):
         broken = embeddings.cuda()
         broken[step, 0] = float("nan")
         assert loss(broken.requires_grad_(), labels.cuda()).isnan()
         assert loss(embeddings.cuda().requires_grad_(), labels.cuda()).isfinite()
+        if case.family in ("pair", "triple"):
+            assert loss(embeddings.cuda().requires_grad_(), labels.cuda(), broken, labels.cuda()).isnan()
 
 
 @every_loss

@@ -31,6 +31,12 @@ RAW_DOT = distances.DotProductSimilarity(normalize_embeddings=False)
 RAW_EUCLIDEAN = distances.LpDistance(normalize_embeddings=False)
 PAIRED = (6, 5, 4, 3, 2)  # no singletons
 
+either = pytest.mark.parametrize("normalize", [True, False])
+
+
+def squared_distance(normalize: bool) -> distances.LpDistance:
+    return distances.LpDistance(power=2, normalize_embeddings=normalize)
+
 
 def value_and_gradient(loss: Callable[..., Tensor], embeddings: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     leaf = embeddings.clone().requires_grad_()
@@ -61,13 +67,15 @@ def test_contrastive() -> None:
     assert_agree(nf.losses.Contrastive(average="pairs"), theirs, constant=1.0)
 
 
-def test_contrastive_of_distances() -> None:
+@either
+def test_contrastive_of_distances(normalize: bool) -> None:
     # Squared distances and hinges by hand: the peer's loss is the root of ours, term by term.
-    theirs = losses.ContrastiveLoss(pos_margin=0, neg_margin=1, distance=distances.LpDistance(power=2))
+    theirs = losses.ContrastiveLoss(pos_margin=0, neg_margin=1, distance=squared_distance(normalize))
     embeddings, labels = make_batch("apart", sizes=PAIRED, dim=4)
     only_one_class = torch.zeros_like(labels)  # positives alone, where both have d²
-    ours = value_and_gradient(nf.losses.Contrastive(form="distance", average="pairs"), embeddings, only_one_class)
-    for mine, other in zip(ours, value_and_gradient(theirs, embeddings, only_one_class), strict=True):
+    ours = nf.losses.Contrastive(form="distance", average="pairs", normalize=normalize)
+    found = value_and_gradient(ours, embeddings, only_one_class)
+    for mine, other in zip(found, value_and_gradient(theirs, embeddings, only_one_class), strict=True):
         assert_close(mine, other, 1e-9)
 
 
@@ -77,15 +85,23 @@ def test_triplet_over_all_triplets(margin: float) -> None:
     assert_agree(ours, losses.TripletMarginLoss(margin=margin, distance=COSINE))
 
 
-def test_triplet_of_squared_distances() -> None:
-    theirs = losses.TripletMarginLoss(margin=1.0, distance=distances.LpDistance(power=2))
-    assert_agree(nf.losses.Triplet(form="squared_distance", mining="all", average="active"), theirs)
+@either
+def test_triplet_of_squared_distances(normalize: bool) -> None:
+    theirs = losses.TripletMarginLoss(margin=1.0, distance=squared_distance(normalize))
+    ours = nf.losses.Triplet(form="squared_distance", mining="all", average="active", normalize=normalize)
+    assert_agree(ours, theirs)
 
 
 def test_triplet_with_hard_mining() -> None:
     theirs = losses.TripletMarginLoss(margin=0.1, distance=COSINE)
     ours = nf.losses.Triplet(mining="hard", average="active")
     assert_agree(ours, with_miner(theirs, miners.BatchHardMiner(distance=COSINE)))
+
+
+def test_triplet_of_raw_embeddings_with_hard_mining() -> None:
+    theirs = losses.TripletMarginLoss(margin=1.0, distance=squared_distance(normalize=False))
+    ours = nf.losses.Triplet(form="squared_distance", mining="hard", average="active", normalize=False)
+    assert_agree(ours, with_miner(theirs, miners.BatchHardMiner(distance=RAW_EUCLIDEAN)))
 
 
 def test_lifted_structure() -> None:

@@ -73,6 +73,14 @@ def test_repr_shows_the_settings(key: str) -> None:
     assert all(name in repr(create(key, {})) for name in PAPER_DEFAULTS[key] if name != "beta" or key != "margin")
 
 
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_a_loss_is_made_again_from_its_settings(key: str) -> None:
+    loss = create(key, {"beta": 0.9} if key == "margin" else {})
+    again = nf.losses.create(key, **loss.settings())
+    assert nf.losses.defaults(key).keys() == loss.settings().keys()
+    assert repr(again) == repr(loss)
+
+
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
     before = dict(registry._LOSSES)

@@ -3,7 +3,7 @@
 from nearfar.engine.classes import class_loss
 from nearfar.engine.function import by_autograd, differentiable
 from nearfar.engine.graphs import Step
-from nearfar.engine.histograms import SoftHistograms
+from nearfar.engine.histograms import SoftHistograms, running_sum
 from nearfar.engine.masks import (
     FLOOR,
     count,
@@ -13,6 +13,7 @@ from nearfar.engine.masks import (
     masks,
     positive_columns,
     scatter_mask,
+    show_nan,
 )
 from nearfar.engine.measures import Measure, unit
 from nearfar.engine.measures import create as measure
@@ -48,6 +49,8 @@ __all__ = [
     "row_logsumexp",
     "row_loss",
     "row_sum",
+    "running_sum",
     "scatter_mask",
+    "show_nan",
     "unit",
 ]

@@ -197,16 +197,16 @@ def _compute(
 ) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings and proxies."""
     problem = _Problem(loss, embeddings, labels, proxies)
-    own, sums, costs, kept = None, [], [], None
+    # A label beyond the classes is found in no tile, and shows as NaN.
+    own, sums, costs, kept = embeddings.new_full((len(labels), 1), math.nan), [], [], None
     for classes in problem.tiles:
         tile = problem.tile(classes)
-        own = tile.own if own is None or tile.inside is None else torch.where(tile.inside, tile.own, own)
+        own = tile.own if tile.inside is None else torch.where(tile.inside, tile.own, own)
         sums.append(tile.logsumexp)
         if loss.pools and not any(needed):
             costs.append(problem.penalty(tile)[0])
         kept = tile if len(problem.tiles) == 1 else None
         del tile  # its memory is the next one's
-    assert own is not None
     others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
     value, by_own, by_others = _slopes(loss, own, others)
     gradients: Gradients = [None, None]
@@ -287,7 +287,7 @@ def class_loss(
             return _compute(loss, embeddings, labels, proxies, needed)
         place = torch.empty(len(proxies), dtype=torch.long, device=labels.device)
         place[sampled] = torch.arange(len(sampled), device=labels.device)
-        value, (by_embeddings, by_some) = _compute(loss, embeddings, place[labels], proxies[sampled], needed)
+        value, (by_embeddings, by_some) = _compute(loss, embeddings, place.gather(0, labels), proxies[sampled], needed)
         by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
         return value, [by_embeddings, by_proxies]
 

@@ -54,6 +54,9 @@ class _Once(torch.autograd.Function):
 @uncompiled
 def differentiable(step: graphs.Step, inputs: Sequence[Tensor | None]) -> Tensor:
     """The value of a step, differentiable once by its inputs."""
+    if not torch.is_grad_enabled():
+        # An autograd function would be told that gradients are needed wherever an input asks for them.
+        return step.compute(inputs, step.constants, (False,) * len(inputs))[0]
     value: Tensor = _GradientInForward.apply(step, *inputs)  # type: ignore[no-untyped-call]
     return value
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 Tensors = Sequence[Tensor | None]
 Gradients = list[Tensor | None]
@@ -36,7 +37,7 @@ class Step:
     owner: object = None  # keeps the recordings of the step; None: it is never recorded
     settings: Callable[[], Hashable] = lambda: None  # all that decides what is computed; None: it may not be recorded
     pairs: int = 0  # how many similarities there are
-    lasting: tuple[int, ...] = ()  # inputs that stay where they are from step to step: parameters
+    lasting: tuple[int, ...] = ()  # inputs that stay where they are from step to step if they are parameters
 
 
 class Held:
@@ -120,16 +121,21 @@ def run(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
     """A step, or the replay of it."""
     first = inputs[0]
     settings = None
-    if step.owner is not None and first is not None and first.is_cuda and needed[0] and step.pairs <= MOST_PAIRS:
+    if step.owner is not None and first is not None and _gains(first) and needed[0] and step.pairs <= MOST_PAIRS:
         settings = step.settings()
     if step.owner is None or first is None or settings is None or torch.cuda.is_current_stream_capturing():
         return _compute(step, inputs, needed)
     tensors = [*inputs, *step.constants]
     stream = torch.cuda.current_stream(first.device)
-    # A lasting tensor is read where it stands, so a recording is for that place alone.
-    places = tuple(tensor.data_ptr() for tensor in (tensors[number] for number in step.lasting) if tensor is not None)
+    # A parameter is read where it stands, so a recording is for that place alone. A copy of it in another precision
+    # stands somewhere else in every step: it is copied in, as the batch is.
+    lasting = {
+        number: tensor.data_ptr()
+        for number, tensor in enumerate(inputs)
+        if number in step.lasting and isinstance(tensor, Parameter)
+    }
     shapes = tuple(None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors)
-    key = (stream, needed, settings, places, shapes)
+    key = (stream, needed, settings, tuple(lasting.values()), shapes)
     known = _recordings.setdefault(step.owner, {})
     found = known.get(key, 0)
     recordings = [other for other in known.values() if isinstance(other, Recording)]
@@ -142,7 +148,7 @@ def run(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
     if found == CALLS_BEFORE_CAPTURE:
         # Recordings of one loss on one stream never run at once, so they can work in the same memory.
         pool = recordings[0].graph.pool() if recordings and all(other[0] == stream for other in known) else None
-        recording = _record(step, tensors, len(inputs), needed, stream, pool, len(recordings))
+        recording = _record(step, tensors, tuple(lasting), len(inputs), needed, stream, pool, len(recordings))
         if recording is not None:
             known[key] = recording
             return recording.replay(tensors)
@@ -153,17 +159,29 @@ def run(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
     return _compute(step, inputs, needed)
 
 
+def _gains(tensor: Tensor) -> bool:
+    """Whether a step of such a tensor is worth recording."""
+    return tensor.is_cuda
+
+
 def _compute(step: Step, inputs: Tensors, needed: Needed) -> tuple[Tensor, Held]:
     loss, gradients = step.compute(inputs, step.constants, needed)
     return loss, Held(gradients, borrowed=False)
 
 
 def _record(
-    step: Step, tensors: Tensors, inputs: int, needed: Needed, current: torch.cuda.Stream, pool: Any, number: int
+    step: Step,
+    tensors: Tensors,
+    lasting: tuple[int, ...],
+    inputs: int,
+    needed: Needed,
+    current: torch.cuda.Stream,
+    pool: Any,
+    number: int,
 ) -> Recording | None:
     """Record a step on copies of its tensors; None (and a warning) where that is not possible."""
     copies = [
-        None if tensor is None else tensor.detach() if number in step.lasting else tensor.detach().clone()
+        None if tensor is None else tensor.detach() if number in lasting else tensor.detach().clone()
         for number, tensor in enumerate(tensors)
     ]
     arguments = copies[:inputs], copies[inputs:], needed
@@ -187,4 +205,4 @@ def _record(
         if collecting:
             gc.enable()
         current.wait_stream(stream)
-    return Recording(graph, copies, step.lasting, value, gradients, number)
+    return Recording(graph, copies, lasting, value, gradients, number)

@@ -42,3 +42,12 @@ class SoftHistograms:
         steps = slopes.flatten(-2).diff(dim=-1).mul_(self.nodes_per_unit)
         steps = pad(steps, (0, 2))  # nothing lies above the last node, and pairs that are neither weigh nothing
         return steps.expand(len(self._below), -1).gather(1, self._below)
+
+
+def running_sum(counts: Tensor, *, backwards: bool = False) -> Tensor:
+    """Sums of the nodes up to each one, [..., nodes], or from each one on.
+
+    A product with a triangle of ones: few nodes make it cheap, and torch.cumsum has no deterministic form on a GPU.
+    """
+    ones = counts.new_ones(counts.shape[-1], counts.shape[-1])
+    return counts @ (ones.tril_() if backwards else ones.triu_())

@@ -7,6 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from nearfar.inputs import readable
+
 # Stands for "not in the set" in a log-sum-exp: finite, so that an empty set has a gradient (zero).
 FLOOR = -1e30
 
@@ -54,6 +56,17 @@ def count(mask: Tensor, like: Tensor) -> Tensor:
 def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
     """log Σ exp of each row over its mask; about ``FLOOR`` where the mask is empty."""
     return masked(values, mask, FLOOR).logsumexp(dim=1)
+
+
+def show_nan(loss: Tensor, *inputs: Tensor | None) -> Tensor:
+    """The loss; NaN where an input on a GPU holds NaN or infinity, even if mining passed over it.
+
+    To look for them, as is done on a CPU, would stop the host.
+    """
+    for tensor in inputs:
+        if tensor is not None and not readable(tensor):
+            loss = torch.add(loss, tensor.sum(), alpha=0.0)
+    return loss
 
 
 def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nearfar.engine import graphs
 from nearfar.engine.function import differentiable, uncompiled
 from nearfar.engine.graphs import Step
-from nearfar.engine.masks import masked
+from nearfar.engine.masks import masked, show_nan
 from nearfar.engine.problem import Batch, Mean, Problem, Tile, Totals
 from nearfar.engine.rows import Row
 from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
@@ -171,8 +171,8 @@ def _through_totals(problem: Problem, slices: Sequence[slice], sink: type[S] | N
     else:
         with torch.no_grad():
             total = torch.stack([_totals(problem, rows)[0].sums() for rows in slices]).sum(dim=0)
-    with torch.enable_grad():
-        total = total.detach().requires_grad_()
+    with torch.set_grad_enabled(sink is not None):
+        total = total.detach().requires_grad_(sink is not None)
         value = problem.loss.of_totals(total)
     part = Part(value.detach(), None if sink is None else sink(problem))
     if part.sink is not None:
@@ -235,11 +235,7 @@ def _compute(
         part = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
     else:
         part = sweep(problem, slices, StreamedGradient)
-    loss = part.loss
-    if embeddings.device.type != "cpu":
-        # Looking for NaN would stop the host. Instead NaN or infinity in the input shows in the loss, even
-        # where mining would have passed over it.
-        loss = torch.add(loss, embeddings.sum(), alpha=0.0)
+    loss = show_nan(part.loss, embeddings, gallery)
     if part.sink is None:
         return loss, [None, None, None]
     by_anchors, by_columns = part.sink.gradients()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import FLOOR, Step, differentiable, masks, measure
+from nearfar.engine import FLOOR, Step, differentiable, masks, measure, show_nan
 from nearfar.engine.graphs import Gradients, Needed, Tensors
 from nearfar.losses.base import Loss
 from nearfar.losses.registry import register
@@ -103,9 +103,7 @@ class Angular(Loss):
                 by_columns[others] += weights @ columns.points
                 by_columns += weights.T @ theirs
         factor = count.clamp_(min=1.0).reciprocal_()
-        loss = total * factor
-        if embeddings.device.type != "cpu":
-            loss = torch.add(loss, embeddings.sum(), alpha=0.0)  # NaN shows, as in the engine
+        loss = show_nan(total * factor, embeddings, gallery)
         by_embeddings = cosine.to_embeddings(by_anchors.mul_(factor), anchors) if needed[0] else None
         return loss, [by_embeddings, cosine.to_embeddings(by_columns.mul_(factor), columns) if needed[1] else None]
 
@@ -146,10 +144,10 @@ def blocks(labels: Tensor, gallery_labels: Tensor | None) -> list[tuple[Tensor, 
         columns = torch.arange(len(gallery_labels), device=labels.device)
     if labels.device.type != "cpu" or len(anchors) + len(columns) <= 2 * CPU_BLOCK_ROWS:
         return [(anchors, columns)]
-    joined = labels.long()
+    joined = labels
     if gallery_labels is not None:
-        columns = torch.isin(gallery_labels.long(), joined).nonzero().flatten()
-        joined = torch.cat([joined, gallery_labels[columns].long()])
+        columns = torch.isin(gallery_labels, joined).nonzero().flatten()
+        joined = torch.cat([joined, gallery_labels[columns]])
     ordered, order = joined.sort()
     _, sizes = torch.unique_consecutive(ordered, return_counts=True)
     heights = torch.bincount((sizes.cumsum(0) - 1) // CPU_BLOCK_ROWS, sizes).long().tolist()

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from nearfar import mining as minings
 from nearfar.engine import Batch, Mean, Row, RowLoss, Tile, pair_weights, row_loss
-from nearfar.inputs import check_vectors, is_integer
-from nearfar.mining import Mining
+from nearfar.inputs import check_vectors, is_integer, readable
+from nearfar.mining import Choice, Mining
 
 
 class Loss(nn.Module, ABC):
     """A loss of embeddings and labels.
 
-    ``key`` is its name in the registry and ``source`` says which document it comes from.
+    ``key`` is its name in the registry and ``source`` says which document it comes from. It is differentiable once, by
+    ``backward`` or ``torch.autograd.grad``; the transforms of ``torch.func`` are not supported.
     """
 
     key: ClassVar[str]
@@ -45,7 +46,7 @@ class Loss(nn.Module, ABC):
         gallery, gallery_labels : [n, d] and [n], columns to compare with instead of the batch: a memory
             of earlier batches, or the embeddings of all ranks. Gradients reach a gallery that asks for them.
         positions : [m], the column at which each anchor itself stands in the gallery (−1: nowhere), so
-            that it is not its own positive.
+            that it is not its own positive. Checked on a CPU.
         """
         batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
         with no_autocast(embeddings.device.type):
@@ -68,10 +69,7 @@ class Loss(nn.Module, ABC):
 
     def recordable(self) -> Hashable:
         """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
-        if not self.record or not type(self).__module__.startswith("nearfar."):
-            return None
-        plain = (float, int, str, bool)
-        return tuple(value for value in vars(self).values() if isinstance(value, plain))
+        return _frozen(self) if self.record else None
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments as this loss has them."""
@@ -82,9 +80,7 @@ class Loss(nn.Module, ABC):
         }
 
     def extra_repr(self) -> str:
-        return ", ".join(
-            f"{name}={value!r}" for name, value in self.settings().items() if not isinstance(value, nn.Parameter)
-        )
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
 
 
 class PairLoss(Loss, RowLoss):
@@ -100,10 +96,16 @@ class PairLoss(Loss, RowLoss):
 
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
 
-    def __init__(self, mining: str | Mining = "all") -> None:
+    def __init__(self, mining: Choice = "all", *, measure: str | None = None, normalize: bool = True) -> None:
         super().__init__()
+        self.measure = measure or self.measure
+        self.raw = self.raw or not normalize
+        if self.measure == "cosine" and not normalize:
+            raise ValueError(
+                f"normalize is {normalize!r}, and a cosine compares directions alone; a form of distances is needed"
+            )
         self.mining = minings.create(mining)
-        if self.mining.name not in self.minings:
+        if minings.is_known(self.mining) and self.mining.name not in self.minings:
             raise ValueError(
                 f"mining {self.mining.name!r} makes no sense with {type(self).__name__}; "
                 f"allowed are {', '.join(self.minings)}"
@@ -112,6 +114,11 @@ class PairLoss(Loss, RowLoss):
             raise ValueError(
                 f"mining {self.mining.name!r} needs unit vectors and {type(self).__name__} compares raw embeddings"
             )
+
+    @property
+    def normalize(self) -> bool:
+        """Whether embeddings are compared at length one, not as they are."""
+        return not self.raw
 
     @property
     def bytes_per_pair(self) -> int:
@@ -124,8 +131,8 @@ class PairLoss(Loss, RowLoss):
         return torch.rand(len(embeddings) + len(gallery_labels), dtype=embeddings.dtype, device=embeddings.device)
 
     def recordable(self) -> Hashable:
-        settings = super().recordable()
-        return None if settings is None else (settings, type(self.mining), tuple(vars(self.mining).values()))
+        settings, mined = super().recordable(), _frozen(self.mining)
+        return None if settings is None or mined is None else (settings, type(self.mining), mined)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Row | Sequence[Mean]:
         """The loss of each anchor, [a], from its values and masks, [a, n] each.
@@ -179,15 +186,25 @@ class PairLoss(Loss, RowLoss):
             embeddings, labels, gallery, gallery_labels, positions
         )
         batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
-        with no_autocast(embeddings.device.type), torch.no_grad():
+        # Weights are derivatives: inference mode would keep autograd from finding them.
+        with no_autocast(embeddings.device.type), torch.inference_mode(False), torch.no_grad():
             weights: Tensor = pair_weights(batch, embeddings, gallery, self.anchor_values(labels))
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
 
 
+def _frozen(owner: Loss | Mining) -> Hashable:
+    """The public attributes by name; None where one could change unseen, or the class is from elsewhere."""
+    settings = [(name, value) for name, value in vars(owner).items() if not name.startswith("_")]
+    seen = all(value is None or isinstance(value, (float, int, str, Mining)) for _, value in settings)
+    if not seen or not type(owner).__module__.startswith("nearfar."):
+        return None
+    return tuple((name, value) for name, value in settings if not isinstance(value, Mining))
+
+
 def check_classes(labels: Tensor, num_classes: int) -> None:
     """Labels are class numbers. Not looked at on a GPU, where that would stop the host."""
-    if labels.device.type == "cpu":
+    if readable(labels):
         low, high = labels.min().item(), labels.max().item()
         if low < 0 or high >= num_classes:
             raise ValueError(
@@ -237,5 +254,23 @@ def check_batch(
                 f"positions has shape {tuple(positions.shape)} of {positions.dtype}; needed is one whole number for "
                 f"each of the {labels.shape[0]} anchors"
             )
-        positions = positions.to(embeddings.device)
+        positions = positions.to(embeddings.device, torch.int64)
+        if readable(positions):
+            _check_positions(positions, labels, gallery_labels)
     return embeddings, labels, gallery.to(embeddings.dtype), gallery_labels, positions
+
+
+def _check_positions(positions: Tensor, labels: Tensor, gallery_labels: Tensor) -> None:
+    low, high, count = positions.min().item(), positions.max().item(), len(gallery_labels)
+    if low < -1 or high >= count:
+        raise ValueError(
+            f"positions go from {low} to {high}; allowed are 0 to {count - 1}, in a gallery of {count}, and -1, nowhere"
+        )
+    wrong = ((positions >= 0) & (gallery_labels[positions] != labels)).nonzero()
+    if len(wrong):
+        anchor = int(wrong[0])
+        place = int(positions[anchor])
+        raise ValueError(
+            f"positions says that anchor {anchor} of label {labels[anchor]} stands at {place}, where gallery_labels "
+            f"has {gallery_labels[place]}; an anchor needs the position of its own copy, or -1"
+        )

@@ -9,7 +9,7 @@ from nearfar import mining as minings
 from nearfar.engine import Row, count, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import number, positive
 
 
@@ -35,9 +35,7 @@ class BinomialDeviance(PairLoss):
     minings = tuple(minings.names())
     closed_form = True
 
-    def __init__(
-        self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: str | Mining = "all"
-    ) -> None:
+    def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
         self.base = number("base", base)

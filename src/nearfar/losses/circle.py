@@ -10,7 +10,7 @@ from nearfar import mining as minings
 from nearfar.engine import FLOOR, Mean, Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import number, positive
 
 
@@ -41,7 +41,7 @@ class Circle(PairLoss):
     minings = tuple(minings.names())
     closed_form = True
 
-    def __init__(self, *, margin: float = 0.4, scale: float = 80.0, mining: str | Mining = "all") -> None:
+    def __init__(self, *, margin: float = 0.4, scale: float = 80.0, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.margin, self.scale = number("margin", margin, low=0.0, high=1.0), positive("scale", scale)
 

@@ -10,7 +10,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, count_nonzero, masked, row_hinge, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import number, one_of
 
 MARGINS = {"cosine": 0.5, "distance": 1.0}
@@ -25,11 +25,12 @@ class Contrastive(PairLoss):
         distance:  ℓ_i = Σ_P d² + Σ_N [margin − d]+²
 
     Parameters
-        form     "cosine", or "distance" between unit vectors.
-        margin   λ = 0.5 for cosine, α = 1 for distance.
-        mining   which pairs count; "valid_triplet" with margin −1 gives every mined pair the same weight.
-        average  "anchors": sums per anchor, averaged over anchors, as printed; "pairs": positives and
-                 negatives are each divided by their number of non-zero terms.
+        form       "cosine", or "distance" between unit vectors.
+        margin     λ = 0.5 for cosine, α = 1 for distance.
+        mining     which pairs count; "valid_triplet" with margin −1 gives every mined pair the same weight.
+        average    "anchors": sums per anchor, averaged over anchors, as printed; "pairs": positives and
+                   negatives are each divided by their number of non-zero terms.
+        normalize  False takes embeddings as they are: distance as NRA 1 prints it.
 
     Differences
         Other libraries hinge the positives too, which adds a constant, and average as "pairs".
@@ -48,12 +49,12 @@ class Contrastive(PairLoss):
         *,
         form: str = "cosine",
         margin: float | None = None,
-        mining: str | Mining = "all",
+        mining: Choice = "all",
         average: str = "anchors",
+        normalize: bool = True,
     ) -> None:
-        super().__init__(mining)
+        super().__init__(mining, measure="cosine" if form == "cosine" else "euclidean", normalize=normalize)
         self.form = one_of("form", form, ("cosine", "distance"))
-        self.measure = "cosine" if form == "cosine" else "euclidean"
         low = -1.0 if form == "cosine" else 0.0
         self.margin = number("margin", MARGINS[form] if margin is None else margin, low=low)
         self.average = one_of("average", average, ("anchors", "pairs"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Row, SoftHistograms, masked
+from nearfar.engine import Mean, Row, SoftHistograms, masked, running_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.settings import whole
@@ -46,15 +46,15 @@ class FastAP(PairLoss):
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         histograms = SoftHistograms(sim, pos, neg, low=0.0, high=4.0, bins=self.bins)
         counts = histograms.counts()
-        positives, cumulated = counts[:, 1], counts.cumsum(dim=2)
+        positives, cumulated = counts[:, 1], running_sum(counts)
         near, all_near = cumulated[:, 1], cumulated.sum(dim=1)
         all_near = masked(all_near, all_near > 0, 1.0)
         precision, share = near / all_near, positives / all_near
         lost = share * precision
         # A count changes the precision of all nodes from its own on; a positive is also found with its own.
-        slopes = torch.stack([-lost, share - lost], dim=1).flip(2).cumsum(dim=2).flip(2)
+        slopes = running_sum(torch.stack([-lost, share - lost], dim=1), backwards=True)
         slopes[:, 1] += precision
-        number = near[:, -1].round()
+        number = positives.sum(dim=1).round()
         has_positive = number.sign()
         factor = number.clamp_(min=1.0).reciprocal_().neg_()
         value = torch.linalg.vecdot(positives, precision) * factor + has_positive

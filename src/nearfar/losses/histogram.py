@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearfar.engine import SoftHistograms, Tile
+from nearfar.engine import SoftHistograms, Tile, running_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.settings import whole
@@ -44,4 +44,4 @@ class Histogram(PairLoss):
 
     def of_totals(self, totals: Tensor) -> Tensor:
         negatives, positives = (totals / totals.sum(dim=1, keepdim=True).clamp(min=1.0)).unbind()
-        return (negatives * positives.cumsum(dim=0)).sum()
+        return (negatives * running_sum(positives)).sum()

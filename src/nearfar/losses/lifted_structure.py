@@ -11,7 +11,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, count, masked, masked_logsumexp, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import number
 
 
@@ -83,7 +83,7 @@ class LiftedStructureGeneralized(PairLoss):
     minings = tuple(minings.names())
     closed_form = True
 
-    def __init__(self, *, margin: float = 0.5, mining: str | Mining = "all") -> None:
+    def __init__(self, *, margin: float = 0.5, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.margin = number("margin", margin)
 

@@ -12,7 +12,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, masked, row_hinge
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import non_negative, number, positive, whole
 
 
@@ -30,6 +30,10 @@ class Margin(PairLoss):
         nu           weight of Σ β, 0.
         beta_lr      learning rate of the boundary, 5e-5; None: that of the network.
         mining       which pairs count; distance-weighted sampling is half of the paper.
+
+    Differences
+        Distance-weighted sampling draws a negative for each positive, never one beyond 1.4. An anchor whose
+        negatives all lie beyond loses its positives with them; with the mining "all" it keeps them.
 
     Reference
         Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning, 2017.
@@ -49,7 +53,7 @@ class Margin(PairLoss):
         num_classes: int | None = None,
         nu: float = 0.0,
         beta_lr: float | None = 5e-5,
-        mining: str | Mining = "distance_weighted",
+        mining: Choice = "distance_weighted",
     ) -> None:
         super().__init__(mining)
         self.margin = non_negative("margin", margin)
@@ -57,7 +61,11 @@ class Margin(PairLoss):
         self.nu = number("nu", nu)
         self.beta_lr = None if beta_lr is None else positive("beta_lr", beta_lr)
         shape = () if self.num_classes is None else (self.num_classes,)
-        self.beta = nn.Parameter(torch.full(shape, number("beta", beta)))
+        self.start = number("beta", beta)
+        self.beta = nn.Parameter(torch.full(shape, self.start))
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"beta": self.start}
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [{"params": [self.beta], "lr": lr if self.beta_lr is None else self.beta_lr, "weight_decay": 0.0}]
@@ -66,7 +74,7 @@ class Margin(PairLoss):
         if self.num_classes is None:
             return self.beta.expand(len(labels))
         check_classes(labels, self.num_classes)
-        return self.beta[labels.long()]
+        return self.beta[labels]
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         assert tile.anchor_values is not None

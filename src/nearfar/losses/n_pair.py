@@ -8,7 +8,7 @@ from torch.nn.functional import softplus
 from nearfar.engine import FLOOR, Row, masked, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import non_negative
 
 
@@ -38,7 +38,7 @@ class NPair(PairLoss):
     closed_form = True
     minings = ("all", "semi_hard", "hard", "valid_triplet", "random")
 
-    def __init__(self, *, l2: float = 0.02, mining: str | Mining = "all") -> None:
+    def __init__(self, *, l2: float = 0.02, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.l2 = non_negative("l2", l2)
 

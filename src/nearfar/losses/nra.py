@@ -55,7 +55,7 @@ class NRA(PairLoss):
         spread = masked(spread, spread > 0, math.inf)
         similar = 1 - self.transfer((farthest_positive - low) / spread)
         confused = 1 - self.transfer((nearest_negative - low) / spread)
-        loss = -(similar + self.epsilon).log() - (1 - confused + self.epsilon).log()
+        loss = self.cost(similar) + self.cost(1 - confused)
         return [Mean(masked(loss, complete), complete.to(sim.dtype))]
 
     def transfer(self, rank: Tensor) -> Tensor:
@@ -63,6 +63,10 @@ class NRA(PairLoss):
         smallest = 1e-6 if self.alpha < 1 else 0.0  # the slope at 0 is infinite
         lower, upper = ((2 * part).clamp(smallest, 1.0) for part in (rank, 1 - rank))  # the half not used stays finite
         return torch.where(rank < 0.5, 0.5 * lower**self.alpha, 1 - 0.5 * upper**self.alpha)
+
+    def cost(self, similarity: Tensor) -> Tensor:
+        """−log(s + epsilon): what a similarity costs that should be one."""
+        return -(similarity + self.epsilon).log()
 
 
 def _ends(distance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

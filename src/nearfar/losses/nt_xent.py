@@ -11,7 +11,7 @@ from nearfar.engine import Mean
 from nearfar.losses.base import PairLoss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import positive
 
 
@@ -39,7 +39,7 @@ class NTXent(PairLoss):
     minings = tuple(minings.names())
     closed_form = True
 
-    def __init__(self, *, temperature: float = 0.07, mining: str | Mining = "all") -> None:
+    def __init__(self, *, temperature: float = 0.07, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.temperature = positive("temperature", temperature)
 

@@ -24,9 +24,9 @@ class ProxyLoss(Loss):
         super().__init__()
         self.num_classes, self.dim = whole("num_classes", num_classes), whole("dim", dim)
         self.lr_multiplier = positive("lr_multiplier", lr_multiplier)
-        shape = (num_classes, dim) if centers is None else (num_classes, centers, dim)
+        shape = (self.num_classes, self.dim) if centers is None else (self.num_classes, centers, self.dim)
         # Directions are uniform and lengths about 1, so that raw and normalised losses start alike.
-        self.proxies = nn.Parameter(torch.randn(shape) * dim**-0.5)
+        self.proxies = nn.Parameter(torch.randn(shape) * self.dim**-0.5)
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [{"params": [self.proxies], "lr": lr * self.lr_multiplier, "weight_decay": 0.0}]
@@ -47,7 +47,7 @@ class ProxyLoss(Loss):
         check_classes(labels, self.num_classes)
         # Whichever of the two has more digits; the parameter itself keeps its own.
         dtype = torch.promote_types(embeddings.dtype, self.proxies.dtype)
-        return self.against_proxies(embeddings.to(dtype), labels.long(), self.proxies.to(dtype))
+        return self.against_proxies(embeddings.to(dtype), labels, self.proxies.to(dtype))
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         """The loss of checked input, a scalar: embeddings [m, dim], labels in [0, num_classes), proxies."""
@@ -103,7 +103,7 @@ class ClassificationLoss(ProxyLoss):
         share = math.ceil(round(self.sample_rate * self.num_classes, 6))  # 0.55 · 20 is 11.000000000000002
         count = max(share, min(len(labels), self.num_classes))
         chance = torch.rand(self.num_classes, device=labels.device)
-        return chance.index_fill_(0, labels.long(), 2.0).topk(count, sorted=False).indices
+        return chance.scatter_(0, labels, 2.0).topk(count, sorted=False).indices
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)

@@ -65,5 +65,5 @@ def pull(tile: Tile, alpha: float, margin: float) -> Row:
 
 def share_of_present(proxies: Tensor, labels: Tensor) -> Tensor:
     """C / |W⁺| for the proxies with embeddings in the batch, 0 for others: a mean over all becomes one over W⁺."""
-    present = proxies.new_zeros(len(proxies)).index_fill_(0, labels, 1.0)
+    present = proxies.new_zeros(len(proxies)).scatter_(0, labels, 1.0)
     return present * (len(proxies) / present.sum())

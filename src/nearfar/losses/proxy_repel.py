@@ -75,7 +75,7 @@ class ProxyRepel(ProxyLoss, RowLoss):
             margin=self.margin,
             raw=self.through_batch,
             memory_budget=self.memory_budget,
-            record=self.record,
+            record=self.recordable() is not None,
         )
         if not self.through_batch:
             return pulls + row_loss(Batch(repulsion, classes, classes, owner=self), proxies, None, None)

@@ -8,7 +8,7 @@ from nearfar import mining as minings
 from nearfar.engine import Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining, ValidTriplet
+from nearfar.mining import Choice, ValidTriplet
 from nearfar.settings import number, positive
 
 
@@ -34,9 +34,7 @@ class Raw(PairLoss):
     minings = tuple(minings.names())
     closed_form = True
 
-    def __init__(
-        self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: str | Mining = "all"
-    ) -> None:
+    def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.alpha, self.beta = positive("alpha", alpha), positive("beta", beta)
         self.base = number("base", base)

@@ -11,7 +11,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining
+from nearfar.mining import Choice
 from nearfar.settings import positive
 
 
@@ -39,7 +39,7 @@ class SupCon(PairLoss):
     minings = tuple(minings.names())
     closed_form = True
 
-    def __init__(self, *, temperature: float = 0.1, mining: str | Mining = "all") -> None:
+    def __init__(self, *, temperature: float = 0.1, mining: Choice = "all") -> None:
         super().__init__(mining)
         self.temperature = positive("temperature", temperature)
 

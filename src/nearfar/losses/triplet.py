@@ -12,7 +12,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Mining, Paired, Triplets
+from nearfar.mining import Choice, Paired, Triplets
 from nearfar.settings import number, one_of
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
@@ -28,11 +28,12 @@ class Triplet(PairLoss):
         squared_distance:  mean over triplets of [d²_ap − d²_an + margin]+
 
     Parameters
-        form     "cosine", or "squared_distance" between unit vectors.
-        margin   λ = 0.1 for cosine, m = 1 for squared_distance.
-        mining   "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
-                 "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
-        average  "all": over the chosen triplets; "active": over those with a loss.
+        form       "cosine", or "squared_distance" between unit vectors.
+        margin     λ = 0.1 for cosine, m = 1 for squared_distance.
+        mining     "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
+                   "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
+        average    "all": over the chosen triplets; "active": over those with a loss.
+        normalize  False takes embeddings as they are: squared_distance as NRA 2 and RLL 1 print it.
 
     Reference
         Schroff, Kalenichenko, Philbin: FaceNet, 2015.
@@ -48,13 +49,13 @@ class Triplet(PairLoss):
         *,
         form: str = "cosine",
         margin: float | None = None,
-        mining: str | Mining = "semi_hard",
+        mining: Choice = "semi_hard",
         average: str = "all",
+        normalize: bool = True,
     ) -> None:
-        super().__init__(mining)
+        super().__init__(mining, measure="cosine" if form == "cosine" else "squared_euclidean", normalize=normalize)
         self.row_bytes = 16 if isinstance(self.mining, Paired) else 60
         self.form = one_of("form", form, ("cosine", "squared_distance"))
-        self.measure = "cosine" if form == "cosine" else "squared_euclidean"
         self.margin = number("margin", MARGINS[form] if margin is None else margin)
         self.average = one_of("average", average, ("all", "active"))
 

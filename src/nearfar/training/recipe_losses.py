@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
-from nearfar import losses, mining
+from nearfar import losses
 from nearfar.training.recipe_sections import Loss
 from nearfar.training.recipe_values import NOTHING
 
@@ -33,22 +32,8 @@ def create(section: Loss, *, num_classes: int, dim: int) -> losses.Loss:
             value = known[name] if value else None
         elif value == NOTHING and not isinstance(allowed.get(name), str):
             value = None
-        elif name == "mining" and name in allowed and isinstance(value, Mapping):
-            value = _mining(value)
         settings[name] = value
     for name in FILLED:
         if allowed.get(name) is inspect.Parameter.empty:
             settings[name] = known[name]
     return losses.create(section.name, **settings)
-
-
-def _mining(table: Mapping[str, Any]) -> mining.Mining:
-    settings = dict(table)
-    name = settings.pop("name", None)
-    if not isinstance(name, str):
-        raise ValueError(f"mining is {dict(table)!r}; a table of a mining needs its name")
-    allowed = inspect.signature(type(mining.create(name))).parameters
-    for key in settings:
-        if key not in allowed:
-            raise TypeError(f"mining {name} has no setting {key!r}; it has {', '.join(allowed) or 'none'}")
-    return mining.create(name, **settings)

@@ -1,0 +1,180 @@
+"""When a step is recorded and replayed, told without a GPU: what stands for a recording computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import create
+from checks import assert_same, make_batch, run
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.engine import Step, Tile, differentiable, graphs
+
+STEPS = 12
+
+
+class Replayed:
+    """In place of a CUDA graph: computes from the buffers of a recording what the step would."""
+
+    recording: graphs.Recording
+
+    def __init__(self, again: Callable[[], tuple[Tensor, graphs.Gradients]]) -> None:
+        self.again = again
+
+    def pool(self) -> None: ...
+
+    def replay(self) -> None:
+        self.recording.loss, self.recording.gradients = self.again()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The lasting inputs of each recording that is made."""
+    made: list[tuple[int, ...]] = []
+
+    def record(
+        step: Step,
+        tensors: Any,
+        lasting: tuple[int, ...],
+        inputs: int,
+        needed: Any,
+        current: Any,
+        pool: Any,
+        number: int,
+    ) -> graphs.Recording:
+        made.append(lasting)
+        copies = [
+            None if tensor is None else tensor.detach() if number in lasting else tensor.detach().clone()
+            for number, tensor in enumerate(tensors)
+        ]
+        graph: Any = Replayed(lambda: step.compute(copies[:inputs], copies[inputs:], needed))
+        graph.recording = graphs.Recording(graph, copies, lasting, torch.zeros(()), [], number)
+        return graph.recording
+
+    monkeypatch.setattr(graphs, "_record", record)
+    monkeypatch.setattr(graphs, "_gains", lambda tensor: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return made
+
+
+def check_steps(loss: nf.losses.Loss, dtype: torch.dtype = torch.float32) -> None:
+    """Every step has the value and gradients of one that is not recorded, while parameters learn."""
+    for step in range(STEPS):
+        batch = make_batch(seed=step, dtype=dtype)
+        loss.record = True
+        actual = run(loss, *batch)
+        loss.record = False
+        assert_same(actual, run(loss, *batch), tolerance=1e-6)
+        with torch.no_grad():
+            for parameter in loss.parameters():
+                parameter.add_(0.01)
+
+
+with_proxies = pytest.mark.parametrize(
+    ("key", "settings", "recordings"),
+    # Nothing is really captured, so that a step within a step has a recording of its own.
+    [("arcface", {}, 1), ("group", {}, 1), ("proxy_repel", {"through_batch": True}, 3)],
+)
+
+
+@with_proxies
+def test_parameters_are_read_where_they_stand(
+    recorded: list[tuple[int, ...]], key: str, settings: dict[str, Any], recordings: int
+) -> None:
+    check_steps(nf.losses.create(key, num_classes=5, dim=4, **settings))
+    assert len(recorded) == recordings
+    assert any(recorded)
+
+
+@with_proxies
+@pytest.mark.parametrize(("kept", "given"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float64)])
+def test_parameters_in_another_precision_are_recorded_once(
+    recorded: list[tuple[int, ...]],
+    key: str,
+    settings: dict[str, Any],
+    recordings: int,
+    kept: torch.dtype,
+    given: torch.dtype,
+) -> None:
+    check_steps(nf.losses.create(key, num_classes=5, dim=4, **settings).to(kept), given)
+    assert recorded == [()] * recordings
+
+
+class Counting(nf.mining.ValidTriplet):
+    """Keeps more than its settings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        self._calls += 1
+        return super().select(tile)
+
+
+def test_a_mining_of_ones_own_is_asked_in_every_step(recorded: list[tuple[int, ...]]) -> None:
+    mining = Counting()
+    check_steps(nf.losses.Raw(mining=mining))
+    assert mining._calls == 2 * STEPS
+    assert not recorded
+
+
+def test_a_setting_changed_between_steps_is_respected(recorded: list[tuple[int, ...]]) -> None:
+    loss, batch = nf.losses.Raw(mining="valid_triplet"), make_batch(dtype=torch.float32)
+    mining: Any = loss.mining
+    for value in (0.1, np.float32(0.2), torch.tensor(0.3), 0.4):
+        loss.base = value  # type: ignore[assignment]
+        for margin in (0.5, np.float32(0.01)):
+            mining.margin = margin
+            fresh = nf.losses.Raw(base=float(value), mining={"name": "valid_triplet", "margin": float(margin)})
+            fresh.record = False
+            for _ in range(4):
+                assert_same(run(loss, *batch), run(fresh, *batch), tolerance=1e-5)
+    assert recorded
+
+
+def test_settings_are_told_apart_by_name() -> None:
+    loss = nf.losses.Triplet()
+    one: Any = loss.recordable()
+    assert hash(one) is not None
+    del loss.margin
+    loss.limit = 0.1  # type: ignore[assignment]
+    assert loss.recordable() != one
+
+
+@pytest.mark.parametrize("value", [np.float32(2), torch.tensor(2.0), [2.0], (2.0,), lambda: 2.0])
+def test_what_may_change_unseen_is_not_recorded(value: Any) -> None:
+    loss = nf.losses.Raw()
+    assert loss.recordable() is not None
+    loss.alpha = value
+    assert loss.recordable() is None
+    mined = nf.losses.Raw(mining="valid_triplet")
+    mined.mining.margin = value  # type: ignore[attr-defined]
+    assert mined.recordable() is None
+
+
+@pytest.mark.parametrize("key", nf.losses.names())
+def test_every_loss_of_the_registry_is_recordable(key: str) -> None:
+    loss = create(key, {})
+    assert (loss.recordable() is not None) == loss.record
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_a_graph_no_gradient_is_computed(mode: Callable[[], Any]) -> None:
+    asked = []
+
+    def compute(inputs: Any, constants: Any, needed: graphs.Needed) -> tuple[Tensor, graphs.Gradients]:
+        asked.append(needed)
+        return inputs[0].detach().sum(), [torch.ones(3) if needed[0] else None, None]
+
+    leaf = torch.ones(3, requires_grad=True)
+    with mode():
+        assert differentiable(Step(compute), (leaf, None)) == 3.0
+    assert differentiable(Step(compute), (leaf, None)).requires_grad
+    assert asked == [(False, False), (True, False)]

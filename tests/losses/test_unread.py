@@ -1,0 +1,68 @@
+"""What is not looked at on a GPU, since that would stop the host, still shows."""
+
+from __future__ import annotations
+
+import math
+from importlib import import_module
+
+import pytest
+import torch
+from cases import CASES, DEFAULTS, Case
+from checks import make_batch, make_gallery
+
+import nearfar as nf
+from nearfar.losses import PairLoss
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers on the CPU are passed over, as those on a GPU are."""
+    for module in ("inputs", "engine.masks", "losses.base"):
+        monkeypatch.setattr(import_module(f"nearfar.{module}"), "readable", lambda tensor: False)
+
+
+WITH_GALLERIES = [case for case in DEFAULTS if case.family in ("pair", "triple")]
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+@pytest.mark.parametrize("case", WITH_GALLERIES, ids=lambda case: case.key)
+def test_nan_in_the_batch_or_in_a_gallery_shows_in_the_loss(case: Case, strange: float) -> None:
+    loss = case.create()
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery(torch.float32)
+    for budget in (loss.memory_budget, 1) if isinstance(loss, PairLoss) else (None,):
+        if budget is not None:
+            loss.memory_budget = budget
+        for row in (0, 3, len(gallery) - 1):
+            for tensor in (embeddings, gallery):
+                broken = tensor.clone()
+                broken[row % len(tensor), 0] = strange
+                batch = (broken, labels, gallery) if tensor is embeddings else (embeddings, labels, broken)
+                assert loss(*batch, gallery_labels, positions=positions).isnan()
+        assert loss(embeddings, labels, gallery, gallery_labels, positions=positions).isfinite()
+
+
+@pytest.mark.parametrize("label", [-1, 5, 10**9])
+@pytest.mark.parametrize("case", [case for case in CASES if case.family == "proxy"], ids=lambda case: case.id)
+def test_a_label_beyond_the_classes_is_an_error_or_shows_in_the_loss(case: Case, label: int) -> None:
+    loss = case.create(num_classes=5)
+    embeddings, labels = make_batch(dtype=torch.float32)
+    labels[4] = label
+    for budget in (1, None):
+        if budget is not None:
+            loss.memory_budget = budget
+        try:
+            value = loss(embeddings, labels)
+        except (IndexError, RuntimeError):
+            continue  # a GPU stops the process
+        assert value.isnan()
+
+
+def test_gradients_of_a_label_beyond_the_classes_show_it() -> None:
+    loss = nf.losses.ArcFace(num_classes=5, dim=4)
+    loss.memory_budget = 1
+    embeddings, labels = make_batch(dtype=torch.float32)
+    labels[4] = 5
+    leaf = embeddings.requires_grad_()
+    loss(leaf, labels).backward()
+    assert leaf.grad is not None
+    assert leaf.grad[4].isnan().all()
