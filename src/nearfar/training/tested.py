@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from nearfar.data import DataSet, Loader, Store, View
 from nearfar.networks import saving
 from nearfar.networks.ensemble import side_by_side
 from nearfar.networks.preprocessing import Preprocessing
+from nearfar.paths import expanded
 from nearfar.progress import Watch
 from nearfar.training import evaluation
 from nearfar.training.ingredients import Places, Vectors, open_data, rows_of, split_of, store_of
@@ -226,8 +226,7 @@ def _is_own(recipe: Recipe, name: str, root: str) -> bool:
     """Whether this is the data set of the run, which knows which of its classes are for the test."""
     if name != recipe.data.name or not root:
         return name == recipe.data.name
-    own, given = (Path(os.path.expandvars(str(place))).expanduser() for place in (recipe.data.root, root))
-    return own.resolve() == given.resolve()
+    return expanded(str(recipe.data.root)).resolve() == expanded(root).resolve()
 
 
 def _store(
