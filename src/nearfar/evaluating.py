@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,44 +151,38 @@ def evaluate(
     whole("seed", seed, low=0, high=2**63 - 1)
     one_of("normalization", normalization, NORMALIZATIONS)
     settings = {"ks": list(ks), "measure": measure, "normalization": normalization, "seed": seed}
-    report: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": queries.describe("labels")}
-    if gallery is not None:
-        report["gallery"] = gallery.describe("gallery_labels")
-    if clustering and report["queries"]["classes"] == 1:
-        raise ValueError("labels have one class, so there is nothing to cluster; leave clustering out")
-    found = metrics.retrieval(
-        *queries, *(gallery or ()), ks=ks, measure=measure, per_query=True, progress=watch("ranking")
-    )
-    per_query: dict[str, Tensor] = found.pop("per_query")
-    report["retrieval"] = found
-    if clustering:
-        report["clustering"] = metrics.clustering(
-            *queries,
-            seed=seed,
-            normalize=measure == "cosine",
-            normalization=normalization,
-            progress=watch("clustering"),
+
+    def measured(queries: Labelled, gallery: Labelled | None = None) -> dict[str, Any]:
+        report: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": queries.describe("labels")}
+        if gallery is not None:
+            report["gallery"] = gallery.describe("gallery_labels")
+        if clustering and report["queries"]["classes"] == 1:
+            raise ValueError("labels have one class, so there is nothing to cluster; leave clustering out")
+        found = metrics.retrieval(
+            *queries, *(gallery or ()), ks=ks, measure=measure, per_query=True, progress=watch("ranking")
         )
-    if intervals:
-        report["intervals"] = {
-            name: {"low": interval.low, "high": interval.high}
-            for name, interval in metrics.bootstrap(per_query, seed=seed).items()
-        }
-    if worst:
-        report["worst"] = _worst(per_query, queries.labels, worst)
+        per_query: dict[str, Tensor] = found.pop("per_query")
+        report["retrieval"] = found
+        if clustering:
+            report["clustering"] = metrics.clustering(
+                *queries,
+                seed=seed,
+                normalize=measure == "cosine",
+                normalization=normalization,
+                progress=watch("clustering"),
+            )
+        if intervals:
+            report["intervals"] = {
+                name: {"low": interval.low, "high": interval.high}
+                for name, interval in metrics.bootstrap(per_query, seed=seed).items()
+            }
+        if worst:
+            report["worst"] = _worst(per_query, queries.labels, worst)
+        return report
+
+    report = measured(queries, gallery)
     if alone:
-        likewise = partial(
-            evaluate,
-            ks=ks,
-            measure=measure,
-            clustering=clustering,
-            normalization=normalization,
-            intervals=intervals,
-            worst=worst,
-            seed=seed,
-            watch=watch,
-        )
-        report["alone"] = {name: likewise(*asked) for name, asked in alone.items()}
+        report["alone"] = {name: measured(*asked) for name, asked in alone.items()}
     return report
 
 

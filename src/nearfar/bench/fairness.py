@@ -155,7 +155,8 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
         kept |= {key: own[key] for key in ("recipe.network.normalize",) if key in own}
         kept = {key: value for key, value in kept.items() if not facts.within(key, facts.IGNORED)}
         runs.append((names[id(run)], False, kept))
-    found = {key: values for key, values in _unlike(runs).items() if key not in differences(outcomes)}
+    told = differences(outcomes)
+    found = {key: values for key, values in _unlike(runs).items() if key not in told}
     lines = [_line(key, values) for key, values in found.items()]
     if any(key.startswith("hardware") for key in found):
         lines.append("seconds and memory are not comparable: they were measured on different machines")
