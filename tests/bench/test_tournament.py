@@ -151,6 +151,7 @@ def test_a_comparison_ranks_the_best_first_and_baselines_not_at_all(tmp_path: Pa
     assert found.ranked
     assert [row[:2] for row in found.table.rows] == [[1, "proxy_anchor"], [None, "frozen"], [2, "nra"]]
     assert [row[names.index("recall@1")] for row in found.table.rows] == [70.0, 60.0, 50.0]
+    assert not {"low", "high", "p"} & set(names)
     assert any("queries.safetensors is not there" in note for note in found.table.notes)
 
 

@@ -122,7 +122,7 @@ def _chosen(drafts: Sequence[_Draft], only: Sequence[str]) -> list[_Draft]:
             of[""] = label
         if not of:
             known = sorted({own for draft in drafts for own in draft.labels.values()})
-            raise ValueError(f"only is {label!r}{nearest(label, known)}; the labels are {', '.join(known)}")
+            raise ValueError(f"only is {label!r}{nearest(label, known)}; the labels are {', '.join(map(repr, known))}")
         if len(of) > 1:
             clear = " or ".join(_word(axis, own) for axis, own in of.items())
             raise ValueError(f"only is {label!r}, which is a {' and a '.join(of)}; say {clear}")

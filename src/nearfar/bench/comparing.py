@@ -70,7 +70,7 @@ def compare(
     else:
         spans, against, notes = {}, {}, [f"no intervals: runs keep what each query of the test found, not of {part}"]
     rows: list[Sequence[Cell]] = []
-    columns = _columns(groups, metric)
+    columns = _columns(groups, metric, drawn=bool(spans), paired=bool(against) and ranked)
     for name, runs in groups.items():
         better = [other for other in trained if means[other] > means[name]]
         facts = {
@@ -169,7 +169,7 @@ def _won(
     return found, [f"beats, loses: pairs with p below {CLEAR}, by {samples:,} paired draws of {over} (Holm)"]
 
 
-def _columns(groups: Groups, metric: str) -> list[Column]:
+def _columns(groups: Groups, metric: str, *, drawn: bool, paired: bool) -> list[Column]:
     """Those that have something to say about these runs."""
     found = [Column("rank", 0), Column("loss")]
     places = [runs[0].place for runs in groups.values()]
@@ -179,7 +179,9 @@ def _columns(groups: Groups, metric: str) -> list[Column]:
     found.append(Column(metric, 2))
     if any(len(runs) > 1 for runs in groups.values()):
         found += [Column("std", 2), Column("runs", 0)]
-    return [*found, Column("low", 2), Column("high", 2), Column("p", 4), Column("seconds", 1), Column("MiB", 0)]
+    found += [Column("low", 2), Column("high", 2)] if drawn else []
+    found += [Column("p", 4)] if paired else []
+    return [*found, Column("seconds", 1), Column("MiB", 0)]
 
 
 def _drawn(
