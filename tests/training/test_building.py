@@ -181,6 +181,13 @@ def test_iterations_may_end_within_an_epoch() -> None:
     assert parts.schedule(parts.optimizer()).steps == 70
 
 
+@pytest.mark.parametrize(("batch_size", "ranks", "classes"), [(64, 1, 5), (64, 2, 4), (19, 1, 4), (16, 2, 4)])
+def test_a_batch_by_its_size_has_as_many_classes_as_there_are(batch_size: int, ranks: int, classes: int) -> None:
+    sampler = built(sampler={"per_class": 4, "batch_size": batch_size}, ranks=ranks).sampler
+    assert sampler.settings()["classes"] == classes
+    assert sampler.batch_size == 4 * classes
+
+
 def test_the_fingerprint_tells_another_split() -> None:
     assert built().fingerprint == built().fingerprint
     assert built().fingerprint != built(split={"kind": "fixed_validation", "share": 0.4}, sampler=FEW).fingerprint

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data.groups import Groups, HardClasses, Pairs
@@ -13,7 +14,7 @@ from nearfar.data.sampling import Indices, Sampler
 from nearfar.data.streams import stream
 from nearfar.settings import nearest, refuse_missing, refuse_unknown, whole
 
-__all__ = ["Groups", "HardClasses", "Pairs", "Random", "Sampler", "create", "names"]
+__all__ = ["Groups", "HardClasses", "Pairs", "Random", "Sampler", "create", "fitting_classes", "names"]
 
 
 class Random(Sampler):
@@ -89,3 +90,16 @@ def create(key: str, labels: NDArray[Any], **settings: Any) -> Sampler:
     # Every sampler takes labels and, by name, what was just checked.
     sampler: Callable[..., Sampler] = SAMPLERS[key]
     return sampler(labels, **settings)
+
+
+def fitting_classes(labels: NDArray[Any], batch_size: int, per_class: int, ranks: int = 1) -> int:
+    """How many classes fill a batch, ``per_class`` pictures of each, or as many as there are; the same on each rank.
+
+    >>> import numpy as np
+    >>> labels = np.array([0, 0, 0, 1, 1, 2])
+    >>> fitting_classes(labels, batch_size=64, per_class=2)  # two of class 0, two of class 1
+    2
+    """
+    counts = np.unique(labels, return_counts=True)[1]
+    most = int(np.minimum(counts[counts > 1], per_class).sum())
+    return max(1, min(whole("batch_size", batch_size), most) // whole("per_class", per_class) // ranks) * ranks

@@ -215,6 +215,9 @@ def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:
     section = recipe.sampler
     keys = ("classes", "per_class", "batch_size", "candidates", "steps")
     settings = {key: getattr(section, key) for key in keys if getattr(section, key) is not None}
+    if section.name == "groups" and section.batch_size is not None:
+        most = settings.pop("batch_size")
+        settings["classes"] = samplers.fitting_classes(labels, most, settings["per_class"], ranks)
     try:
         return samplers.create(section.name, labels, **settings, seed=recipe.training.seed, rank=rank, ranks=ranks)
     except ValueError as error:

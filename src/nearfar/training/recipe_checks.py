@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Which keys go with which name (or kind); keys that are in no list go with all.
 KEYS: dict[type[Section], dict[str, tuple[str, ...]]] = {
     Sampler: {
-        "groups": ("classes", "per_class"),
+        "groups": ("classes", "per_class", "batch_size"),
         "pairs": ("classes",),
         "random": ("batch_size",),
         "hard_classes": ("classes", "per_class", "candidates"),
@@ -40,7 +40,7 @@ KEYS: dict[type[Section], dict[str, tuple[str, ...]]] = {
     },
 }
 NEEDED: dict[str, tuple[str, ...]] = {
-    "groups": ("classes", "per_class"),
+    "groups": ("per_class",),
     "pairs": ("classes",),
     "random": ("batch_size",),
     "hard_classes": ("classes",),
@@ -62,6 +62,7 @@ def problems(recipe: Recipe) -> Iterator[str]:
     """What is wrong with a recipe, one line each."""
     for section in (recipe.sampler, recipe.split, recipe.optimizer, recipe.schedule):
         yield from _misplaced(section)
+    yield from _batch(recipe.sampler)
     yield from _names(recipe)
     yield from _losses(recipe)
     yield from _length(recipe)
@@ -86,6 +87,18 @@ def not_of(section: type[Section], name: str, key: str) -> str:
     where = section.section
     said = f"{where}.{key} goes with {' and '.join(others)}, and {where}.{chooser(section)} is {name!r}"
     return f"{said}, which has {', '.join(own)}" if own else said
+
+
+def _batch(sampler: Sampler) -> Iterator[str]:
+    if sampler.name != "groups":
+        return
+    if sampler.classes is None and sampler.batch_size is None:
+        yield "sampler.classes is missing; sampler.name = 'groups' needs it, or sampler.batch_size"
+    elif sampler.classes is not None and sampler.batch_size is not None:
+        yield "sampler.classes and sampler.batch_size are both given; each of them says how large a batch is"
+    elif sampler.batch_size is not None and sampler.batch_size < 2 * (sampler.per_class or 1):
+        size, each = sampler.batch_size, sampler.per_class
+        yield f"sampler.batch_size is {size}; it must hold two classes with sampler.per_class = {each} pictures"
 
 
 def _misplaced(section: Section) -> Iterator[str]:

@@ -58,7 +58,10 @@ class SplitRule(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Section):
-    """What a batch is made of: ``classes`` × ``per_class`` pictures, or ``batch_size`` of any class ("random")."""
+    """What a batch is made of: ``classes`` × ``per_class`` pictures, or ``batch_size`` of any class ("random").
+
+    With ``batch_size`` instead of ``classes``, groups are as many as fill it, or as there are classes.
+    """
 
     section = "sampler"
     name: Literal["groups", "pairs", "random", "hard_classes"] = "groups"
