@@ -8,6 +8,7 @@ from nearfar import data, losses, metrics, mining, networks
 if TYPE_CHECKING:
     from nearfar import bench
     from nearfar.evaluating import evaluate_model as evaluate
+    from nearfar.plugins import use
     from nearfar.search import Index
     from nearfar.training import load, train
 
@@ -24,6 +25,7 @@ __all__ = [
     "mining",
     "networks",
     "train",
+    "use",
 ]
 
 _ELSEWHERE = {
@@ -31,6 +33,7 @@ _ELSEWHERE = {
     "evaluate": ("evaluating", "evaluate_model"),
     "load": ("training", "load"),
     "train": ("training", "train"),
+    "use": ("plugins", "use"),
 }
 
 

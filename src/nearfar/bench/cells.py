@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from nearfar import losses, networks, plugins
 from nearfar.bench.grid import FROZEN, Grid, Tables
-from nearfar.data.registry import names, takes_root
+from nearfar.data import registry as data_sets
 from nearfar.settings import nearest
 from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import RecipeError, load, to_dict
@@ -100,7 +101,7 @@ def _check_changes(grid: Grid, changes: Mapping[str, Any]) -> None:
 def _check_roots(grid: Grid, roots: Sequence[str]) -> None:
     for entry in roots:
         label, equals, _ = entry.partition("=")
-        known = [*grid.data, *names()]
+        known = [*grid.data, *data_sets.names()]
         if equals and label not in known:
             raise ValueError(f"data is {entry!r}; {label} is no data set of the grid{nearest(label, known)}")
 
@@ -198,7 +199,7 @@ def _changed(tables: Tables, *changes: Tables) -> Tables:
 
 def _root(name: str, labels: Mapping[str, str], roots: Sequence[str]) -> str | list[str] | None:
     """Where the data of a cell lies, if it was said."""
-    if takes_root(name) is None:
+    if data_sets.takes_root(name) is None:
         return None
     found, own = [], []
     for entry in roots:
@@ -221,8 +222,19 @@ def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
         kept = ("precision",) if recipe.network.pretrained is not False else ("precision", "seed")
         training = {key: tables["training"][key] for key in kept}
         tables = {section: tables[section] for section in MEASURED} | {"training": training}
-    content = {"what": what, "data": labels.get("data"), "recipe": tables}
+    content: dict[str, Any] = {"what": what, "data": labels.get("data"), "recipe": tables}
+    if code := _own_code(recipe, what):
+        content["code"] = code
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _own_code(recipe: Recipe, what: str) -> list[str]:
+    """Digests of files of the user's own that hold the cell's loss, network or data set."""
+    staged = [stage.loss.name for stage in recipe.stages if stage.loss is not None]
+    things: list[object] = [data_sets.get(recipe.data.name)]
+    things += [networks.get(recipe.network.name)] if recipe.network.name in networks.names() else []
+    things += [losses.get(name) for name in (recipe.loss.name, *staged)] if what != FROZEN else []
+    return sorted({found for thing in things if (found := plugins.digest(thing))})
 
 
 def _word(axis: str, label: str) -> str:

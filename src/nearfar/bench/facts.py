@@ -30,6 +30,7 @@ NOTED = (
     "versions",
     "hardware",
     "commit",
+    "code",  # a loss that it holds is told apart by its name
     "recipe.training.channels_last",
     "recipe.training.chunk",
     "recipe.training.compile",

@@ -13,11 +13,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nearfar import plugins
 from nearfar.bench.grid import FROZEN
 from nearfar.writing import write_json
 
@@ -40,6 +41,7 @@ class Job:
         cache               where decoded pictures are kept.
         device              where to compute, if not where the recipe says.
         lean                whether weights and embeddings are thrown away once the numbers are there.
+        code                files of the user's own that are run first.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Job:
     cache: str | None = None
     device: str | None = None
     lean: bool = False
+    code: Sequence[str] = ()
 
     def line(self) -> bytes:
         """The job as the process reads it."""
@@ -72,6 +75,7 @@ def work(job: Job) -> None:
     from nearfar.training.run import RunFolder
     from nearfar.training.starting import start
 
+    plugins.use(*job.code)
     recipe = load(job.recipe, overrides={"training.device": job.device} if job.device else ())
     run = RunFolder(job.folder)
     run.folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nearfar import plugins
 from nearfar.bench import cells as expanding
 from nearfar.bench import grid as grids
 from nearfar.bench.cells import Cell
@@ -209,6 +210,7 @@ def _job(record: Record, settings: Mapping[str, Any]) -> Job:
         output=str(record.output.absolute()),
         cache=settings["cache"],
         lean=settings["lean"],
+        code=[str(file) for file in plugins.used()],
     )
 
 

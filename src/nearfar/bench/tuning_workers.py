@@ -6,11 +6,14 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from nearfar import plugins
 from nearfar.bench import tuning_results
 from nearfar.bench.tuning import open_study, tune
 from nearfar.bench.tuning_plan import Plan
@@ -36,7 +39,7 @@ def run(plan: Plan, *, jobs: int = 1, display: Display | None = None) -> tuning_
     silent = isinstance(display, Silent)
     context = multiprocessing.get_context("spawn")
     workers: list[BaseProcess] = [
-        context.Process(target=_work, args=(plan, number, jobs, silent), name=f"worker {number}")
+        context.Process(target=_work, args=(plan, number, jobs, silent, list(plugins.used())), name=f"worker {number}")
         for number in range(jobs)
     ]
     with listening() as asked:
@@ -58,8 +61,9 @@ def run(plan: Plan, *, jobs: int = 1, display: Display | None = None) -> tuning_
     return found
 
 
-def _work(plan: Plan, number: int, jobs: int, silent: bool) -> None:
+def _work(plan: Plan, number: int, jobs: int, silent: bool, code: Sequence[Path]) -> None:
     """One worker, in a process of its own."""
+    plugins.use(*code)
     # Ctrl-C reaches all processes of a terminal; only the one above is to hear it, and asks the others to stop.
     os.setpgid(0, 0)
     if "OMP_NUM_THREADS" not in os.environ:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import nearfar
+from nearfar import plugins
 from nearfar.cli.tables import visible
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in words  # wherever it stands
     words = [word for word in words if word != "--debug"]
     try:
+        words = _using(words)
         code = app(words, prog_name="nearfar", standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -39,11 +41,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _using(words: list[str]) -> list[str]:
+    """Run the files of --use, wherever it stands, and leave it out."""
+    rest: list[str] = []
+    given = iter(words)
+    for word in given:
+        if word == "--":
+            return [*rest, word, *given]
+        option, equals, file = word.partition("=")
+        if option != "--use":
+            rest.append(word)
+            continue
+        if not equals and (file := next(given, "")) == "":
+            raise ValueError("--use needs a Python file, such as --use mine.py")
+        plugins.use(file)
+    return rest
+
+
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    use: Annotated[
+        list[str] | None,
+        typer.Option("--use", metavar="FILE", help="Run a Python file that registers losses, networks or data sets."),
+    ] = None,
 ) -> None:
     """Train, compare and serve embedding models: near what is alike, far what is not.
 

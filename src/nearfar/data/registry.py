@@ -58,13 +58,13 @@ def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
 
 def settings_of(name: str) -> dict[str, Any]:
     """The settings of a data set and their defaults (``inspect.Parameter.empty`` where one must be given)."""
-    parameters = inspect.signature(_get(name)).parameters
+    parameters = inspect.signature(get(name)).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
 
 
 def takes_root(name: str) -> bool | None:
     """Whether a data set needs a root; None where it takes none."""
-    parameter = inspect.signature(_get(name)).parameters.get("root")
+    parameter = inspect.signature(get(name)).parameters.get("root")
     return None if parameter is None else parameter.default is inspect.Parameter.empty
 
 
@@ -75,7 +75,7 @@ def summary(name: str) -> str:
 
 def describe(name: str) -> str:
     """What a data set is, the layouts it is recognised in, and its settings, as text."""
-    return inspect.cleandoc(_get(name).__doc__ or "")
+    return inspect.cleandoc(get(name).__doc__ or "")
 
 
 def problems(dataset: DataSet) -> list[str]:
@@ -102,7 +102,8 @@ def problems(dataset: DataSet) -> list[str]:
     return found
 
 
-def _get(name: str) -> Callable[..., DataSet]:
+def get(name: str) -> Callable[..., DataSet]:
+    """The function behind a name."""
     if name not in _OPENERS:
         raise ValueError(f"data set is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
     return _OPENERS[name]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 import nearfar
+from nearfar import plugins
 from nearfar.data.store import Store
 from nearfar.networks import saving
 from nearfar.paths import expanded
@@ -56,6 +57,7 @@ def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
         "versions": versions(),
         "hardware": hardware(parts.device),
         "commit": commit(),
+        **({"code": {file.name: found for file, found in plugins.used().items()}} if plugins.used() else {}),
     }
 
 
