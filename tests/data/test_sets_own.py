@@ -71,10 +71,11 @@ def test_classes_named_by_numbers_are_in_their_order(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path) -> None:
-    birds = data.open("folder", write(tmp_path, ["loose.jpg", "jay/1.jpg", "jay/notes.txt", "wren/1"]))
+    birds = data.open("folder", write(tmp_path, ["loose.jpg", "jay/1.jpg", "jay/favicon.ico", "jay/notes.txt", "wren/1"]))
     assert len(birds) == 1
     assert birds.notes == (
         "loose.jpg: in no class folder; left out",
+        "jay/favicon.ico: no picture, going by its ending; left out",
         "jay/notes.txt: no picture, going by its ending; left out",
         "wren/1: no picture, going by its ending; left out",
     )

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 PYTORCH = "https://download.pytorch.org/models/"
-CADENE = "http://data.lip6.fr/cadene/pretrainedmodels/"
+CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
 IMPORTED = "imported"  # folder of the cache with files that are not the published ones
 ENDINGS = (".safetensors", ".pth")
 

@@ -18,7 +18,7 @@ from nearfar.data.sources import Files, Ints, Tars, Zips, is_inside, open_tar_st
 
 PICTURES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga", ".ico"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
 )
 TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 ZIP_ENDINGS = (".zip",)
