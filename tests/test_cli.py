@@ -127,9 +127,18 @@ def test_debug_shows_the_traceback(words: list[str]) -> None:
 
 def test_the_import_is_light() -> None:
     heavy = {"matplotlib", "sklearn", "scipy", "rich", "typer", "PIL", "safetensors", "faiss", "pyarrow"}
-    code = f"import sys, nearfar; print(*sorted({heavy!r} & set(sys.modules)))"
+    code = f"""if True:
+        import sys, nearfar as nf, nearfar.cli
+        print(*sorted(set(sys.modules) & {{"torch", "numpy"}}))
+        nf.losses, nf.metrics, nf.mining, nf.data, nf.networks
+        print(*sorted(set(sys.modules) & {heavy - {"typer"}!r}))"""
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == ""
+    assert run.stdout.split() == []
+
+
+def test_the_package_lists_what_it_has() -> None:
+    assert set(dir(nf)) == set(nf.__all__)
+    assert all(getattr(nf, name) is not None for name in nf.__all__)
 
 
 def test_python_dash_m_is_the_command_line() -> None:

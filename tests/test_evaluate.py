@@ -16,6 +16,7 @@ from torch import Tensor
 import nearfar as nf
 from nearfar.cli import main
 from nearfar.evaluating import Labelled, evaluate, load
+from nearfar.search.embedding import Embedded
 
 
 def sample(n: int = 60, classes: int = 12, *, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -37,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save(tmp_path / "embeddings.npy", EMBEDDINGS.numpy())
     np.save(tmp_path / "labels.npy", LABELS.numpy())
     np.save(tmp_path / "words.npy", WORDS)
+    (tmp_path / "embeddings.txt").touch()
     np.save(tmp_path / "one_class.npy", np.zeros(60, dtype=np.int64))
     np.save(tmp_path / "all_alone.npy", np.arange(60))
     np.save(tmp_path / "empty.npy", np.zeros((0, 8), dtype=np.float32))
@@ -159,6 +161,28 @@ def test_json_replaces_a_file_and_leaves_nothing_else(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == before
 
 
+def test_json_is_printed_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("embeddings.npy", "labels.npy", "--no-clustering", "--json", "-") == 0
+    assert "recall@1" in json.loads(capsys.readouterr().out)["retrieval"]
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    labels = ("auk", "auk", None, "bee", "bee", None, "bee")
+    file = tmp_path / f"embedded{ending}"
+    Embedded(vectors, tuple("abcdefg"), labels, (), "model").write(file)
+    found = load("embeddings", file)
+    assert found.labels.tolist() == [0, 0, 1, 1, 1]
+    assert found.embeddings.tolist() == vectors[[0, 1, 3, 4, 6]].tolist()
+    assert call(str(file), "--no-clustering") == 0
+    printed = capsys.readouterr().out
+    assert "5 embeddings of 4 dimensions, 2 classes\n2 more have no class and are left out.\n" in printed
+    Embedded(vectors, tuple("abcdefg"), (None,) * 7, (), "model").write(file)
+    assert call(str(file)) == 1
+    assert "has no class for any of its 7 embeddings" in capsys.readouterr().err
+
+
 def test_progress_is_told_what_work_it_is() -> None:
     calls: list[tuple[str, int, int]] = []
 
@@ -183,8 +207,8 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
     ("words", "message"),
     [
         (["embeddings.npy"], "embeddings.npy holds a single array; embeddings and labels need a file each"),
-        (["nowhere.npy", "labels.npy"], "nowhere.npy is not there, or no file"),
-        (["embeddings.txt", "labels.npy"], "its name must end in .npy, .safetensors, .parquet"),
+        (["nowhere.npy", "labels.npy"], "nowhere.npy is not there; needed is a run folder, or a file of embeddings"),
+        (["embeddings.txt", "labels.npy"], "its name must end in .npy, .npz, .safetensors, .parquet"),
         (["empty.npy", "labels.npy"], "embeddings has shape (0, 8)"),
         (["embeddings.npy", "embeddings.npy"], "embeddings and labels need a file each"),
         (["nan.npy", "labels.npy"], "embeddings contains NaN or infinity in 1 of 60 rows; the first is row 7"),

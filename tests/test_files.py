@@ -1,4 +1,4 @@
-"""Embeddings and labels from .npy, .safetensors and .parquet files."""
+"""Embeddings and labels from .npy, .npz, .safetensors and .parquet files."""
 
 from __future__ import annotations
 
@@ -30,6 +30,29 @@ def test_npy_of_text(tmp_path: Path) -> None:
     file = tmp_path / "labels.npy"
     np.save(file, np.array(WORDS))
     assert read(file, "labels").tolist() == WORDS
+
+
+def test_npz_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "both.npz"
+    np.savez(file, embeddings=VECTORS.numpy(), labels=np.array(WORDS), other=LABELS.numpy())
+    assert read(file, "embeddings", shared=True).tolist() == VECTORS.tolist()
+    assert read(file, "labels", shared=True).tolist() == WORDS
+    assert read(file, "labels", "other").tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK no", b"no archive"])
+def test_damaged_npz(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.npz"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.npz cannot be read"):
+        read(file, "embeddings")
+
+
+def test_an_npz_that_runs_code_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "objects.npz"
+    np.savez(file, embeddings=np.array([{}, {}], dtype=object))
+    with pytest.raises(ValueError, match="cannot be read"):
+        read(file, "embeddings")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -109,7 +132,7 @@ def folder(tmp_path: Path) -> Path:
     np.save(tmp_path / "objects.npy", np.array([None]))
     save_file({"a": VECTORS, "b": VECTORS + 1}, tmp_path / "two.safetensors")
     save_file({"embedding": VECTORS, "embeddings": VECTORS + 1}, tmp_path / "alike.safetensors")
-    for name in ("broken.npy", "broken.safetensors"):
+    for name in ("broken.npy", "broken.safetensors", "vectors.txt"):
         (tmp_path / name).write_text("no array")
     (tmp_path / "empty.npy").touch()
     return tmp_path
@@ -118,7 +141,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "key", "error", "message"),
     [
-        ("vectors.txt", None, ValueError, r"must end in \.npy, \.safetensors, \.parquet"),
+        ("vectors.txt", None, ValueError, r"must end in \.npy, \.npz, \.safetensors, \.parquet"),
         ("nowhere.npy", None, FileNotFoundError, r"nowhere\.npy is not there, or no file"),
         ("vectors.npy", "a", ValueError, "holds a single array without a name; 'a' was asked for"),
         ("objects.npy", None, ValueError, r"objects\.npy cannot be read: .*Python objects"),

@@ -3,10 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from nearfar import data, losses, metrics, mining, networks
-
 if TYPE_CHECKING:
-    from nearfar import bench
+    from nearfar import bench, data, losses, metrics, mining, networks
     from nearfar.evaluating import evaluate_model as evaluate
     from nearfar.plugins import use
     from nearfar.search import Index
@@ -28,6 +26,7 @@ __all__ = [
     "use",
 ]
 
+_ROOMS = ("bench", "data", "losses", "metrics", "mining", "networks")
 _ELSEWHERE = {
     "Index": ("search", "Index"),
     "evaluate": ("evaluating", "evaluate_model"),
@@ -38,10 +37,14 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Training, comparing and searching are brought when they are asked for: a loss or a metric is there at once."""
-    if name == "bench":
-        return import_module("nearfar.bench")
+    """Rooms are opened when they are asked for: `nearfar --help` does not wait for PyTorch."""
+    if name in _ROOMS:
+        return import_module(f"nearfar.{name}")
     if name not in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     room, there = _ELSEWHERE[name]
     return getattr(import_module(f"nearfar.{room}"), there)
+
+
+def __dir__() -> list[str]:
+    return __all__

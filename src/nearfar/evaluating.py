@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar import __version__, metrics
-from nearfar.files import read
+from nearfar.files import marks_none, read
 from nearfar.inputs import Array, as_device, as_labels, as_vectors
 from nearfar.metrics.scores import NORMALIZATIONS
 from nearfar.progress import Watch
@@ -26,12 +26,14 @@ class Labelled(NamedTuple):
 
     embeddings: Tensor
     labels: Array
+    left_out: int = 0  # others that have no class
 
     def describe(self, labels_name: str) -> dict[str, int]:
         """How many of what."""
         count, dimensions = self.embeddings.shape
         classes = len(torch.unique(as_labels(labels_name, self.labels, count)))
-        return {"vectors": count, "dimensions": dimensions, "classes": classes}
+        found = {"vectors": count, "dimensions": dimensions, "classes": classes}
+        return {**found, "without_class": self.left_out} if self.left_out else found
 
 
 def load(
@@ -43,10 +45,21 @@ def load(
     labels_key: str | None = None,
     device: str = "cpu",
 ) -> Labelled:
-    """Embeddings on a device, and their labels from another file or from the same one. Errors use ``name``."""
+    """Embeddings on a device, and their labels from another file or from the same one. Errors use ``name``.
+
+    What ``nearfar embed`` found in no class is left out.
+    """
     place, shared = as_device("device", device), labels is None or labels == embeddings
     vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
-    return Labelled(vectors.to(place), read(labels or embeddings, "labels", labels_key, shared=shared))
+    file = labels or embeddings
+    found = read(file, "labels", labels_key, shared=shared)
+    if labels_key is None and marks_none(file) and len(found) == len(vectors):
+        classed = torch.as_tensor(found) >= 0
+        if not classed.any():
+            raise ValueError(f"{file} has no class for any of its {len(vectors):,} embeddings")
+        if not classed.all():
+            return Labelled(vectors[classed].to(place), found[classed.numpy()], int((~classed).sum()))
+    return Labelled(vectors.to(place), found)
 
 
 class Asked(NamedTuple):
@@ -107,6 +120,8 @@ def _check_trained(where: Path) -> None:
     from nearfar.training.tested import is_trained
 
     if not is_trained(where):
+        if not where.exists():
+            raise FileNotFoundError(f"{where} is not there; needed is a run folder, or one with model.safetensors")
         raise ValueError(
             f"{where} is no run, and no saved network: a folder with recipe.toml or model.safetensors is needed"
         )
@@ -158,14 +173,15 @@ def evaluate(
             report["gallery"] = gallery.describe("gallery_labels")
         if clustering and report["queries"]["classes"] == 1:
             raise ValueError("labels have one class, so there is nothing to cluster; leave clustering out")
+        given = [one for side in (queries, gallery) if side is not None for one in side[:2]]
         found = metrics.retrieval(
-            *queries, *(gallery or ()), ks=ks, measure=measure, per_query=True, progress=watch("ranking")
+            *given, ks=ks, measure=measure, per_query=True, progress=watch("ranking")
         )
         per_query: dict[str, Tensor] = found.pop("per_query")
         report["retrieval"] = found
         if clustering:
             report["clustering"] = metrics.clustering(
-                *queries,
+                *queries[:2],
                 seed=seed,
                 normalize=measure == "cosine",
                 normalization=normalization,

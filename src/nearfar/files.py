@@ -1,16 +1,17 @@
-"""Vectors and labels from files: .npy, .safetensors, .parquet."""
+"""Vectors and labels from files: .npy, .npz, .safetensors, .parquet."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from nearfar.inputs import Array
 
-ENDINGS = (".npy", ".safetensors", ".parquet")
+ENDINGS = (".npy", ".npz", ".safetensors", ".parquet")
 NAMES = {"embeddings": ("embeddings", "embedding"), "labels": ("labels", "label")}  # of tensors and columns
 
 
@@ -21,18 +22,31 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
     named ``key``; without a key the one named like ``what``, or the only one there is. ``shared`` says that
     the file holds embeddings and labels, so that the only one there is will not do.
     """
-    if file.suffix not in ENDINGS:
-        raise ValueError(f"{file} is no file of a known kind; its name must end in {', '.join(ENDINGS)}")
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not there, or no file")
+    if file.suffix not in ENDINGS:
+        raise ValueError(f"{file} is no file of a known kind; its name must end in {', '.join(ENDINGS)}")
     if file.suffix == ".npy":
         if shared:
             raise ValueError(f"{file} holds a single array; embeddings and labels need a file each")
         if key is not None:
             raise ValueError(f"{file} holds a single array without a name; {key!r} was asked for")
         return _read_npy(file)
-    reader = _read_safetensors if file.suffix == ".safetensors" else _read_parquet
+    reader = {".npz": _read_npz, ".safetensors": _read_safetensors, ".parquet": _read_parquet}[file.suffix]
     return reader(file, what, key, shared)
+
+
+def marks_none(file: Path) -> bool:
+    """Whether the label −1 stands for no class: in files of ``nearfar embed``, which have the names of classes."""
+    if file.suffix == ".npz":
+        with _npz(file) as arrays:
+            return "classes" in arrays
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as tensors:
+            return "classes" in (tensors.metadata() or {})
+    return False
 
 
 def _read_npy(file: Path) -> Array:
@@ -40,6 +54,25 @@ def _read_npy(file: Path) -> Array:
         array: np.ndarray[Any, np.dtype[Any]] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
+    return array
+
+
+def _npz(file: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError, BadZipFile) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def _read_npz(file: Path, what: str, key: str | None, shared: bool) -> Array:
+    with _npz(file) as arrays:
+        if not hasattr(arrays, "files"):
+            raise ValueError(f"{file} cannot be read: it is no archive of arrays")
+        name = _choose(file, what, key, shared, arrays.files)
+        try:
+            array: Array = arrays[name]
+        except (ValueError, OSError, BadZipFile) as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
     return array
 
 

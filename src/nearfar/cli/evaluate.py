@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import print_table, say
+from nearfar.cli.tables import STDOUT, print_json, print_table, say
 from nearfar.cli.words import whole_numbers
 from nearfar.progress import bars
-from nearfar.writing import write_json
 
 NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 
@@ -24,7 +23,7 @@ def evaluate_files(
         list[Path],
         typer.Argument(
             metavar="EMBEDDINGS",
-            help="Vectors, an .npy, .safetensors or .parquet file, and then their labels, unless it holds both; or the "
+            help="Vectors, an .npy, .npz, .safetensors or .parquet file, and their labels, unless it has both; or the "
             "folder of a run, or those of several with --ensemble.",
         ),
     ],
@@ -56,7 +55,9 @@ def evaluate_files(
     ),
     intervals: Annotated[bool, typer.Option("--intervals", help="Add bootstrap intervals of 95 %.")] = False,
     worst: Annotated[int, typer.Option(metavar="N", help="List the N queries that find their class worst.")] = 0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write everything to this file as well.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write everything to this file as well; - prints it instead.")
+    ] = None,
     key: Annotated[str | None, typer.Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
     labels_key: Annotated[str | None, typer.Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = "cpu",
@@ -83,6 +84,8 @@ def evaluate_files(
     numbers = None if ks is None else whole_numbers("--ks", ks)
     beside = {"gallery": gallery, "gallery_labels": gallery_labels}
     with bars() as watch:
+        if not files[0].exists():
+            raise FileNotFoundError(f"{files[0]} is not there; needed is a run folder, or a file of embeddings")
         if files[0].is_dir():
             if any((*beside.values(), key, labels_key)) or (len(files) > 1 and not ensemble):
                 raise ValueError(
@@ -120,10 +123,10 @@ def evaluate_files(
             seed=seed,
             watch=watch,
         )
-    _show(report)
+    if json != STDOUT:
+        _show(report)
     if json is not None:
-        write_json(json, {"files": given, **report})
-        print(f"wrote {json}")
+        print_json(json, {"files": given, **report})
 
 
 def _show(report: dict[str, Any]) -> None:
@@ -133,6 +136,8 @@ def _show(report: dict[str, Any]) -> None:
         f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions, {queries['classes']:,} classes"
         + (f"; a gallery of {report['gallery']['vectors']:,}" if "gallery" in report else "")
     )
+    if queries.get("without_class"):
+        say(f"{queries['without_class']:,} more have no class and are left out.")
     alone: dict[str, dict[str, Any]] = report.get("alone", {})
     _print_metrics([*alone.items(), ("together", report)] if alone else [("%", report)])
     say(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")

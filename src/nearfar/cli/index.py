@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import SHOWN, print_list, print_table, say
+from nearfar.cli.tables import SHOWN, STDOUT, print_json, print_list, print_table, say
 from nearfar.progress import bars
 from nearfar.settings import few
-from nearfar.writing import write_json
 
 if TYPE_CHECKING:
     from nearfar.search import Index
@@ -175,7 +174,9 @@ def remove(
 def info(
     place: Place,
     everything: Annotated[bool, typer.Option("--all", help=f"List all classes, not just the first {SHOWN}.")] = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it to this file as well.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it to this file as well; - prints it instead.")
+    ] = None,
 ) -> None:
     """Tell what an index holds.
 
@@ -185,11 +186,11 @@ def info(
         facts, labels = opened.info(), opened.items.labels()
     model = facts.pop("model")
     facts |= {"model": "none" if model is None else f"{model['name']} {model['fingerprint'][:12]}"}
-    print_table(("index", str(place)), [(key.replace("_", " "), _words(value)) for key, value in facts.items()])
-    print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
+    if json != STDOUT:
+        print_table(("index", str(place)), [(key.replace("_", " "), _words(value)) for key, value in facts.items()])
+        print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
     if json is not None:
-        write_json(json, {**facts, "model": model, "labels": labels})
-        say(f"wrote {json}")
+        print_json(json, {**facts, "model": model, "labels": labels})
 
 
 @index.command(name="duplicates", short_help="List pictures that are nearly the same.")
@@ -197,7 +198,9 @@ def duplicates(
     place: Place,
     threshold: Annotated[float, typer.Option(help="The least cosine of two that are the same, from 0 to 1.")] = 0.95,
     everything: Annotated[bool, typer.Option("--all", help=f"List all groups, not just the first {SHOWN}.")] = False,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all groups to this file.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all groups to this file; - prints them instead.")
+    ] = None,
 ) -> None:
     """List pictures that are nearly the same, in groups.
 
@@ -209,9 +212,9 @@ def duplicates(
     for group in groups:
         how = "the same file" if group.identical else f"{group.similarity:.3f}"
         lines.append(f"{how}: " + ", ".join(f"{item.name} ({item.id})" for item in group.items))
-    if not groups:
+    if not groups and json != STDOUT:
         say(f"{place}: no two pictures have a cosine of {threshold} or more")
-    print_list("groups", lines, everything)
+    print_list("groups", lines if json != STDOUT else (), everything)
     if json is not None:
         rows = [
             {
@@ -221,8 +224,7 @@ def duplicates(
             }
             for group in groups
         ]
-        write_json(json, {"threshold": threshold, "groups": rows})
-        say(f"wrote {json}")
+        print_json(json, {"threshold": threshold, "groups": rows})
 
 
 @index.command(name="clusters", short_help="Group all pictures, and make a page of contact sheets.")

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import print_table, say
-from nearfar.writing import write_json
+from nearfar.cli.tables import STDOUT, print_json, print_table, say
 
 
 @app.command(name="search", short_help="Find the pictures of an index that are like a picture.")
@@ -33,7 +32,9 @@ def search_index(
     label: Annotated[str | None, typer.Option(help="The class of IMAGE, to tell right from wrong.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the pictures.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the pictures as one picture.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what was found.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what was found; - prints it instead of the table.")
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="Use this model, if it is the one of the index.")
     ] = None,
@@ -54,7 +55,7 @@ def search_index(
     own = None if model is None else model_folder(model)
     with Index.open(place, read_only=True, device=device, model=own) as opened:
         found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
-    for results in found:
+    for results in found if json != STDOUT else ():
         if len(found) > 1:
             say(results.name)
         sign = {None: "", True: "✓", False: "✗"}
@@ -68,5 +69,4 @@ def search_index(
             write(found, file)
             say(f"wrote {file}")
     if json is not None:
-        write_json(json, [results.to_json() for results in found])
-        say(f"wrote {json}")
+        print_json(json, [results.to_json() for results in found])

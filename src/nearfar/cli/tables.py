@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 SHOWN = 20  # lines of a list that may be long
+STDOUT = Path("-")  # a file that is none: what would be written there is printed, and nothing else
 COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # to a terminal, or no text at all
 
 
@@ -39,6 +43,17 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     Console(highlight=False).print(table)
+
+
+def print_json(file: Path, value: Any) -> None:
+    """Write a value to a file and say so, or print it."""
+    from nearfar.writing import write_json
+
+    if file == STDOUT:
+        print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    write_json(file, value)
+    say(f"wrote {file}")
 
 
 def print_list(title: str, lines: Sequence[str], everything: bool | None = None) -> None:
