@@ -123,6 +123,17 @@ def test_a_number_that_is_none_is_named(small: Path, capsys: pytest.CaptureFixtu
     assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; needed is" in error
 
 
+def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "photos" / "digit 1" / "001.png").unlink()
+    said = run(capsys, "index", "update", small / "i", small / "photos", "--prune")
+    assert "1 removed, 3 unchanged; 3 in all" in said
+    assert "1 items were removed:\n  digit 1/001.png" in said
+    words = ("index", "update", small / "i", small / "photos" / "digit 2", "--prune")
+    assert "would remove 2 of 3 items, and has removed none" in refused(capsys, *words)
+    assert "3 in all" in run(capsys, "index", "update", small / "i", small / "photos")
+    assert "1 moved, 2 removed, 0 unchanged; 1 in all" in run(capsys, *words, "--yes")
+
+
 def test_a_file_that_became_unreadable_is_kept_and_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "photos" / "digit 1" / "001.png").write_bytes(b"text")
     said = run(capsys, "index", "update", small / "i", small / "photos")

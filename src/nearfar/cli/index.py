@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,7 +125,10 @@ def add(
 def update(
     place: Place,
     photos: Photos = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Remove items whose pictures are gone.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Remove items whose pictures are not there, uploaded ones too.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove them even if they are most of the index.")] = False,
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     data: Data = None,
@@ -133,15 +137,27 @@ def update(
 ) -> None:
     """Follow a folder: what is new is embedded, what was moved keeps its id, what changed is replaced.
 
-    Pictures are told apart by their content. Name the folder that the index was built of, not one inside it.
+    Pictures are told apart by their content. Name the folder that the index was built of, not one inside it: where
+    --prune would remove more than half of the items, it removes none unless --yes is given.
 
     Example: nearfar index update my.index photos/ --prune
     """
     pictures, labels, about = _described(photos, metadata, no_labels, data, part)
     with bars() as watch, _open(place, device=device) as opened:
-        found = opened.update(pictures, prune=prune, labels=labels, metadata=about, watch=watch)
-        _tell(place, opened, found)
+        found = opened.update(pictures, labels=labels, metadata=about, watch=watch)
+        missing = set(found.missing) if prune else set()
+        gone, count = [item.name for item in opened.items if item.id in missing], len(opened)
+        most = not yes and 2 * len(gone) > count
+        if gone and not most:
+            opened.remove(found.missing)
+            found.pruned = True
+        _tell(place, opened, found, removed=gone if found.pruned else ())
         opened.save(watch=watch)
+    if most:
+        raise ValueError(
+            f"--prune would remove {len(gone):,} of {count:,} items, and has removed none: is this the folder that "
+            f"{place} was built of? --yes removes them all the same"
+        )
 
 
 @index.command(name="remove", short_help="Remove items.")
@@ -284,7 +300,7 @@ def _described(
     return known, labels, about
 
 
-def _tell(place: Path, opened: Index, found: Update) -> None:
+def _tell(place: Path, opened: Index, found: Update, removed: Sequence[str] = ()) -> None:
     words = [f"{len(found.added):,} added"]
     kept = "kept (cannot be read now)"
     for name, ids in (("moved", found.moved), ("replaced", found.replaced), (kept, found.kept)):
@@ -293,6 +309,7 @@ def _tell(place: Path, opened: Index, found: Update) -> None:
     if found.missing:
         words.append(f"{len(found.missing):,} {'removed' if found.pruned else 'missing (--prune removes them)'}")
     say(f"{place}: {', '.join(words)}, {found.unchanged:,} unchanged; {len(opened):,} in all")
+    print_list("items were removed", removed)
     print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped])
 
 
