@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from search_cases import scores_by_hand, vectors
 
 from nearfar.search import Index
-from nearfar.search.backends import check_name, choose, faiss_backend
+from nearfar.search.backends import Exact, check_name, choose, faiss_backend
 
 NAMES = ("exact", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
 CASES = [(name, measure) for name in NAMES for measure in ("cosine", "euclidean")]
@@ -116,6 +117,46 @@ def test_searches_go_on_during_adds(tmp_path: Path) -> None:
                 thread.join()
             assert not errors
             assert len(index) == COUNT + 150
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+def test_what_is_added_bit_by_bit_is_found_as_if_it_came_at_once(measure: str) -> None:
+    """To the last bit, also where some were removed between."""
+    points, ids = vectors(600, 33), np.arange(600)
+    whole = Exact(points[:0], ids[:0], measure=measure)
+    whole.add(ids, points)
+    whole.remove(np.array([5, 77, 300]))
+    grown = Exact(points[:0], ids[:0], measure=measure)
+    for start in range(0, 600, 7):
+        grown.add(ids[start : start + 7], points[start : start + 7])
+        if start == 84:
+            before = grown.search(points[:9], 20)
+            grown.remove(np.array([5, 77]))
+    grown.remove(np.array([300]))
+    for one, other in zip(whole._parts, grown._parts, strict=True):
+        assert torch.equal(one.vectors, other.vectors)
+        assert torch.equal(one.squares, other.squares)
+    for one, other in zip(whole.search(points[:9], 20), grown.search(points[:9], 20), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert before[1].max() < 91
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+def test_an_add_costs_what_it_adds(monkeypatch: pytest.MonkeyPatch, measure: str) -> None:
+    seen: list[int] = []
+    part = Exact._part
+
+    def counted(self: Exact, points: np.ndarray, ids: np.ndarray) -> object:
+        seen.append(len(points))
+        return part(self, points, ids)
+
+    found, rooms = Exact(POINTS[:0], np.arange(0), measure=measure), set()
+    monkeypatch.setattr(Exact, "_part", counted)
+    for start in range(0, COUNT, 2):
+        found.add(np.arange(start, start + 2), POINTS[start : start + 2])
+        rooms.add(found._parts[1].vectors.data_ptr())
+    assert seen == [2] * (COUNT // 2)
+    assert len(rooms) <= 3  # the others lie where they lay, unless twice as much room is needed
 
 
 def test_faiss_is_chosen_by_size() -> None:

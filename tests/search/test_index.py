@@ -15,14 +15,16 @@ import torch
 from PIL import Image
 from search_cases import digit, model, model_folder, photos, vectors
 
+from nearfar import networks
 from nearfar.data import from_arrays
 from nearfar.data.decode import BadImage
 from nearfar.networks import saving
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.pixels import GREY
-from nearfar.search import Index, Item
+from nearfar.search import Index, Item, encoder
 from nearfar.search.folder import BadIndex
 from nearfar.search.items import MissingItem
+from nearfar.search.table import Table
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,56 @@ def test_transparent_and_deep_pictures_are_read_as_from_files(built: Path) -> No
             file = io.BytesIO()
             image.save(file, "TIFF")
             np.testing.assert_allclose(index.embed([image]), index.embed([file.getvalue()]), atol=1e-6)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_open_pictures_are_upright_as_from_files(orientation: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 40, 4), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for mode, kind in (("RGB", "PNG"), ("L", "PNG"), ("RGBA", "PNG"), ("RGB", "TIFF"), ("CMYK", "TIFF")):
+        file = io.BytesIO()
+        Image.fromarray(pixels).convert("RGB").convert(mode).save(file, kind, exif=exif)
+        asked = encoder._pixels(file.getvalue(), 3, 1000)
+        assert asked.shape == ((60, 40, 3) if orientation < 5 else (40, 60, 3))
+        with Image.open(file) as opened:
+            np.testing.assert_array_equal(encoder._pixels(opened, 3, 1000), asked)
+
+
+@pytest.mark.parametrize(("mode", "colour"), [("RGB", (10, 20, 30)), ("L", 10)])
+def test_a_colour_that_is_transparent_is_white_as_from_files(mode: str, colour: Any) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (9, 9), colour).save(file, "PNG", transparency=colour)
+    with Image.open(file) as opened:
+        assert encoder._pixels(opened, 3, 1000).min() == encoder._pixels(file.getvalue(), 3, 1000).min() == 255
+
+
+def test_broken_exif_is_no_reason_to_lose_a_picture() -> None:
+    image = Image.new("RGB", (9, 6), "teal")
+    image.info["exif"] = b"Exif\0\0nothing"
+    assert encoder._pixels(image, 3, 1000).shape == (6, 9, 3)
+
+
+def test_a_picture_is_decoded_once_for_the_model_and_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((900, 600)).save(file, "JPEG")
+    torch.manual_seed(0)
+    reads = encoder.Encoder(networks.create("efficientnet_lite0", dim=4, pretrained=False), device="cpu")
+    expected, alone, decoded = reads.look(file.getvalue()), encoder.thumbnail(file.getvalue()), []
+    real = encoder.decode
+
+    def counted(*given: Any, **more: Any) -> Any:
+        decoded.append(given)
+        return real(*given, **more)
+
+    monkeypatch.setattr(encoder, "decode", counted)
+    seen, small = reads.look_twice(file.getvalue())
+    assert len(decoded) == 1
+    np.testing.assert_array_equal(seen, expected)
+    shown, before = (np.asarray(Image.open(io.BytesIO(each)), dtype=np.float64) for each in (small, alone))
+    assert shown.shape == before.shape == (107, 160, 3)
+    assert np.abs(shown - before).mean() < 3
 
 
 def test_thumbnails_are_small_jpegs(built: Path, tmp_path: Path) -> None:
@@ -331,6 +383,43 @@ def test_the_map_follows_the_items(tmp_path: Path) -> None:
         assert index.map("tsne").shape == (162, 2)
     with Index.open(tmp_path / "i", read_only=True) as index:
         assert index.map().shape == (162, 2)
+
+
+def test_a_map_has_ids_and_places_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        ids = Table.ids
+
+        def late(table: Table) -> Any:
+            found = ids(table)
+            if 3 in index and not table._lock._is_owned():  # type: ignore[attr-defined]
+                index.remove([3])
+            return found
+
+        monkeypatch.setattr(Table, "ids", late)
+        found, places = index.plane()
+        assert len(found) == len(places)
+        np.testing.assert_array_equal(places, index.map())
+
+
+def test_an_index_of_vectors_works_whatever_device_is_usual(tmp_path: Path) -> None:
+    """As after torch.set_default_device("cuda"): arrays of the processor stay there."""
+    before = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        for name in ("exact", "faiss:flat"):
+            for measure in ("cosine", "euclidean"):
+                place = tmp_path / name / measure
+                with Index.from_vectors(vectors(30), out=place, backend=name, measure=measure) as index:
+                    index.add_vectors(vectors(3, seed=1))
+                    index.remove([5])
+                    assert index.search(vectors(30)[4], 3, expand=2, rerank="k_reciprocal").ids
+                    assert index.search(vectors(30)[4], 1, where={"id": [4, 6]}).ids == [4]
+                    assert index.map().shape == (32, 2)
+                    assert index.near_duplicates(0.99) is not None
+                    index.save()
+                    assert index.search(vectors(30)[4], 1).ids == [4]
+    finally:
+        torch.set_default_device(before)
 
 
 def test_a_damaged_map_is_made_again(tmp_path: Path) -> None:

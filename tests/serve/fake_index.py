@@ -89,9 +89,10 @@ class FakeIndex:
         self._pictures[id].convert("RGB").save(file, "JPEG")
         return file.getvalue()
 
-    def map(self, method: str = "pca") -> NDArray[np.float32]:
-        vectors = np.stack([self._vectors[id] for id in self._items]) if self._items else np.zeros((0, DIM))
-        return np.asarray(vectors[:, :2], dtype=np.float32)
+    def plane(self, method: str = "pca") -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        ids = list(self._items)
+        vectors = np.stack([self._vectors[id] for id in ids]) if ids else np.zeros((0, DIM))
+        return np.array(ids, dtype=np.int64), np.asarray(vectors[:, :2], dtype=np.float32)
 
     def close(self) -> None:
         self.closed = True

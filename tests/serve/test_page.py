@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_index import FakeIndex, encoded, picture
+from fake_runs import fake_run
 from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item
@@ -125,7 +126,7 @@ def test_the_map_is_painted_and_leads_to_a_search(visit: Visit) -> None:
     page = visit.open("#map")
     until(page, "document.getElementById('points').dataset.painted === '41'")
     box = page.locator("#points").bounding_box()
-    points = index().map()
+    points = index().plane()[1]
     low, size = points.min(axis=0), np.ptp(points, axis=0)
     scale = 0.92 * min(box["width"] / size[0], box["height"] / size[1])
     x, y = (points[7] - low - size / 2) * scale + (box["width"] / 2, box["height"] / 2) + (box["x"], box["y"])
@@ -325,8 +326,8 @@ def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
 
 
 def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
-    for name, score in (("one", 0.7), ("two", 0.6)):
-        fake_run(tmp_path / name, name, score)
+    for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6)):
+        fake_run(tmp_path / name, loss, score)
     visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
     page = visit.open()
     page.click("#tab-runs")
@@ -345,22 +346,17 @@ def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
     visit.close()
 
 
-def fake_run(folder: Path, loss: str, score: float) -> None:
-    import json
-
-    from nearfar.training.recipe_file import load, to_toml
-
-    folder.mkdir()
-    settings: dict[str, Any] = {
-        "sampler": {"classes": 4, "per_class": 4},
-        "network": {"name": "small_cnn", "dim": 8},
-        "loss": {"name": {"one": "nra", "two": "multi_similarity"}[loss]},
-        "optimizer": {"lr": 1e-3},
-        "training": {"epochs": 2, "device": "cpu"},
-    }
-    (folder / "recipe.toml").write_text(to_toml(load(settings)), encoding="utf-8")
-    recipe = {**settings, "data": {"name": "digits"}}
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "recipe": recipe, "data": {"name": "digits"}}))
-    lines = [{"step": n, "epoch": n, "metrics": {"test": {"recall@1": score - 0.1 + 0.1 * n}}} for n in (0, 1)]
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "metrics.json").write_text(json.dumps({"seconds": 5.0, "test": {"recall@1": score, "map@r": 0.3}}))
+def test_damaged_runs_are_named_beside_the_others(browser: Any, site: Site, tmp_path: Path) -> None:
+    for name, loss in (("one", "nra"), ("two", "multi_similarity"), ("three", "triplet")):
+        fake_run(tmp_path / name, loss, 0.6)
+    (tmp_path / "two" / "manifest.json").unlink()
+    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
+    page = visit.open()
+    for tab, rows in (("runs", 2), ("leaderboard", 2)):
+        page.click(f"#tab-{tab}")
+        page.wait_for_selector(f"#view-{tab} tbody tr")
+        assert page.locator(f"#view-{tab} tbody tr").count() == rows
+        words = page.inner_text(f"#view-{tab} .damaged")
+        assert words.startswith("1 run cannot be read and is left out:")
+        assert "manifest.json is not there" in words
+    visit.close()

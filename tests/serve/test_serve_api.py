@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_index import DIM, FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
+from PIL import Image
 
 from nearfar.search import Index
 from nearfar.serve import Limits
@@ -138,6 +139,26 @@ def test_the_map_has_every_item_with_its_class(client: Client) -> None:
     assert served.get(f"{API}/map", headers={"if-none-match": answer.headers["etag"]}).status_code == 200
 
 
+class Moving(FakeIndex):
+    """One item goes and one comes between the moment when items are listed and that when the map is asked for."""
+
+    def plane(self, method: str = "pca") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        self.remove([3])
+        self.add_images([("new", picture(50), None, {})])
+        return super().plane(method)
+
+
+def test_items_stay_in_their_places_when_one_goes_meanwhile(client: Client) -> None:
+    index = Moving(40)
+    content = client(index).get(f"{API}/map").content
+    length = int.from_bytes(content[8:12], "little")
+    count, rest = json.loads(content[16 : 16 + length])["count"], content[16 + length :]
+    ids = np.frombuffer(rest[: 4 * count], "<u4").tolist()
+    assert ids == [id for id in range(40) if id != 3]
+    points = np.frombuffer(rest[8 * count :], "<f4").reshape(count, 2)
+    np.testing.assert_array_equal(points, [index.vector(id)[:2] for id in ids])
+
+
 def test_a_read_only_server_changes_nothing(client: Client) -> None:
     served = client(read_only=True)
     for answer in (served.post(f"{API}/items", files=upload()), served.delete(f"{API}/items/3")):
@@ -253,3 +274,28 @@ def test_a_real_index_is_served(client: Client, small_index: Path, tmp_path: Pat
     with Index.open(place, read_only=True, device="cpu") as index:
         assert len(index) == 24
         assert index.item(id).label == "class 9"
+
+
+@pytest.mark.parametrize("size", [(50_000, 4), (4, 50_000), (101, 1)])
+def test_a_picture_that_is_far_too_thin_is_refused(client: Client, size: tuple[int, int]) -> None:
+    image = {"image": ("thin.png", encoded(Image.new("RGB", size)), "image/png")}
+    answer = client().post(f"{API}/search", files=image)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["code"] == "bad_image"
+    assert "one side is more than 100 times as long as the other" in answer.json()["error"]["message"]
+
+
+def test_both_sides_of_an_upload_are_bounded(client: Client) -> None:
+    kept = []
+
+    class Watching(FakeIndex):
+        def embed(self, images: Any) -> Any:
+            kept.extend(image.size for image in images)
+            return super().embed(images)
+
+    served = client(Watching(8))
+    kept.clear()
+    for size in ((20_000, 800), (640, 480)):
+        image = {"image": ("long.png", encoded(Image.new("RGB", size)), "image/png")}
+        assert served.post(f"{API}/search", files=image).status_code == 200
+    assert kept == [(6144, 246), (640, 480)]

@@ -6,13 +6,14 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from nearfar.data.decode import decode, shrink
 from nearfar.data.render import planar, window
@@ -58,15 +59,23 @@ class Encoder:
 
     def look(self, picture: Picture) -> Pixels:
         """What the model sees of a picture, [channels, height, width]."""
-        pixels = _pixels(picture, self.preprocessing.normalization.channels, self.preprocessing.resize)
-        plan = self._view.plan(np.array([pixels.shape[:2]]))
-        return planar(window(pixels, plan, 0))
+        return self._seen(self._pixels(picture))
 
     def look_twice(self, picture: Picture) -> tuple[Pixels, bytes]:
         """What the model sees of a picture, and a thumbnail for people."""
         if isinstance(picture, (str, Path)):
             picture = Path(picture).read_bytes()
-        return self.look(picture), thumbnail(picture)
+        pixels = self._pixels(picture)
+        # What was decoded for the model is enough for people too, unless it is grey or very small.
+        enough = pixels.shape[2] == 3 and self.preprocessing.resize >= thumbnails.SIDE
+        return self._seen(pixels), thumbnail(pixels if enough else picture)
+
+    def _pixels(self, picture: Picture) -> Pixels:
+        return _pixels(picture, self.preprocessing.normalization.channels, self.preprocessing.resize)
+
+    def _seen(self, pixels: Pixels) -> Pixels:
+        plan = self._view.plan(np.array([pixels.shape[:2]]))
+        return planar(window(pixels, plan, 0))
 
     def vectors(self, seen: Sequence[Pixels]) -> NDArray[np.float32]:
         """The embeddings [n, dim] of what ``look`` gave."""
@@ -139,9 +148,11 @@ def _pixels(picture: Picture, channels: int, side: int) -> Pixels:
 
 
 def _plain(image: Image.Image, channels: int) -> Pixels:
-    """The pixels of an open picture as those of its file would be: transparency is white, 16 bits are 8."""
+    """The pixels of an open picture as those of its file would be: upright, transparency is white, 16 bits are 8."""
+    with suppress(Exception):  # broken EXIF is no reason to lose the picture
+        image = ImageOps.exif_transpose(image)
     wanted = "L" if channels == 1 else "RGB"
-    if image.mode in ("L", "RGB"):
+    if image.mode in ("L", "RGB") and "transparency" not in image.info:
         shown = image.convert(wanted)
         return np.asarray(shown, dtype=np.uint8).reshape(shown.height, shown.width, channels)
     file = io.BytesIO()

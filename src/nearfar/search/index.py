@@ -193,5 +193,3 @@ class Index(Lookup):
     def save(self, *, backend: str | None = None, watch: Watch | None = None) -> None:
         """Fold the journal into the files, and perhaps change the backend. Nothing is lost without it."""
         self._shelf.save(backend=backend, progress=None if watch is None else watch("indexing"))
-
-    compact = save

@@ -102,6 +102,10 @@ class Lookup:
         Parameters
             method  "pca": the two directions with the most spread; "tsne" keeps neighbours together.
         """
+        return self.plane(method)[1]
+
+    def plane(self, method: str = "pca") -> tuple[Ids, NDArray[np.float32]]:
+        """The ids [n] of all items and their places [n, 2] on the map, both of one moment."""
         return plane.places(self._shelf, method)
 
     # --- searching ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from nearfar.search.shelf import Shelf
+from nearfar.search.table import Ids
 from nearfar.settings import one_of
 from nearfar.writing import whole_file
 
@@ -26,11 +27,13 @@ Places = NDArray[np.float32]
 _computing = threading.Lock()
 
 
-def places(shelf: Shelf, method: str = "pca") -> Places:
-    """Places [n, 2] of all items, by rising id, within −1 and 1."""
+def places(shelf: Shelf, method: str = "pca") -> tuple[Ids, Places]:
+    """Ids [n] of all items, rising, and their places [n, 2].
+
+    When a plane is made, all lie within −1 and 1; what comes later may lie a little beyond.
+    """
     one_of("method", method, METHODS)
-    table = shelf.table
-    ids, vectors = table.ids(), table.vectors()
+    ids, vectors = shelf.table.everything()
     if method == "tsne" and len(ids) > MOST_TSNE:
         raise ValueError(
             f"method is 'tsne'; it places at most {MOST_TSNE:,} items, and there are {len(ids):,}: take 'pca'"
@@ -39,7 +42,7 @@ def places(shelf: Shelf, method: str = "pca") -> Places:
     with _computing:
         kept = _read(file, KEPT[method])
         if kept is not None and np.array_equal(kept["ids"], ids):
-            return _of(kept)
+            return ids, kept["places"]
         if method == "tsne":
             kept = {"places": _tsne(vectors)}
         else:
@@ -50,12 +53,7 @@ def places(shelf: Shelf, method: str = "pca") -> Places:
         if not shelf.read_only:
             with whole_file(file) as draft, open(draft, "wb") as out:
                 np.savez(out, **kept)
-        return _of(kept)
-
-
-def _of(kept: dict[str, Any]) -> Places:
-    found: Places = kept["places"]
-    return found
+        return ids, kept["places"]
 
 
 def _read(file: Path, names: Sequence[str]) -> dict[str, Any] | None:
@@ -75,7 +73,7 @@ def _stale(fitted: NDArray[np.int64], ids: NDArray[np.int64]) -> bool:
 def _directions(vectors: NDArray[np.float32]) -> dict[str, Any]:
     """The mean, the two directions with the most spread, and the scale that brings all within −1 and 1."""
     count, dim = vectors.shape
-    total, products = torch.zeros(dim, dtype=torch.float64), torch.zeros(dim, dim, dtype=torch.float64)
+    total, products = (torch.zeros(*shape, dtype=torch.float64, device="cpu") for shape in ((dim,), (dim, dim)))
     for start in range(0, count, BLOCK):
         block = torch.from_numpy(np.array(vectors[start : start + BLOCK]))
         total += block.sum(dim=0, dtype=torch.float64)

@@ -16,7 +16,7 @@ import torch
 
 from nearfar.progress import Progress
 from nearfar.search import changes, folder, thumbnails
-from nearfar.search.backends import Backend, Surroundings, choose, make, reopen
+from nearfar.search.backends import Backend, Behind, Surroundings, choose, let_go, make, reopen
 from nearfar.search.items import Item, missing
 from nearfar.search.journal import Journal
 from nearfar.search.table import Ids, Table, Vectors
@@ -36,8 +36,10 @@ class State:
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # thumbnails in the journal, by id
 
     def close(self) -> None:
-        self.backend.close()
-        self.journal.close()
+        try:
+            self.backend.close()
+        finally:
+            self.journal.close()
 
 
 class Shelf:
@@ -53,6 +55,7 @@ class Shelf:
 
     def __init__(self, place: Path, *, read_only: bool = False, device: torch.device | str = "cpu") -> None:
         self.place, self.read_only, self.device = place, read_only, device
+        self._refusal = "was opened read-only; nothing can be changed" if read_only else ""
         self._writing = threading.RLock()
         self._stack = ExitStack()
         self.card = folder.read_card(place)
@@ -120,7 +123,7 @@ class Shelf:
     ) -> list[int]:
         """New items; when this returns, they are on disk."""
         with self._writing:
-            self._check_open()
+            self._check_writable()
             ids = range(self.next_id, self.next_id + len(names))
             rows = zip(ids, names, labels, hashes, metadata, strict=True)
             change = changes.Added([Item(*row) for row in rows], vectors, pictures)
@@ -130,7 +133,7 @@ class Shelf:
     def remove(self, ids: Sequence[int]) -> None:
         """Items that are not to be found any more; all must be there."""
         with self._writing:
-            self._check_open()
+            self._check_writable()
             for id in ids:
                 if id not in self.table:
                     raise missing(id, len(self.table))
@@ -140,7 +143,7 @@ class Shelf:
     def change(self, items: Sequence[Item]) -> None:
         """Other names, labels or metadata for items that are there."""
         with self._writing:
-            self._check_open()
+            self._check_writable()
             if items:
                 self._commit(changes.Changed(items))
 
@@ -163,9 +166,10 @@ class Shelf:
     def save(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
         """Fold the journal into the files. Reads go on meanwhile, changes wait."""
         with self._writing:
-            self._check_open()
+            self._check_writable()
             if not (self.pending or backend):
                 return
+            self._catch_up()
             old = self.state
             number, table = old.generation + 1, old.table
             items, ids = table.items(), table.ids()
@@ -180,19 +184,20 @@ class Shelf:
                 around = Surroundings(card["measure"], self.place, self.device, progress)
                 found = old.backend if uses == self.card["uses"] else make(uses, vectors, ids, around)
                 card |= {"uses": uses, "facts": found.save(draft, ids, vectors)}
-            folder.write_card(self.place, card)
+            self.state = self._make_count(card, found)
             self.card = card
-            self.state = self._open(number, found)
             if found is not old.backend:
-                old.backend.discard()
-                old.backend.close()
+                let_go(old.backend)
             folder.sweep(self.place, number)
 
     def close(self) -> None:
         """Let go of the folder; nothing is lost that was acknowledged."""
         with self._writing:
-            self.state.close()
-            self._stack.close()
+            self._refusal = "is closed; open it again to change it"
+            try:
+                self.state.close()
+            finally:
+                self._stack.close()
 
     # --- from disk ----------------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ class Shelf:
         for _ in range(TRIES):
             self.card = folder.read_card(self.place)
             try:
-                state = self._open(int(self.card["generation"]))
+                state = self._open(self.card)
             except Exception:
                 if self._counts():
                     raise
@@ -215,21 +220,48 @@ class Shelf:
         """Whether the generation that was opened is still the one that counts."""
         return bool(folder.read_card(self.place)["generation"] == self.card["generation"])
 
-    def _open(self, generation: int, known: Backend | None = None) -> State:
-        """A generation; ``known`` is the backend that has saved itself there."""
+    def _make_count(self, card: Mapping[str, Any], found: Backend) -> State:
+        """The new generation, opened before it counts: if it cannot be, all goes on with the old one and its journal.
+
+        Parameters
+            card   of the new generation.
+            found  the backend that has saved itself there.
+        """
+        new = found is not self.state.backend
+        try:
+            opened = self._open(card, found)
+        except BaseException:
+            if new:
+                let_go(found)
+            raise
+        # Stays where the card was replaced but may not be on disk: nobody knows which journal would count.
+        self._refusal = "could not be saved to its end; open it again to change it"
+        try:
+            folder.write_card(self.place, card)
+        except BaseException:
+            opened.journal.close()
+            if self._counts():
+                self._refusal = ""
+                if new:
+                    let_go(found)
+            raise
+        self._refusal = ""
+        return opened
+
+    def _open(self, card: Mapping[str, Any], known: Backend | None = None) -> State:
+        """The generation that a card names; ``known`` is the backend that has saved itself there."""
+        generation = int(card["generation"])
         place = folder.data_folder(self.place, generation)
         table = folder.read_table(place)
-        if table.dim != self.card["dim"]:
-            raise folder.BadIndex(
-                f"{place} is damaged: its vectors have {table.dim} dimensions, not {self.card['dim']}"
-            )
+        if table.dim != card["dim"]:
+            raise folder.BadIndex(f"{place} is damaged: its vectors have {table.dim} dimensions, not {card['dim']}")
         journal = Journal(folder.journal_file(self.place, generation), read_only=self.read_only)
-        around = Surroundings(self.card["measure"], self.place, self.device, read_only=self.read_only)
-        ids, facts = table.ids(), self.card["facts"]
+        around = Surroundings(card["measure"], self.place, self.device, read_only=self.read_only)
+        ids, facts = table.ids(), card["facts"]
         if known is not None:
             backend = known.renew(place, ids, table.base, facts)
         else:
-            backend = reopen(self.card["uses"], table.base, ids, around, folder=place, facts=facts)
+            backend = reopen(card["uses"], table.base, ids, around, folder=place, facts=facts)
         return State(generation, table, backend, folder.open_pack(place), journal)
 
     def _replay(self) -> int:
@@ -246,7 +278,8 @@ class Shelf:
                 change = replace(change, ids=[id for id in change.ids if id in state.table])
             else:
                 change = replace(change, items=[item for item in change.items if item.id in state.table])
-            self._carry_out(change)
+            self._enter(change)
+            self._pass_on(change)
         if state.journal.damaged:
             warnings.warn(
                 f"{state.journal.file} has {state.journal.damaged} damaged places; what was written there is lost",
@@ -257,27 +290,49 @@ class Shelf:
     # --- changes ------------------------------------------------------------------------------------------
 
     def _commit(self, change: changes.Change) -> None:
+        """Done from the moment when the journal has it, whatever the backend says: that can catch up."""
+        self._catch_up()
         offset = self.state.journal.append(*change.record())
         if isinstance(change, changes.Added):
             self.next_id += len(change.items)
             self.state.places.update(change.places(offset))
-        self._carry_out(change)
+        self._enter(change)
+        try:
+            self._pass_on(change)
+        except BaseException as error:
+            state, measure = self.state, self.card["measure"]
+            state.backend = Behind(state.backend, state.table, measure=measure, error=error)
+            if not isinstance(error, Exception):
+                raise
 
-    def _carry_out(self, change: changes.Change) -> None:
-        table, backend = self.state.table, self.state.backend
+    def _enter(self, change: changes.Change) -> None:
+        """Into the table."""
+        table = self.state.table
         if isinstance(change, changes.Added):
             table.add(change.items, change.vectors)
-            backend.add(_ids(item.id for item in change.items), change.vectors)
         elif isinstance(change, changes.Removed):
-            backend.remove(_ids(change.ids))
             table.remove(change.ids)
         else:
             for item in change.items:
                 table.change(item)
 
-    def _check_open(self) -> None:
-        if self.read_only:
-            raise folder.BadIndex(f"{self.place} was opened read-only; nothing can be changed")
+    def _pass_on(self, change: changes.Change) -> None:
+        """To the backend."""
+        if isinstance(change, changes.Added):
+            self.state.backend.add(_ids(item.id for item in change.items), change.vectors)
+        elif isinstance(change, changes.Removed):
+            self.state.backend.remove(_ids(change.ids))
+
+    def _catch_up(self) -> None:
+        """Go back to a backend that failed, where it is well again."""
+        state = self.state
+        if isinstance(state.backend, Behind):
+            place = folder.data_folder(self.place, state.generation)
+            state.backend = state.backend.caught_up(place, self.card["facts"])
+
+    def _check_writable(self) -> None:
+        if self._refusal:
+            raise folder.BadIndex(f"{self.place} {self._refusal}")
 
 
 def _ids(numbers: Any) -> Ids:

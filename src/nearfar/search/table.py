@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +58,7 @@ class Table:
         self.base = vectors
         self.tail = Growing(np.empty((0, vectors.shape[1]), dtype=np.float32))
         self.version = 0  # goes up with every change
+        self._ever = Growing(np.array([item.id for item in items], dtype=np.int64))  # by row, also of what is gone
         self._items: list[Item | None] = list(items)  # by row; None where it was removed
         self._rows = {item.id: row for row, item in enumerate(items)}
         self._lock = threading.RLock()
@@ -78,6 +78,7 @@ class Table:
         """More of them; ids must be higher than all before."""
         with self._lock:
             self.tail.append(vectors)
+            self._ever.append(np.array([item.id for item in items], dtype=np.int64))
             for item in items:
                 self._rows[item.id] = len(self._items)
                 self._items.append(item)
@@ -95,10 +96,6 @@ class Table:
         with self._lock:
             self._items[self.row(item.id)] = item
             self.version += 1
-
-    def rename(self, id: int, name: str, label: str | None) -> Item:
-        """The item under another name, for ``change``."""
-        return replace(self.item(id), name=name, label=label)
 
     def item(self, id: int) -> Item:
         with self._lock:
@@ -138,6 +135,18 @@ class Table:
         found[old] = self.base[rows[old]]
         found[~old] = tail[rows[~old] - len(self.base)]
         return found
+
+    def everything(self) -> tuple[Ids, Vectors]:
+        """Ids and vectors of all items at one moment."""
+        with self._lock:
+            return self.ids(), self.vectors()
+
+    def since(self) -> tuple[Ids, Ids, Vectors, Ids]:
+        """The ids of the base, those of what came after it with its vectors, and those of all that is gone."""
+        with self._lock:
+            ids, count = self._ever.array, len(self.base)
+            gone = np.setdiff1d(ids, self.ids(), assume_unique=True)
+            return ids[:count], ids[count:], self.tail.array, gone
 
     def known(self, ids: Iterable[int]) -> tuple[Ids, Vectors]:
         """Those of some ids that are here, as others may have been removed a moment ago, and their vectors."""

@@ -56,8 +56,8 @@ class View:
     @cached_property
     def version(self) -> str:
         """Tells this content from any other, also of other indices on the same address."""
-        info = self.index.info()
-        facts = [str(info.get(key)) for key in ("built", "fingerprint", "model")]
+        info = self.index.info()  # what it says of the model has its fingerprint
+        facts = [str(info.get(key)) for key in ("built", "model")]
         last = self.items[-1].hash if self.items else ""
         words = json.dumps([*facts, len(self.items), last, self.revision])
         return hashlib.sha256(words.encode()).hexdigest()[:16]
@@ -90,7 +90,11 @@ class View:
     @cached_property
     def plane(self) -> bytes:
         """The map for the page: see ``packed``."""
-        return packed(self.index.map("pca"), self.items, self.labels, self.version)
+        ids, points = self.index.plane("pca")
+        # Others may have come or gone since the items were taken: only those are shown that have both.
+        rows = {id: row for row, id in enumerate(ids.tolist())}
+        shown = [item for item in self.items if item.id in rows]
+        return packed(points[[rows[item.id] for item in shown]], shown, self.labels, self.version)
 
 
 def packed(points: np.ndarray, items: Sequence[Item], labels: Sequence[str], version: str) -> bytes:
@@ -105,13 +109,13 @@ def packed(points: np.ndarray, items: Sequence[Item], labels: Sequence[str], ver
     >>> json.loads(whole[16 : 16 + length])["count"], np.frombuffer(whole[16 + length :][:8], "<u4").tolist()
     (2, [0, 4])
     """
-    count = min(len(points), len(items))  # an add may have come between
+    count = len(items)
     number = {label: place for place, label in enumerate(labels)}
-    ids = np.fromiter((item.id for item in items[:count]), dtype="<u4", count=count)
-    classes = np.fromiter((-1 if item.label is None else number[item.label] for item in items[:count]), "<i4", count)
+    ids = np.fromiter((item.id for item in items), dtype="<u4", count=count)
+    classes = np.fromiter((-1 if item.label is None else number[item.label] for item in items), "<i4", count)
     header = json.dumps({"count": count, "labels": list(labels), "version": version}).encode()
     header += b" " * (-len(header) % ALIGNED)
-    plane = np.ascontiguousarray(points[:count], dtype="<f4")
+    plane = np.ascontiguousarray(points, dtype="<f4")
     return b"".join(
         [MAGIC, struct.pack("<II", len(header), 0), header, ids.tobytes(), classes.tobytes(), plane.tobytes()]
     )

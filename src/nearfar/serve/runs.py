@@ -9,19 +9,27 @@ from typing import Any
 
 from nearfar.bench.fairness import judge
 from nearfar.bench.results import Outcome, find, repetitions, unfinished
-from nearfar.bench.tournaments import experiments, labels, tournament
-from nearfar.training.run import RunError, finite
+from nearfar.bench.tournaments import experiments, labels, shared, tournament
+from nearfar.training.run import RunFolder, finite
 
 CURVE = "recall@1"
 POINTS = 200  # of a curve
 
 
 def listed(places: Sequence[str | Path]) -> dict[str, Any]:
-    """The finished runs with scores and curves, the names of the others, and the metrics that there are."""
-    outcomes = _outcomes(places)
-    waiting = [folder.absolute().name for folder in unfinished(*places)]
+    """The finished runs with scores and curves, the names of the others, and the metrics that there are.
+
+    "damaged" has the name of each run that cannot be read, and the reason.
+    """
+    outcomes, damaged = _outcomes(places)
+    there = [place for place in places if Path(place).is_dir()]
     found: dict[str, Any] = finite(
-        {"runs": [_run(outcome) for outcome in outcomes], "unfinished": waiting, "metrics": _metrics(outcomes)}
+        {
+            "runs": [_run(outcome) for outcome in outcomes],
+            "unfinished": [folder.absolute().name for folder in unfinished(*there)],
+            "damaged": damaged,
+            "metrics": _metrics(outcomes),
+        }
     )
     return found
 
@@ -31,7 +39,7 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
 
     A loss has a rank only where the comparison is fair; baselines have none.
     """
-    outcomes = _outcomes(places)
+    outcomes, damaged = _outcomes(places)
     known = _metrics(outcomes)
     if outcomes and metric not in known:
         raise ValueError(f"metric is {metric!r}; the runs have {', '.join(known)}")
@@ -44,7 +52,7 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
         for row in rows:
             ranked = verdict.fair and not row["baseline"] and len(scores) > 1
             row["rank"] = 1 + sum(other > row["mean"] for other in scores.values()) if ranked else None
-        if verdict.fair and len(scores) > 1:
+        if verdict.fair and scores:
             fair[name] = scores
         tables.append(
             {
@@ -56,20 +64,54 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
             }
         )
     found: dict[str, Any] = finite(
-        {"metric": metric, "metrics": known, "experiments": tables, "tournament": _tournament(fair)}
+        {
+            "metric": metric,
+            "metrics": known,
+            "experiments": tables,
+            "tournament": _tournament(fair),
+            "damaged": damaged,
+        }
     )
     return found
 
 
-def _outcomes(places: Sequence[str | Path]) -> list[Outcome]:
-    """All finished runs; a folder in which none is finished yet has none to show."""
-    found: list[Outcome] = []
-    for place in places:
+def _outcomes(places: Sequence[str | Path]) -> tuple[list[Outcome], list[dict[str, str]]]:
+    """All finished runs, and those that cannot be read; a folder in which none is finished has none to show."""
+    damaged: dict[Path, dict[str, str]] = {}
+    sound: list[Outcome] = []
+    for outcome in (each for place in places for each in _read(Path(place), damaged)):
         try:
-            found += find(place)
-        except (RunError, FileNotFoundError):
-            continue
-    return list({outcome.folder.resolve(): outcome for outcome in found}.values())
+            _facts(outcome)
+        except Exception as error:  # whatever a manifest holds instead of what it should
+            _name(outcome.folder, error, damaged)
+        else:
+            sound.append(outcome)
+    try:  # once more together, as only so it is seen that one is a copy of another
+        found = find(*(outcome.folder for outcome in sound)) if sound else []
+    except Exception:  # one has gone meanwhile
+        found = sound
+    return found, list(damaged.values())
+
+
+def _read(place: Path, damaged: dict[Path, dict[str, str]]) -> list[Outcome]:
+    """The finished runs at a place or below it: one by one where they cannot be read together."""
+    try:
+        return find(place)
+    except Exception as error:
+        run = RunFolder(place)
+        if run.metrics.is_file():
+            _name(place, error, damaged)
+        if run.metrics.is_file() or run.recipe.is_file() or not place.is_dir():
+            return []
+    below = [each for each in sorted(place.iterdir()) if each.is_dir() and not each.name.startswith(".")]
+    return [outcome for each in below for outcome in _read(each, damaged)]
+
+
+def _name(folder: Path, error: Exception, damaged: dict[Path, dict[str, str]]) -> None:
+    """Keep why a run cannot be read, without the way to it on the server's disk."""
+    name = folder.absolute().name
+    reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+    damaged[folder.resolve()] = {"name": name, "reason": reason.replace(str(folder), name)}
 
 
 def _rows(runs: Iterable[Outcome], metric: str) -> list[dict[str, Any]]:
@@ -91,19 +133,23 @@ def _rows(runs: Iterable[Outcome], metric: str) -> list[dict[str, Any]]:
 
 
 def _tournament(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Over the experiments that have all losses of the largest."""
-    everyone = max((set(each) for each in scores.values()), key=len, default=set())
-    entered = {name: each for name, each in scores.items() if set(each) == everyone}
-    if not entered:
-        return {"experiments": [], "rows": []}
+    """Among the losses that all experiments have, as ``nearfar tournament`` holds it; what to say of the others."""
+    entered, left = shared(scores)
+    if len(next(iter(entered.values()), {})) < 2:
+        return {"experiments": [], "rows": [], "note": ""}
     rows = [
         {"loss": row.loss, "total": row.total, "average": row.average, "std": row.std, "ranks": list(row.ranks)}
         for row in tournament(entered)
     ]
-    return {"experiments": list(entered), "rows": rows}
+    return {"experiments": list(entered), "rows": rows, "note": left}
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
+    return {**_facts(outcome), "curves": _curves(outcome)}
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    """What a table shows of a run."""
     test = outcome.metrics.get("test")
     scores = (
         {name: value for name, value in test.items() if isinstance(value, float)} if isinstance(test, Mapping) else {}
@@ -119,18 +165,22 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "memory": outcome.memory,
         "scores": scores,
-        "curves": _curves(outcome),
     }
 
 
 def _curves(outcome: Outcome) -> dict[str, list[list[float]]]:
-    """[epoch, value] of the loss and of recall@1 by part, thinned out."""
+    """[epoch, value] of recall@1 by part, thinned out; none where the log is damaged."""
     found: dict[str, list[list[float]]] = {}
-    for line in outcome.history():
+    try:
+        lines = [line for line in outcome.history() if isinstance(line, Mapping)]
+    except (ValueError, OSError):
+        return found
+    for line in lines:
         epoch = line.get("epoch")
         if not isinstance(epoch, int):
             continue
-        for part, values in (line.get("metrics") or {}).items():
+        metrics = line.get("metrics")
+        for part, values in metrics.items() if isinstance(metrics, Mapping) else ():
             value = values.get(CURVE) if isinstance(values, Mapping) else None
             if isinstance(value, (int, float)):
                 found.setdefault(str(part), []).append([epoch + 1, float(value)])

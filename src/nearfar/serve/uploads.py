@@ -15,6 +15,8 @@ from nearfar.serve.limits import Limits
 from nearfar.serve.metrics import Metrics
 
 SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
+LONGEST = 8 * SIDE  # pixels of the longer side that are kept
+THIN = 100  # times the shorter side: what is longer is no picture of anything
 THREADS = 2
 LONGEST_NAME = 200
 UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of Unicode
@@ -58,7 +60,11 @@ class Pictures:
             self._waiting -= 1
 
     def _decode(self, data: bytes) -> Image.Image:
-        return Image.fromarray(decode(data, max_pixels=self._limits.pixels, side=SIDE))
+        picture = Image.fromarray(decode(data, max_pixels=self._limits.pixels, side=SIDE))
+        if max(picture.size) > THIN * min(picture.size):
+            raise BadImage(f"one side is more than {THIN} times as long as the other")
+        picture.thumbnail((LONGEST, LONGEST), Image.Resampling.BILINEAR, reducing_gap=None)
+        return picture
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

@@ -12,9 +12,23 @@ import torch
 
 from nearfar.progress import Progress
 from nearfar.search.backends.base import MEASURES, NOTHING, Backend, Ids, Vectors
+from nearfar.search.backends.behind import Behind, let_go
 from nearfar.search.backends.exact import Exact
 
-__all__ = ["MEASURES", "NAMES", "NOTHING", "Backend", "Exact", "Surroundings", "check_name", "choose", "make", "reopen"]
+__all__ = [
+    "MEASURES",
+    "NAMES",
+    "NOTHING",
+    "Backend",
+    "Behind",
+    "Exact",
+    "Surroundings",
+    "check_name",
+    "choose",
+    "let_go",
+    "make",
+    "reopen",
+]
 
 NAMES = ("auto", "exact", "faiss", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
 MANY = 20_000  # vectors from which on "auto" takes faiss, where it is installed

@@ -40,6 +40,23 @@ class _Part:
         return rows if self.alive is None else rows[self.alive[rows]]
 
 
+class _Rows:
+    """Rows of a tensor that grows at its end; what was handed out stays as it is."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._room = rows
+        self.tensor = rows  # [n, …]; a view of the room
+
+    def append(self, rows: Tensor) -> None:
+        count = len(self.tensor) + len(rows)
+        if count > len(self._room):
+            room = self._room.new_empty((max(64, 2 * count), *rows.shape[1:]))
+            room[: len(self.tensor)] = self.tensor
+            self._room = room
+        self._room[len(self.tensor) : count] = rows
+        self.tensor = self._room[:count]
+
+
 class Exact:
     """All similarities of a query, computed with PyTorch.
 
@@ -64,19 +81,19 @@ class Exact:
         self.device = torch.device(device)
         self.dim = int(vectors.shape[1])
         self._lock = threading.Lock()
-        self._tail = Growing(np.empty((0, self.dim), dtype=np.float32))
-        self._tail_ids = Growing(np.empty(0, dtype=np.int64))
-        self._parts = self._part(vectors, ids), self._part(self._tail.array, np.empty(0, dtype=np.int64))
+        base, tail = self._part(vectors, ids), self._part(vectors[:0], ids[:0])
+        self._tail, self._tail_squares, self._tail_ids = _Rows(tail.vectors), _Rows(tail.squares), Growing(tail.ids)
+        self._parts = base, tail
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
         with self._lock:
             base, tail = self._parts
-            self._tail.append(vectors)
-            self._tail_ids.append(ids)
-            found = self._part(self._tail.array, self._tail_ids.array)
-            if tail.alive is not None:
-                found = replace(found, alive=np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)]))
-            self._parts = base, found
+            new = self._part(vectors, ids)
+            self._tail.append(new.vectors)
+            self._tail_squares.append(new.squares)
+            self._tail_ids.append(new.ids)
+            alive = None if tail.alive is None else np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)])
+            self._parts = base, _Part(self._tail.tensor, self._tail_squares.tensor, self._tail_ids.array, alive)
 
     def remove(self, ids: Ids) -> None:
         with self._lock:
@@ -116,7 +133,7 @@ class Exact:
         """All of it lies in the folder."""
 
     def _part(self, vectors: Vectors, ids: Ids) -> _Part:
-        tensor = as_vectors("vectors", vectors) if len(vectors) else torch.empty(0, self.dim)
+        tensor = as_vectors("vectors", vectors) if len(vectors) else torch.empty(0, self.dim, device=self.device)
         tensor = tensor.to(self.device)
         squares = torch.empty(0, device=self.device)
         if self.measure == "euclidean":

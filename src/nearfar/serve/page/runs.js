@@ -22,11 +22,11 @@ export async function showRuns() {
   }
 }
 
-function runsView({ runs, unfinished, metrics }) {
+function runsView({ runs, unfinished, damaged, metrics }) {
   const view = $("view-runs");
   if (!runs.length) {
     const words = unfinished.length ? `${counted(unfinished.length, "run is", "runs are")} under way: ${unfinished.join(", ")}.` : "The folder has no runs yet.";
-    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: words })));
+    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: words }), leftOut(damaged)));
   }
   const first = metrics.includes("recall@1") ? "recall@1" : metrics[0];
   order.key ??= `score ${first}`;
@@ -49,7 +49,7 @@ function runsView({ runs, unfinished, metrics }) {
   const draw = () => charts.replaceChildren(...curves(runs.filter((run) => chosen.has(run.name)), colourOf));
   const block = make("div", { class: "block" }, make("h2", { textContent: counted(runs.length, "run") }));
   const waiting = unfinished.length ? ` ${counted(unfinished.length, "run is", "runs are")} not finished.` : "";
-  block.append(make("p", { class: "soft", textContent: `Measured on classes that training never saw. Tick runs to draw their curves.${waiting}` }));
+  block.append(make("p", { class: "soft", textContent: `Measured on classes that training never saw. Tick runs to draw their curves.${waiting}` }), leftOut(damaged));
   const sortable = () => {
     const column = columns.find((each) => each.key === order.key) ?? columns[0];
     const sorted = [...runs].sort((a, b) => compare(column.value(a), column.value(b)) * (order.down ? -1 : 1));
@@ -109,10 +109,17 @@ export async function showLeaderboard() {
   }
 }
 
-function leaderboardView({ metrics, experiments, tournament }) {
+/** Which runs cannot be read, and why. */
+function leftOut(damaged) {
+  if (!damaged.length) return "";
+  const lines = damaged.map(({ name, reason }) => make("li", { textContent: `${name}: ${reason}` }));
+  return make("div", { class: "soft damaged" }, `${counted(damaged.length, "run")} cannot be read and ${damaged.length === 1 ? "is" : "are"} left out:`, make("ul", { class: "reasons" }, ...lines));
+}
+
+function leaderboardView({ metrics, experiments, tournament, damaged }) {
   const view = $("view-leaderboard");
   if (!experiments.length) {
-    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: "Losses are ranked here once runs are finished." })));
+    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: "Losses are ranked here once runs are finished." }), leftOut(damaged)));
   }
   const select = make("select", { id: "metric" }, ...metrics.map((each) => make("option", { value: each, textContent: named(each), selected: each === metric })));
   select.addEventListener("change", () => {
@@ -120,12 +127,12 @@ function leaderboardView({ metrics, experiments, tournament }) {
     showLeaderboard();
   });
   const chooser = make("div", { class: "row block" }, make("label", { htmlFor: "metric", class: "soft", textContent: "Ranked by" }), select, make("span", { class: "soft", textContent: "on classes that training never saw" }));
-  view.replaceChildren(chooser, ...(tournament.rows.length && tournament.experiments.length > 1 ? [standings(tournament)] : []), ...experiments.map(experiment));
+  view.replaceChildren(chooser, ...(tournament.rows.length && tournament.experiments.length > 1 ? [standings(tournament)] : []), ...experiments.map(experiment), make("div", { class: "block" }, leftOut(damaged)));
 }
 
-function standings({ experiments, rows }) {
+function standings({ experiments, rows, note }) {
   const body = rows.map((row, place) => make("tr", { class: place === 0 ? "best" : "" }, make("th", { scope: "row", textContent: row.loss }), ...[row.total, row.average.toFixed(2), row.std === null ? "–" : row.std.toFixed(2)].map((value) => make("td", { class: "number", textContent: value }))));
-  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Ranks added up over ${counted(experiments.length, "fair experiment")}; fewer is better.` }), plainTable(["loss", "total", "average", "std"], body));
+  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Ranks added up over ${counted(experiments.length, "fair experiment")}; fewer is better.${note ? ` ${note[0].toUpperCase()}${note.slice(1)}.` : ""}` }), plainTable(["loss", "total", "average", "std"], body));
 }
 
 function experiment({ name, fair, reasons, notes, rows }) {
