@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nearfar.networks import create, create_backbone
+from nearfar.networks import Embedder, create, create_backbone
 from nearfar.networks.adapters import MINUS_ONE_TO_ONE
 from nearfar.networks.saving import describe, load, save
 from nearfar.pixels import IMAGENET, Normalization
@@ -72,7 +73,25 @@ class TimmChannelsLast(TimmTokens):
         return found
 
 
-TIMM = {"conv": TimmConv, "tokens": TimmTokens, "channels_last": TimmChannelsLast}
+class TimmSized(TimmTokens):
+    """For pictures of one size; "registers" of ones stand before the patches."""
+
+    def __init__(self, *, img_size: int | list[int] = 64, registers: int = 0, drop_path_rate: float = 0.0) -> None:
+        super().__init__()
+        self.img_size, self.num_prefix_tokens, self.drop_path_rate = img_size, registers, drop_path_rate
+        self.places = nn.Parameter(torch.randn((img_size if isinstance(img_size, int) else img_size[0]) // 16, 6))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        patches = (self.proj(x) + self.places.T[:, :, None]).flatten(2).transpose(1, 2)
+        return torch.cat([torch.ones_like(patches[:, :1])] * self.num_prefix_tokens + [patches], dim=1)
+
+
+TIMM: dict[str, Any] = {
+    "conv": TimmConv,
+    "tokens": TimmTokens,
+    "channels_last": TimmChannelsLast,
+    "sized": TimmSized,
+}
 
 
 @pytest.fixture
@@ -84,7 +103,8 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append(settings)
         if name not in TIMM:
             raise RuntimeError(f"Unknown model ({name})")
-        return TIMM[name]()
+        ours = ("pretrained", "num_classes", "global_pool")
+        return TIMM[name](**{key: value for key, value in settings.items() if key not in ours})
 
     module = ModuleType("timm")
     module.create_model = create_model  # type: ignore[attr-defined]
@@ -260,6 +280,87 @@ def test_trying_leaves_the_mode_of_training() -> None:
     assert all(module.training for module in create_backbone("timm:conv").modules())
 
 
+@pytest.mark.usefixtures("timm")
+def test_tokens_before_the_patches_are_as_many_as_timm_says() -> None:
+    model = create("timm:sized", dim=None, normalize=False, img_size=32, registers=5)  # 9 tokens: no square of patches
+    x = pictures()[:, :, :32, :32]
+    wanted = model.backbone.model.proj(x) + model.backbone.model.places.T[:, :, None]
+    torch.testing.assert_close(model(x), wanted.mean(dim=(2, 3)))
+
+
+# --- settings of timm ----------------------------------------------------------------------------------------
+
+
+def test_settings_are_passed_on_to_timm(timm: list[dict[str, Any]]) -> None:
+    create_backbone("timm:sized", img_size=32, drop_path_rate=0.1)
+    assert timm[0].items() >= {"img_size": 32, "drop_path_rate": 0.1, "num_classes": 0, "global_pool": ""}.items()
+
+
+@pytest.mark.usefixtures("timm")
+@pytest.mark.parametrize("size", [32, (32, 32), [32, 32]])
+def test_the_size_asked_for_is_the_size_that_is_read(size: Any) -> None:
+    assert create_backbone("timm:sized", img_size=size).input_size == 32
+    assert create_backbone("timm:sized").input_size == 64
+
+
+@pytest.mark.usefixtures("timm")
+def test_settings_are_saved_with_the_network(tmp_path: Path) -> None:
+    model = create("timm:sized", dim=3, img_size=(32, 32), drop_path_rate=0.1).eval()
+    again = load(save(model, tmp_path))
+    written = json.loads((tmp_path / "model.json").read_text())
+    assert written["model"].items() >= {"img_size": [32, 32], "drop_path_rate": 0.1}.items()
+    assert written["preprocessing"]["size"] == 32
+    assert describe(again) == describe(model)
+    assert isinstance(again, Embedder)
+    assert again.backbone.model.drop_path_rate == 0.1
+    assert torch.equal(again(pictures()[:, :, :32, :32]), model(pictures()[:, :, :32, :32]))
+
+
+@pytest.mark.usefixtures("timm")
+def test_without_settings_the_card_is_what_it_was() -> None:
+    assert list(describe(create("timm:conv", dim=3))) == [
+        "name",
+        "dim",
+        "pooling",
+        "normalize",
+        "head",
+        "levels",
+        "freeze_batchnorm",
+    ]
+
+
+@pytest.mark.usefixtures("timm", "torchvision", "transformers")
+@pytest.mark.parametrize(
+    ("name", "settings", "error", "message"),
+    [
+        ("timm:conv", {"img_size": 32}, ValueError, "timm:conv cannot be made with img_size=32: .*'img_size'"),
+        ("timm:sized", {"drop_path": 0.1}, ValueError, r"timm:sized cannot be made with drop_path=0\.1: .*'drop_path'"),
+        ("timm:sized", {"img_size": 8}, ValueError, "timm:sized cannot be made with img_size=8: "),
+        ("timm:sized", {"img_size": (32, 64)}, ValueError, r"img_size .* is \[32, 64\]; pictures are square"),
+        ("timm:sized", {"img_size": "big"}, TypeError, "img_size is 'big'; a whole number is needed"),
+        ("timm:sized", {"norm_layer": nn.LayerNorm}, TypeError, "norm_layer .*; numbers, words and lists"),
+        ("timm:sized", {"global_pool": "avg"}, TypeError, "timm:sized has no setting 'global_pool': pooling says it"),
+        ("timm:sized", {"checkpoint_path": "x.pth"}, TypeError, "'checkpoint_path': pretrained may be a file"),
+        ("torchvision:plain", {"img_size": 32}, TypeError, "torchvision:plain has no setting 'img_size'; it has none"),
+        ("transformers:some/vit", {"img_size": 32}, TypeError, "some/vit has no setting 'img_size'; it has none"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be(name: str, settings: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        create(name, **settings)
+
+
+@pytest.mark.usefixtures("timm")
+def test_a_file_cannot_ask_timm_for_other_weights(tmp_path: Path) -> None:
+    save(create("timm:sized", dim=3), tmp_path)
+    card = json.loads((tmp_path / "model.json").read_text())
+    card["model"]["checkpoint_path"] = "other.pth"
+    (tmp_path / "model.json").write_text(json.dumps(card))
+    with pytest.raises(ValueError, match=r"describes no network that can be made: .*'checkpoint_path'"):
+        load(tmp_path)
+
+
 # --- torchvision ---------------------------------------------------------------------------------------------
 
 
@@ -360,6 +461,19 @@ def test_timms_own_resnet() -> None:
     ours.backbone.model.load_state_dict(model.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(ours(pictures()), model(pictures()))
+
+
+@pytest.mark.parametrize("settings", [{}, {"img_size": 64}], ids=str)
+def test_timms_own_class_token(settings: dict[str, Any], tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm", exc_type=ImportError)
+    ours = create("timm:vit_tiny_patch16_224", dim=None, normalize=False, pooling="token", **settings).eval()
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="token", **settings).eval()
+    model.load_state_dict(ours.backbone.model.state_dict())
+    side = settings.get("img_size", 224)
+    x = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(ours(x), model(x))
+        assert torch.equal(load(save(ours, tmp_path))(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "swin_t", "mobilenet_v3_small"])

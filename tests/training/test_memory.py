@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nearfar import losses
-from nearfar.training.memory import Memory, check_remembers
+from nearfar.training.memory import Memory
 
 
 def points(*numbers: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,12 +68,15 @@ def test_a_memory_goes_on_from_its_state() -> None:
     assert torch.equal(memory.embeddings, other.embeddings)
 
 
+def test_checkpoints_hold_what_they_always_held() -> None:
+    memory = Memory(3, dim=2)
+    memory.add(*points(1, 2))
+    state = memory.state()
+    assert state["embeddings"].tolist() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
+    assert state["labels"].tolist() == [1, 2, 0]
+    assert (int(state["added"]), list(state)) == (2, ["embeddings", "labels", "added"])
+
+
 def test_the_state_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(4, 2\) and the saved one \(5, 2\)"):
         Memory(4, dim=2).restore(Memory(5, dim=2).state())
-
-
-@pytest.mark.parametrize("name", ["proxy_anchor", "softmax", "group"])
-def test_losses_of_proxies_have_no_use_for_a_memory(name: str) -> None:
-    with pytest.raises(ValueError, match=f"the loss is '{name}'; a memory is for losses of pairs"):
-        check_remembers(losses.create(name, num_classes=3, dim=2))

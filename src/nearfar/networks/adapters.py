@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from nearfar.networks.downloads import download
 from nearfar.networks.states import load_into
 from nearfar.paths import expanded
 from nearfar.pixels import IMAGENET, Normalization
+from nearfar.settings import whole
 
 Pretrained = bool | str | Path
 
@@ -28,33 +31,70 @@ BEHIND = ("avgpool", "dropout", "flatten", "fc", "classifier", "head", "aux1", "
 # These turn ImageNet's normalisation into pixels from −1 to 1 themselves; here they get them.
 FROM_TENSORFLOW = {"googlenet", "inception_v3"}
 MINUS_ONE_TO_ONE = Normalization(mean=(0.5,) * 3, std=(0.5,) * 3)
+# What timm.create_model takes as well, and why it cannot be set.
+NOT_OURS = {
+    "num_classes": "there is no classifier",
+    "global_pool": "pooling says it",
+    "features_only": "levels say it",
+    "in_chans": "pictures have three channels",
+    "checkpoint_path": "pretrained may be a file",
+    "pretrained_cfg": "pretrained says it",
+    "pretrained_cfg_overlay": "pretrained says it",
+    "cache_dir": "pretrained says it",
+}
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
-def create(name: str, *, pretrained: Pretrained = False) -> Backbone:
-    """A backbone by "library:name"; ``pretrained`` is the library's own weights, or a file with its keys."""
+def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, Any] = NO_SETTINGS) -> Backbone:
+    """A backbone by "library:name"; ``pretrained`` is the library's own weights, or a file with its keys.
+
+    Networks of timm have ``settings``, those of ``timm.create_model``.
+    """
     library, _, rest = name.partition(":")
     if library not in _MAKERS:
         raise ValueError(f"network is {name!r}; allowed before the colon are {', '.join(_MAKERS)}")
     if not rest:
         raise ValueError(f"network is {name!r}; a name must follow, as in {library}:resnet50")
+    if settings and library != "timm":
+        raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
+    given = _plain(name, settings)
     try:
         module = import_module(library)
     except ImportError as error:
         raise ImportError(f"{name} needs {library}; install it with: pip install {library}") from error
-    backbone = _MAKERS[library](module, name, rest, pretrained is True)
+    backbone = _MAKERS[library](module, name, rest, pretrained is True, given)
     if isinstance(pretrained, str | Path):
         load_into(backbone.model, name, expanded(pretrained), CLASSIFIERS)
     return backbone
 
 
+def _plain(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they come back from a file, so that what is loaded is made as what was saved."""
+    found = {}
+    for key, value in settings.items():
+        if key in NOT_OURS:
+            raise TypeError(f"{name} has no setting {key!r}: {NOT_OURS[key]}")
+        try:
+            found[key] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{key} of {name} is {value!r}; numbers, words and lists of them can be saved") from error
+    return found
+
+
 class Adapter(Backbone):
     """A network of another library as a backbone. What its levels are called and hold is found out by trying.
 
-    Tokens of a transformer are a map without rows, [b, c, n, 1]; class and register tokens are left out.
+    Tokens of a transformer are a map without rows, [b, c, n, 1]; class and register tokens are left out. Where the
+    library says that there is a class token, ``token`` gives it.
+
+    Attributes
+        settings   with which the library was asked for the network.
+        prefix     how many tokens stand before those of the patches.
     """
 
     ignored_keys = CLASSIFIERS
     model: nn.Module
+    settings: Mapping[str, Any] = NO_SETTINGS
 
     def __init__(self, key: str, model: nn.Module, normalization: Normalization, input_size: int) -> None:
         super().__init__()
@@ -63,6 +103,7 @@ class Adapter(Backbone):
         self.normalization, self.input_size = normalization, input_size
         self.prefix = 0
         self.channels = {level: found.shape[1] for level, found in self._try().items()}
+        self.has_token = self.prefix > 0 and self.says_token()
 
     def raw(self, x: Tensor) -> dict[str, Tensor]:
         """Maps [b, c, h, w], or tokens [b, n, c]."""
@@ -70,6 +111,13 @@ class Adapter(Backbone):
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         return {level: self._map(found) for level, found in self.raw(x).items()}
+
+    def says_token(self) -> bool:
+        """Whether the network says that the first of its tokens is one for the class."""
+        return False
+
+    def token(self, x: Tensor) -> Tensor:
+        return self.raw(x)["high"][:, 0]
 
     def _map(self, found: Tensor) -> Tensor:
         return found[:, self.prefix :].transpose(1, 2).unsqueeze(3) if found.ndim == 3 else found
@@ -82,8 +130,9 @@ class Adapter(Backbone):
             found = self.raw(next(self.model.parameters()).new_zeros(1, self.in_channels, size, size))
         self.model.train(was)
         tokens = found["high"].shape[1] if found["high"].ndim == 3 else 0
-        # A square picture has a square of patches; what is more stands before them.
-        self.prefix = tokens - math.isqrt(tokens) ** 2
+        # A square picture has a square of patches; what is more stands before them, and some say how many these are.
+        said = getattr(self.model, "num_prefix_tokens", None)
+        self.prefix = said if tokens and isinstance(said, int) else tokens - math.isqrt(tokens) ** 2
         return {level: self._map(each) for level, each in found.items()}
 
 
@@ -101,6 +150,14 @@ class Timm(Adapter):
         high, (low, mid) = model.forward_intermediates(x, indices=places, output_fmt="NCHW")
         return {"low": low, "mid": mid, "high": self._upright(high)}
 
+    def says_token(self) -> bool:
+        return getattr(self.model, "cls_token", None) is not None
+
+    def token(self, x: Tensor) -> Tensor:
+        model: Any = self.model
+        found: Tensor = model.forward_features(x)
+        return found[:, 0]
+
     def _places(self) -> list[int]:
         """The stages of strides 8 and 16, or of a row of equal blocks those after a third and two thirds."""
         stages = len(getattr(self.model, "feature_info", ()))
@@ -113,14 +170,29 @@ class Timm(Adapter):
         return found.permute(0, 3, 1, 2) if last and found.ndim == 4 else found
 
 
-def _timm(timm: Any, key: str, name: str, pretrained: bool) -> Adapter:
+def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
+    side = _img_side(key, settings.get("img_size"))
     try:
-        model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
-    except RuntimeError as error:
-        raise ValueError(f"{key} cannot be made: {error}") from error
-    about = model.pretrained_cfg
-    colours = Normalization(mean=tuple(about["mean"]), std=tuple(about["std"]))
-    return Timm(key, model, colours, about["input_size"][-1])
+        model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="", **settings)
+        about = model.pretrained_cfg
+        colours = Normalization(mean=tuple(about["mean"]), std=tuple(about["std"]))
+        backbone = Timm(key, model, colours, side or about["input_size"][-1])
+    except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError) as error:
+        told = ", ".join(f"{word}={value!r}" for word, value in settings.items())
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{key} cannot be made{told and f' with {told}'}: {why}") from error
+    backbone.settings = settings
+    return backbone
+
+
+def _img_side(key: str, given: Any) -> int | None:
+    """The side of the pictures that ``img_size`` asks for, which timm takes as one number or two."""
+    if given is None:
+        return None
+    sides = given if isinstance(given, list) and given else [given]
+    if any(side != sides[0] for side in sides):
+        raise ValueError(f"img_size of {key} is {given!r}; pictures are square, and both sides must be the same")
+    return whole("img_size", sides[0])
 
 
 # --- torchvision ---------------------------------------------------------------------------------------------
@@ -153,7 +225,7 @@ def _steps(model: nn.Module) -> list[nn.Module]:
     return steps
 
 
-def _torchvision(torchvision: Any, key: str, name: str, pretrained: bool) -> Adapter:
+def _torchvision(torchvision: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     models = torchvision.models
     try:
         best = models.get_model_weights(name).DEFAULT
@@ -185,8 +257,19 @@ class Transformers(Adapter):
         found: Tensor = self.model(pixel_values=x).last_hidden_state
         return {"high": found}
 
+    def says_token(self) -> bool:
+        embeddings = getattr(self.model, "embeddings", None)
+        return any(getattr(embeddings, name, None) is not None for name in ("cls_token", "class_embedding"))
 
-def _transformers(transformers: Any, key: str, name: str, pretrained: bool) -> Adapter:
+    def token(self, x: Tensor) -> Tensor:
+        found = self.model(pixel_values=x)
+        # CLIP and its kin norm the class token alone, behind the last tokens. The poolers of others were trained for
+        # another task.
+        token: Tensor = found.pooler_output if hasattr(self.model, "post_layernorm") else found.last_hidden_state[:, 0]
+        return token
+
+
+def _transformers(transformers: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     processing: Any = import_module("transformers.image_processing_utils")
     try:
         about = processing.BaseImageProcessor.get_image_processor_dict(name)[0]
@@ -208,7 +291,7 @@ def _side(about: Mapping[str, Any]) -> int:
     return int(size if isinstance(size, int) else size.get("height") or size.get("shortest_edge") or 224)
 
 
-_MAKERS: dict[str, Callable[[Any, str, str, bool], Adapter]] = {
+_MAKERS: dict[str, Callable[[Any, str, str, bool, Mapping[str, Any]], Adapter]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "transformers": _transformers,

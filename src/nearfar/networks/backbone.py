@@ -37,6 +37,7 @@ class Backbone(nn.Module):
         in_channels     how many channels a picture has, or how many dimensions a vector.
         channels        by level, how many channels the map has. Every backbone has the level "high", its last map.
         gives_maps      whether the last level is a map [b, c, h, w]; otherwise it is a vector [b, c].
+        has_token       whether it has a class token, as wide as the last map; one that has defines ``token``, too.
         ignored_keys    prefixes of published weights that are left out: classifiers.
     """
 
@@ -47,6 +48,7 @@ class Backbone(nn.Module):
     in_channels: int = 3
     channels: Mapping[str, int]
     gives_maps: bool = True
+    has_token: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,10 +59,19 @@ class Backbone(nn.Module):
         """The maps after the stages that ``channels`` names, of input that has been looked at."""
         raise NotImplementedError
 
+    def token(self, x: Tensor) -> Tensor:
+        """The class token of every picture, [b, c], of input that has been looked at."""
+        raise NotImplementedError
+
     def level_maps(self, x: Tensor) -> dict[str, Tensor]:
         """The map of every level by name: [b, c, h, w], or [b, c]. (``features`` is a key of published weights.)"""
         self._check(x)
         return self.maps(x)
+
+    def class_token(self, x: Tensor) -> Tensor:
+        """The class token of every picture, [b, c], of a backbone that has one."""
+        self._check(x)
+        return self.token(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """The map of the last level."""

@@ -24,7 +24,7 @@ class Embedder(nn.Module):
     Parameters
         backbone           what makes maps of the input.
         dim                dimensions of the embedding, of each level; None for the pooled features themselves.
-        pooling            "avg", "max", "avg+max", or "gem".
+        pooling            "avg", "max", "avg+max", or "gem"; "token" for the class token of a backbone that has one.
         normalize          give embeddings length 1.
         head               "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
         levels             any of "low", "mid" and "high", in the order of concatenation; only "high" if not given.
@@ -60,6 +60,9 @@ class Embedder(nn.Module):
         self.levels = _checked_levels(backbone, levels)
         if pooling != "avg" and not backbone.gives_maps and self.levels == ("high",):
             raise ValueError(f"pooling is {pooling!r}; {backbone.key} gives vectors, and there is nothing to pool")
+        self._of_token = pooling == "token"
+        if self._of_token:
+            _check_token(backbone, self.levels)
         self.backbone = backbone
         self.poolings = nn.ModuleDict({level: _pooling(pooling) for level in self.levels})
         self.heads = nn.ModuleDict({level: heads.create(head, backbone.channels[level], dim) for level in self.levels})
@@ -81,7 +84,7 @@ class Embedder(nn.Module):
 
     def levels_forward(self, x: Tensor) -> dict[str, Tensor]:
         """The embedding of every level, [b, dim] each: one copy of the loss for each of them."""
-        maps = self.backbone.level_maps(x)
+        maps = {"high": self.backbone.class_token(x)} if self._of_token else self.backbone.level_maps(x)
         return {level: self._finish(self.heads[level](self.poolings[level](maps[level]))) for level in self.levels}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,6 +134,14 @@ class Embedder(nn.Module):
 
 
 _pooling = pooling.create  # the class has a setting of that name
+
+
+def _check_token(backbone: Backbone, levels: tuple[str, ...]) -> None:
+    if not backbone.has_token:
+        allowed = ", ".join(pooling.MAPS)
+        raise ValueError(f"pooling is 'token'; {backbone.key} has no class token, and allowed are {allowed}")
+    if levels != ("high",):
+        raise ValueError(f"pooling is 'token' and levels is {levels!r}; the class token is of the level 'high' alone")
 
 
 def _checked_levels(backbone: Backbone, levels: Sequence[str] | None) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from nearfar.settings import one_of, positive
 
-NAMES = ("avg", "max", "avg+max", "gem")
+MAPS = ("avg", "max", "avg+max", "gem")
+NAMES = (*MAPS, "token")
 
 
 class Pooling(nn.Module):
@@ -24,7 +25,7 @@ class Pooling(nn.Module):
 
     def __init__(self, kind: str = "avg") -> None:
         super().__init__()
-        self.kind = one_of("pooling", kind, NAMES[:3])
+        self.kind = one_of("pooling", kind, MAPS[:3])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
@@ -72,10 +73,26 @@ class GeM(nn.Module):
         return f"p={self.p.item():.3g}"
 
 
+class Token(nn.Module):
+    """The class token of a transformer as the backbone gives it, [b, c]: there is nothing to pool.
+
+    >>> Token()(torch.tensor([[1.0, 3.0]]))
+    tensor([[1., 3.]])
+    """
+
+    kind = "token"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            raise ValueError(f"a class token has shape {tuple(x.shape)}; [b, c] is needed")
+        return x
+
+
 def create(kind: str) -> nn.Module:
     """A pooling by name.
 
     >>> create("gem")
     GeM(p=3)
     """
-    return GeM() if one_of("pooling", kind, NAMES) == "gem" else Pooling(kind)
+    one_of("pooling", kind, NAMES)
+    return GeM() if kind == "gem" else Token() if kind == "token" else Pooling(kind)

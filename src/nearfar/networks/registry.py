@@ -67,7 +67,8 @@ def create(
     Parameters
         name         one of ``names()``, or "timm:NAME", "torchvision:NAME", "transformers:NAME" where that library is.
         pretrained   True for the published weights, or a file with weights; False for random ones.
-        settings     those of the backbone, such as ``in_dim`` of "linear" and "mlp"; see ``defaults(name)``.
+        settings     those of the backbone, such as ``in_dim`` of "linear" and "mlp"; see ``defaults(name)``. Those of
+                     "timm:NAME" are ``timm.create_model``'s, such as ``img_size``.
 
     The others are those of :class:`~nearfar.networks.Embedder`.
 
@@ -95,9 +96,7 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
     if ":" in name:
         from nearfar.networks import adapters
 
-        if settings:
-            raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
-        return adapters.create(name, pretrained=pretrained)
+        return adapters.create(name, pretrained=pretrained, settings=settings)
     allowed = defaults(name)
     refuse_unknown(name, settings, allowed)
     refuse_missing(name, settings, allowed)

@@ -193,7 +193,7 @@ def _settings(backbone: Backbone) -> dict[str, Any]:
     """The backbone's own settings; that they make the same network again is looked at."""
     name = backbone.key
     if ":" in name:
-        return {}
+        return dict(getattr(backbone, "settings", {}))
     found = {key: SETTINGS[key](backbone) for key in registry.defaults(name) if key in SETTINGS}
     with torch.device("meta"):
         again = registry.create_backbone(name, **found)
