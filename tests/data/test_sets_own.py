@@ -71,7 +71,8 @@ def test_classes_named_by_numbers_are_in_their_order(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path) -> None:
-    birds = data.open("folder", write(tmp_path, ["loose.jpg", "jay/1.jpg", "jay/favicon.ico", "jay/notes.txt", "wren/1"]))
+    files = ["loose.jpg", "jay/1.jpg", "jay/favicon.ico", "jay/notes.txt", "wren/1"]
+    birds = data.open("folder", write(tmp_path, files))
     assert len(birds) == 1
     assert birds.notes == (
         "loose.jpg: in no class folder; left out",
