@@ -30,13 +30,31 @@ class Question:
     gallery_labels: Tensor | None = None
     measure: str = "cosine"
     ks: tuple[int, ...] = (1, 2, 4, 8)
+    at_k: tuple[str, ...] = ("recall",)
+    positions: Tensor | None = None
+    groups: Tensor | None = None
+    gallery_groups: Tensor | None = None
 
     def arguments(self) -> tuple[Any, ...]:
         given = (self.embeddings, self.labels)
         return given if self.gallery is None else (*given, self.gallery, self.gallery_labels)
 
     def settings(self) -> dict[str, Any]:
-        return {"ks": self.ks, "measure": self.measure}
+        """Those that are told, so that the rest is as it is unless told."""
+        told = {name: getattr(self, name) for name in ("positions", "groups", "gallery_groups")}
+        given = {name: value for name, value in told.items() if value is not None}
+        return {"ks": self.ks, "at_k": self.at_k, "measure": self.measure, **given}
+
+    def asks(self, i: int, j: int) -> bool:
+        """Whether query i asks item j: not itself, and nothing of its class in its group."""
+        own = i if self.gallery is None else -1 if self.positions is None else int(self.positions[i])
+        if j == own:
+            return False
+        if self.groups is None:
+            return True
+        labels = self.labels if self.gallery_labels is None else self.gallery_labels
+        groups = self.groups if self.gallery_groups is None else self.gallery_groups
+        return bool(labels[j] != self.labels[i]) or bool(groups[j] != self.groups[i])
 
 
 # --- what to ask ---------------------------------------------------------------------------------------------
@@ -109,13 +127,18 @@ def nearness(query: list[int], answer: list[int], measure: str) -> Fraction:
     return Fraction(product * abs(product), dot(query, query) * dot(answer, answer)) if product else Fraction(0)
 
 
-def score(ranks: list[int], ks: Sequence[int]) -> dict[str, float]:
+def score(ranks: list[int], ks: Sequence[int], at_k: Sequence[str] = ("recall",)) -> dict[str, float]:
     """The metrics of one query whose positives stand at these places, counted from 0."""
     positives = len(ranks)
     precisions = [(number + 1) / (rank + 1) for number, rank in enumerate(ranks)]
     within = [precision for precision, rank in zip(precisions, ranks, strict=True) if rank < positives]
+
+    def at(name: str, k: int) -> float:
+        first = [precision for precision, rank in zip(precisions, ranks, strict=True) if rank < k]
+        return {"recall": float(bool(first)), "precision": len(first) / k, "map": sum(first) / min(k, positives)}[name]
+
     return {
-        **{f"recall@{k}": float(ranks[0] < k) for k in ks},
+        **{f"{name}@{k}": at(name, k) for name in at_k for k in ks},
         "precision@1": float(ranks[0] == 0),
         "r_precision": len(within) / positives,
         "map@r": sum(within) / positives,
@@ -130,7 +153,7 @@ def all_nearness(question: Question) -> list[dict[int, Fraction]]:
     queries, answers = as_whole_numbers(question.embeddings, question.embeddings if alone else question.gallery)
     everything = []
     for i, query in enumerate(queries):
-        asked = [j for j in range(len(answers)) if not (alone and j == i)]
+        asked = [j for j in range(len(answers)) if question.asks(i, j)]
         everything.append({j: nearness(query, answers[j], question.measure) for j in asked})
     return everything
 
@@ -143,7 +166,7 @@ def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
     for label, near in zip(labels, all_nearness(question), strict=True):
         order = sorted(near, key=lambda j: (-near[j], j))
         ranks = [rank for rank, j in enumerate(order) if answer_labels[j] == label]
-        scores.append(score(ranks, question.ks) if ranks else None)
+        scores.append(score(ranks, question.ks, question.at_k) if ranks else None)
     return scores
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from retrieval_oracle import METRICS
@@ -140,6 +141,28 @@ def test_one_wrong_answer_comes_first(positives: int, measure: str) -> None:
     at_r = sum(precisions[:-1]) / positives
     expected = [0, 1 - 1 / positives, at_r, sum(precisions) / positives, 1 / 2]
     assert [found[name] for name in METRICS] == pytest.approx(expected)
+
+
+@both_measures
+@pytest.mark.parametrize("many", [0, 64], ids=["sorted", "counted"])
+def test_precision_and_average_precision_at_k(measure: str, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "MANY_POSITIVES", many)
+    # Three of its class, at places 2, 3 and 5 of 5. Beyond them, precision is still a share of k.
+    found = retrieval(*answers(".##.#"), ks=(1, 2, 4, 10), at_k=("precision", "map"), measure=measure)
+    assert [found[f"precision@{k}"] for k in (1, 2, 4, 10)] == pytest.approx([0, 1 / 2, 2 / 4, 3 / 10])
+    at = [0, (1 / 2) / 2, (1 / 2 + 2 / 3) / 3, (1 / 2 + 2 / 3 + 3 / 5) / 3]
+    assert [found[f"map@{k}"] for k in (1, 2, 4, 10)] == pytest.approx(at)
+    assert found["map@10"] == found["map"]
+
+
+def test_what_is_told_for_each_k() -> None:
+    names = ["map@2", "map@1", "recall@2", "recall@1", "precision@1", "r_precision", "map@r", "map", "mrr"]
+    found = retrieval(*some(), ks=(2, 1), at_k=("map", "recall"))
+    assert list(found) == [*names, "queries", "queries_without_match"]
+    everything = retrieval(*some(), ks=(2, 1), at_k=("recall", "precision", "map"))
+    assert everything["precision@1"] == everything["map@1"] == everything["recall@1"]
+    assert {name: everything[name] for name in found} == found
+    assert retrieval(*some(), ks=2, at_k="precision") == retrieval(*some(), ks=2, at_k=("precision",))
 
 
 def test_measures_differ_where_lengths_do() -> None:
@@ -289,6 +312,52 @@ def test_without_a_gallery_each_asks_all_the_others(measure: str) -> None:
         assert {name: values[i].item() for name, values in together.items()} == {
             name: values.item() for name, values in alone.items()
         }
+
+
+@both_measures
+def test_in_a_gallery_a_query_that_stands_there_asks_all_the_others(measure: str) -> None:
+    embeddings, labels = some(30)
+    embeddings = torch.cat([embeddings, embeddings[:5]])  # duplicates still count
+    labels = torch.cat([labels, labels[:5]])
+    which = torch.tensor([7, 0, 31, 12])
+    given = per_query(embeddings[which], labels[which], embeddings, labels, positions=which, measure=measure)
+    for name, values in per_query(embeddings, labels, measure=measure).items():
+        assert torch.equal(given[name].nan_to_num(-1), values[which].nan_to_num(-1)), name
+    nowhere = per_query(embeddings[which], labels[which], embeddings, labels, positions=torch.full((4,), -1))
+    assert nowhere["mrr"].tolist() == [1.0] * 4
+
+
+def test_what_is_of_the_class_and_the_group_takes_no_place() -> None:
+    # A of camera 1 finds, in this order, A of 1, B of 1, A of 2, A of 1, A of 3: of these it asks B A A.
+    query, label, gallery, _ = answers("#.###")
+    found = retrieval(
+        *(query, label, gallery, torch.tensor([1, 0, 1, 1, 1])),
+        groups=torch.tensor([1]),
+        gallery_groups=torch.tensor([1, 1, 2, 1, 3]),
+        ks=(1, 2),
+    )
+    assert (found["recall@1"], found["recall@2"]) == (0.0, 1.0)
+    assert [found[name] for name in METRICS] == pytest.approx([0, 1 / 2, 1 / 4, (1 / 2 + 2 / 3) / 2, 1 / 2])
+
+
+@pytest.mark.parametrize("classes", [3, 60], ids=["sorted", "counted"])
+def test_a_query_with_nobody_beyond_its_group_has_no_match(classes: int) -> None:
+    embeddings, labels = some(300, classes=classes)
+    groups = torch.where(labels == 0, 5, torch.arange(300) % 4)
+    found = retrieval(embeddings, labels, groups=groups, at_k=("map",), per_query=True)
+    nobody = torch.tensor(
+        [not bool(((labels == a) & (groups != b)).any()) for a, b in zip(labels, groups, strict=True)]
+    )
+    assert found["queries_without_match"] == int(nobody.sum()) >= int((labels == 0).sum())
+    for name, values in found["per_query"].items():
+        assert torch.equal(values.isnan(), nobody), name
+
+
+def test_groups_may_be_words_and_each_its_own() -> None:
+    embeddings, labels = some()
+    expected = retrieval(embeddings, labels)
+    assert retrieval(embeddings, labels, groups=torch.arange(40)) == expected
+    assert retrieval(embeddings, labels, groups=np.array([f"camera {i}" for i in range(40)])) == expected
 
 
 def test_a_k_beyond_what_can_be_asked_looks_at_all() -> None:

@@ -33,10 +33,32 @@ def questions(draw: st.DrawFn, most: int = 14) -> Question:
     return question
 
 
+@st.composite
+def questions_that_leave_out(draw: st.DrawFn) -> Question:
+    """Queries that know their place in the gallery, or some of them, and items of one class and group."""
+    question = draw(questions())
+    question.at_k = draw(st.sampled_from([("precision", "recall"), ("map",), ("recall", "precision", "map")]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 100_000)))
+    many = draw(st.integers(1, 4))
+    if draw(st.booleans()):
+        question.groups = torch.randint(many, (len(question.labels),), generator=generator) - 1
+    if question.gallery is None or question.gallery_labels is None:
+        return question
+    if question.groups is not None:
+        question.gallery_groups = torch.randint(many, (len(question.gallery),), generator=generator) - 1
+    if draw(st.booleans()):  # every second query, or what is left of them, is an item of the gallery
+        places = torch.randint(len(question.gallery), (len(question.labels),), generator=generator)
+        there = torch.arange(len(places)) % 2 == 0
+        question.positions = torch.where(there, places, -1)
+        question.embeddings = torch.where(there.unsqueeze(1), question.gallery[places], question.embeddings)
+        question.labels = torch.where(there, question.gallery_labels[places], question.labels)
+    return question
+
+
 def has_a_match(question: Question) -> bool:
-    if question.gallery_labels is not None:
-        return bool(torch.isin(question.labels, question.gallery_labels).any())
-    return len(question.labels.unique()) < len(question.labels)
+    labels = question.labels if question.gallery_labels is None else question.gallery_labels
+    pairs = (labels == question.labels.unsqueeze(1)).nonzero().tolist()
+    return any(question.asks(i, j) for i, j in pairs)
 
 
 def ask(question: Question, **settings: Any) -> dict[str, Any]:
@@ -50,6 +72,20 @@ def test_as_asked_one_by_one(many: int, monkeypatch: pytest.MonkeyPatch) -> None
 
     @settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
     @given(questions(), st.sampled_from(BUDGETS))
+    def search(question: Question, budget: int) -> None:
+        assume(has_a_match(question))
+        assume(is_clear(question))
+        assert_as_asked_one_by_one(ask(question, memory_budget=budget), question)
+
+    search()
+
+
+@pytest.mark.parametrize("many", [0, 1, 3, 64])
+def test_what_is_left_out_and_what_is_told_for_each_k(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "MANY_POSITIVES", many)
+
+    @settings(derandomize=True, deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+    @given(questions_that_leave_out(), st.sampled_from(BUDGETS))
     def search(question: Question, budget: int) -> None:
         assume(has_a_match(question))
         assume(is_clear(question))
@@ -78,6 +114,9 @@ def test_few_and_many_positives_in_one_question(kind: Any, measure: str, budget:
         gallery_labels=labels,
     )
     assert_as_asked_one_by_one(ask(asked, memory_budget=budget), asked)
+    cameras = torch.randint(3, (len(labels),), generator=generator)
+    told = replace(asked, at_k=("precision", "map"), positions=some, groups=cameras[some], gallery_groups=cameras)
+    assert_as_asked_one_by_one(ask(told, memory_budget=budget), told)
 
 
 @settings(derandomize=True, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))

@@ -147,6 +147,16 @@ def test_labels_may_be_words(dtype: type, alone: dict[str, Any], shop: dict[str,
     assert retrieval(QUERIES, words, GALLERY, gallery_words) == shop
 
 
+@pytest.mark.parametrize("ks", [np.array([1, 2]), [np.int64(1), np.uint8(2)], torch.tensor([1, 2]), range(1, 3)])
+def test_whole_numbers_of_any_kind_are_neighbours(ks: Any) -> None:
+    assert retrieval(QUERIES, QUERY_LABELS, ks=ks) == retrieval(QUERIES, QUERY_LABELS, ks=(1, 2))
+
+
+@pytest.mark.parametrize("k", [3, np.int32(3), np.array(3), torch.tensor(3)])
+def test_one_number_of_neighbours(k: Any) -> None:
+    assert retrieval(QUERIES, QUERY_LABELS, ks=k) == retrieval(QUERIES, QUERY_LABELS, ks=(3,))
+
+
 # --- memory --------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +222,20 @@ STRANGE[1, 2], STRANGE[3, 0] = float("nan"), -float("inf")
         ({"ks": (-3,)}, ValueError, "ks contains -3"),
         ({"ks": (1.5,)}, ValueError, "ks contains 1.5"),
         ({"ks": (True,)}, ValueError, "ks contains True"),
+        ({"ks": True}, ValueError, "ks contains True"),
+        ({"ks": 0}, ValueError, "ks contains 0"),
+        ({"ks": np.array([1.0])}, ValueError, "ks contains 1.0"),
+        ({"ks": [[1, 2]]}, ValueError, r"ks contains \[1, 2\]"),
+        ({"ks": 1.5}, TypeError, "ks is 1.5; needed are whole numbers of at least 1"),
+        ({"ks": "12"}, TypeError, "ks is '12'"),
+        ({"ks": None}, TypeError, "ks is None"),
+        ({"at_k": ("mrr",)}, ValueError, "at_k is 'mrr'; allowed are recall, precision, map"),
+        ({"positions": LABELS}, ValueError, "positions say where queries stand in a gallery"),
+        ({"gallery_groups": LABELS}, ValueError, "gallery_groups go with a gallery"),
+        ({"groups": LABELS, "gallery_groups": LABELS}, ValueError, "gallery_groups go with a gallery"),
+        ({"groups": LABELS[:3]}, ValueError, r"groups has shape \(3,\); needed is \[4\]"),
+        ({"groups": LABELS.float()}, TypeError, "groups is of torch.float32"),
+        ({"groups": LABELS}, ValueError, "no class has two members beside what is left out"),
         ({"measure": "manhattan"}, ValueError, "measure is 'manhattan'.*cosine.*euclidean"),
         ({"memory_budget": 0}, ValueError, "memory_budget is 0"),
         ({"memory_budget": -1}, ValueError, "memory_budget is -1"),
@@ -238,6 +262,17 @@ def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception
         ({"gallery_labels": LABELS.double()}, TypeError, "gallery_labels is of torch.float64"),
         ({"gallery_labels": np.array(list("aabb"))}, TypeError, "labels holds whole numbers and gallery_labels text"),
         ({"gallery_labels": LABELS + 2}, ValueError, "nothing to retrieve"),
+        ({"groups": LABELS}, ValueError, "groups and gallery_groups go together"),
+        ({"gallery_groups": LABELS}, ValueError, "groups and gallery_groups go together"),
+        ({"groups": LABELS, "gallery_groups": LABELS[:2]}, ValueError, r"gallery_groups has shape \(2,\)"),
+        ({"groups": LABELS, "gallery_groups": LABELS}, ValueError, "beside what is left out, so there is nothing"),
+        ({"positions": [0, 1, 2, 3]}, TypeError, "positions is a list"),
+        ({"positions": np.array(list("abcd"))}, TypeError, "positions is of <U1; whole numbers are needed"),
+        ({"positions": LABELS.double()}, TypeError, "positions is of torch.float64"),
+        ({"positions": LABELS[:2]}, ValueError, r"positions has shape \(2,\)"),
+        ({"positions": LABELS - 2}, ValueError, "positions go from -2 to -1; allowed are 0 to 3"),
+        ({"positions": LABELS + 3}, ValueError, "positions go from 3 to 4"),
+        ({"positions": torch.tensor([-1, 2, 3, -1])}, ValueError, "query 1 stands at 2, which is of another class"),
     ],
 )
 def test_errors_name_the_argument_of_the_gallery(changed: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -14,5 +14,6 @@ from nearfar.metrics.clustering import clustering
 from nearfar.metrics.kmeans import KMeans, kmeans
 from nearfar.metrics.retrieval import retrieval
 from nearfar.metrics.scores import ami, f1, nmi
+from nearfar.metrics.verification import verification
 
-__all__ = ["Interval", "KMeans", "ami", "bootstrap", "clustering", "f1", "kmeans", "nmi", "retrieval"]
+__all__ = ["Interval", "KMeans", "ami", "bootstrap", "clustering", "f1", "kmeans", "nmi", "retrieval", "verification"]

@@ -56,14 +56,14 @@ def bootstrap(
     named = values if isinstance(values, Mapping) else {"values": values}
     whole("samples", samples)
     number("confidence", confidence, low=0.0, high=1.0, open_low=True)
-    generator = torch.Generator().manual_seed(whole("seed", seed, low=0, high=2**63 - 1))
+    generator = torch.Generator("cpu").manual_seed(whole("seed", seed, low=0, high=2**63 - 1))
     table = _table(named)
     answered = ~table.isnan()
     kept = answered.any(dim=1)
     table, answered = table[kept].nan_to_num(nan=0.0), answered[kept].double()
     means = _means(table, answered, samples, generator)
     tail = (1 - confidence) / 2
-    quantiles = torch.tensor([tail, 1 - tail], dtype=torch.float64)
+    quantiles = means.new_tensor([tail, 1 - tail])
     found = {}
     for column, name in enumerate(named):
         mean = table[:, column].sum() / answered[:, column].sum()
@@ -78,8 +78,10 @@ def _table(named: Mapping[str, Array]) -> Tensor:
     for name, values in named.items():
         if not isinstance(values, (Tensor, np.ndarray)):
             raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is needed")
-        array = values.detach().cpu().double() if isinstance(values, Tensor) else np.array(values, dtype=np.float64)
-        column = torch.as_tensor(array)
+        if isinstance(values, Tensor):
+            column = values.detach().cpu().double()
+        else:
+            column = torch.from_numpy(np.array(values, dtype=np.float64))
         if column.ndim != 1 or len(column) != len(columns[0] if columns else column):
             needed = f"[{len(columns[0])}]" if columns else "[queries]"
             raise ValueError(f"{name} has shape {tuple(column.shape)}; needed is {needed}")
@@ -100,8 +102,8 @@ def _means(table: Tensor, answered: Tensor, samples: int, generator: torch.Gener
     step = max(1, CHUNK // queries)
     for start in range(0, samples, step):
         height = min(step, samples - start)
-        drawn = torch.randint(queries, (height, queries), generator=generator)
-        drawn += torch.arange(height).unsqueeze(1) * queries
+        drawn = torch.randint(queries, (height, queries), generator=generator, device=table.device)
+        drawn += torch.arange(height, device=table.device).unsqueeze(1) * queries
         times = torch.bincount(drawn.flatten(), minlength=height * queries).view(height, queries).double()
         parts.append((times @ table) / (times @ answered))
     return torch.cat(parts)

@@ -72,7 +72,7 @@ def kmeans(
     non_negative("tolerance", tolerance)
     whole("memory_budget", memory_budget)
     # On the CPU, so that all devices draw alike.
-    generator = torch.Generator().manual_seed(whole("seed", seed, low=0, high=2**63 - 1))
+    generator = torch.Generator("cpu").manual_seed(whole("seed", seed, low=0, high=2**63 - 1))
     check_finite("vectors", vectors)
     points = Points(vectors, unit=normalize, memory_budget=memory_budget)
     best: KMeans | None = None
@@ -179,7 +179,7 @@ class Lloyd:
         """First centres: different points, drawn by their squared distances to those of earlier rounds."""
         count, device = self.points.count, self.points.device
         taken = torch.zeros(count, dtype=torch.bool, device=device)
-        rows = torch.randint(count, (1,), generator=generator).to(device)
+        rows = torch.randint(count, (1,), generator=generator, device="cpu").to(device)
         step = math.ceil((self.k - 1) / ROUNDS)
         trials = 2 + int(math.log(self.k))  # as many as scikit-learn tries
         centers, drawn = [], 0
@@ -191,7 +191,7 @@ class Lloyd:
             if drawn == self.k:
                 return torch.cat(centers)
             # The least of exponential draws, each over its weight, are a weighted sample without replacement.
-            draws = torch.empty(count, dtype=torch.float64).exponential_(generator=generator).to(device)
+            draws = torch.empty(count, dtype=torch.float64, device="cpu").exponential_(generator=generator).to(device)
             keys = (draws / self.distances.double().clamp(min=1e-30)).masked_fill_(taken, math.inf)
             if step > 1:
                 rows = keys.topk(min(step, self.k - drawn), largest=False).indices

@@ -8,6 +8,9 @@ equal vectors tie. A query with very many of them, as where a network has sent e
 float64 throughout.
 
 Queries with very many positives are ranked by sorting instead.
+
+What a query does not ask is of its class, and items of its class are counted only as positives: it is enough that
+these are none.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.precision import unit_rows
+from nearfar.metrics.points import SAME, Sides
 from nearfar.progress import Progress
 
 MANY_POSITIVES = 64  # beyond this, sorting beats counting
@@ -28,62 +31,7 @@ CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache
 CPU_ROOM = 1 << 24  # bytes that need not be fetched anew from the system each time
 MANY_CLOSE = 4  # beyond one close comparison for so many items, a query is compared with all of them in float64
 MANY_NEAR = 16  # one in so many entries near a positive is too many to pick them out
-SAME = 2.0**-40  # similarities as close as this in float64 are equal
 SMALL = 2.0**-46  # what the squared lengths behind a squared distance may lose in a matrix product, relatively
-
-
-@dataclass
-class Points:
-    """Embeddings, compared by cosine (``unit``) or by minus the squared distance."""
-
-    array: Tensor  # [n, d], of any float type, on any device; perhaps a file
-    unit: bool
-    scale: float  # a power of two that brings distances where their squares can be computed
-    center: Tensor  # [d], float64; squared distances do not see it, but float32 does
-
-    def exact(self, index: Tensor) -> Tensor:
-        """Some of them in float64."""
-        points = self.array[index].double()
-        if not self.unit:
-            return points.mul_(self.scale)
-        return unit_rows(points)
-
-    def quick(self, index: Tensor) -> Tensor:
-        """Some of them in float32."""
-        return (self.exact(index) - self.center).float()
-
-    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
-        """Of exact points, pair by pair along the last dimension."""
-        return (one * other).sum(dim=-1) if self.unit else -(one - other).square_().sum(dim=-1)
-
-    def pairwise(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of all rows with all columns, in their precision."""
-        if self.unit:
-            return torch.mm(rows, columns.T, out=out)
-        squares = [points.square().sum(dim=1) for points in (rows, columns)]
-        return torch.addmm(squares[1].neg(), rows, columns.T, alpha=2.0, out=out).sub_(squares[0].unsqueeze(1))
-
-    def doubt(self, rows: Tensor, columns: Tensor) -> float:
-        """How far a similarity in float32 may be from the exact one."""
-        share = 1e-6 + 4e-8 * math.sqrt(rows.shape[1])
-        if self.unit:
-            return share
-        longest = [float(points.square().sum(dim=1).max()) ** 0.5 for points in (rows, columns)]
-        return max(float(share * sum(longest) ** 2), 1e-38)
-
-
-def prepare(arrays: Sequence[Tensor], measure: str, rows: int = 65_536) -> list[Points]:
-    """Embeddings that are compared with each other by a measure."""
-    if measure == "cosine":
-        origin = torch.zeros(arrays[0].shape[1], dtype=torch.float64, device=arrays[0].device)
-        return [Points(array, True, 1.0, origin) for array in arrays]
-    blocks = [array[start : start + rows] for array in arrays for start in range(0, len(array), rows)]
-    largest = max(float(block.abs().max()) for block in blocks)
-    scale = 2.0 ** -math.frexp(largest)[1] if largest else 1.0
-    # In the middle of most of them, wherever a few may be.
-    some = torch.cat([array[:: len(array) // 1024 + 1].double() for array in arrays])
-    center = (some * scale).median(dim=0).values
-    return [Points(array, False, scale, center) for array in arrays]
 
 
 @dataclass
@@ -103,11 +51,16 @@ class _Block:
 
 
 class Ranking:
-    """Queries, and what they ask: each other, or a gallery."""
+    """Queries, and what they ask: each other, or a gallery.
 
-    def __init__(
-        self, queries: Points, query_classes: Tensor, gallery: Points | None, gallery_classes: Tensor, budget: int
-    ) -> None:
+    Parameters
+        sides    who asks whom.
+        own      [m], where each query itself stands in the gallery, −1: nowhere. Without a gallery this is known.
+        kinds    [m] and [n]: an item of the query's kind is left out. Items of a kind are of one class.
+    """
+
+    def __init__(self, sides: Sides, own: Tensor | None = None, kinds: tuple[Tensor, Tensor] | None = None) -> None:
+        queries, query_classes, gallery, gallery_classes, budget = sides
         self.queries, self.gallery = queries, queries if gallery is None else gallery
         self.alone, self.budget = gallery is None, budget
         numbers = queries.array.numel() + (0 if gallery is None else gallery.array.numel())
@@ -120,13 +73,22 @@ class Ranking:
         self.starts = self.sizes.cumsum(0) - self.sizes
         self.order = torch.argsort(self.gallery_classes, stable=True)
         self._rooms: dict[torch.dtype, Tensor] = {}
-        self.positives = self.sizes[self.query_classes] - int(self.alone)  # [m], how many each query has
+        if self.alone:
+            own = torch.arange(len(query_classes), device=query_classes.device)
+        self.own = torch.full_like(query_classes, -1) if own is None else own
+        self.others = self.sizes[self.query_classes] - (self.own >= 0).long()  # [m], of each query's class
+        self.kinds = kinds
+        self.positives = self.others - self._of_the_kind()  # [m], how many each query has
 
-    def statistics(self, progress: Progress | None = None) -> dict[str, Tensor]:
-        """For each query: place of the first positive, r-precision and average precisions; NaN without positives."""
+    def statistics(self, progress: Progress | None = None, ks: Sequence[int] = ()) -> dict[str, Tensor]:
+        """For each query: place of the first positive, r-precision and average precisions; NaN without positives.
+
+        And for each k the share of positives in the first k places, and the average precision in them.
+        """
         nan = torch.full((len(self.positives),), torch.nan, dtype=torch.float64, device=self.positives.device)
-        found = {name: nan.clone() for name in ("first", "r_precision", "map@r", "map")}
-        many = (self.positives > MANY_POSITIVES).nonzero().squeeze(1)
+        names = ("first", "r_precision", "map@r", "map", *(f"{name}@{k}" for name in ("precision", "map") for k in ks))
+        found = {name: nan.clone() for name in names}
+        many = ((self.others > MANY_POSITIVES) & (self.positives > 0)).nonzero().squeeze(1)
         (blocks, pairs), tiles = self._blocks(), self._tiles(many)
         total = len(pairs) + len(tiles)
         for done, (rows, columns) in enumerate(pairs, start=1):
@@ -136,15 +98,32 @@ class Ranking:
         for block in blocks:
             # What comes before more than s of the positives, the least similar, comes before the one in slot s.
             places = block.above + block.beyond[:, 1:].flip(1).cumsum(dim=1).flip(1)
-            _enter(found, block.index, _from_places(places, self.positives[block.index]))
+            _enter(found, block.index, _from_places(places, self.positives[block.index], ks))
             crowded = block.index[self._too_close(block)]
             for index in torch.split(crowded, self._exact_rows()) if len(crowded) else ():
-                _enter(found, index, _from_places(self._exact_places(index), self.positives[index]))
+                _enter(found, index, _from_places(self._exact_places(index), self.positives[index], ks))
         for done, index in enumerate(tiles, start=len(pairs) + 1):
-            _enter(found, index, self._sorted(index))
+            _enter(found, index, self._sorted(index, ks))
             if progress is not None:
                 progress(done, total)
         return found
+
+    # --- what is left out ---------------------------------------------------------------------------------
+
+    def _of_the_kind(self) -> Tensor | int:
+        """How many of each query's kind there are beside itself, [m]."""
+        if self.kinds is None:
+            return 0
+        kinds, gallery_kinds = self.kinds
+        number = torch.bincount(gallery_kinds, minlength=int(kinds.max()) + 1)[kinds]
+        return number - ((self.own >= 0) & (gallery_kinds[self.own] == kinds)).long()
+
+    def _left_out(self, index: Tensor, items: Tensor) -> Tensor:
+        """Whether some queries, [b], do not ask some items, [b, k] or [k]."""
+        out = items == self.own[index].unsqueeze(1)
+        if self.kinds is not None:
+            out |= self.kinds[1][items] == self.kinds[0][index].unsqueeze(1)
+        return out
 
     # --- few positives: counting --------------------------------------------------------------------------
 
@@ -166,20 +145,22 @@ class Ranking:
     def _block(self, index: Tensor, *, asked: bool = False) -> _Block:
         """Some queries, or some of what is asked, which has no positives of its own."""
         classes = (self.gallery_classes if asked else self.query_classes)[index]
-        number = torch.zeros_like(index) if asked else self.positives[index]
+        number = torch.zeros_like(index) if asked else self.others[index]
         number = number * (number <= MANY_POSITIVES)
         slots = torch.arange(int(number.max()), device=index.device)
         there = slots < number.unsqueeze(1)
         last = len(self.order) - 1
         columns = self.starts[classes].unsqueeze(1) + slots
         positives = self.order[columns.clamp(max=last)]
-        if self.alone:  # from itself on, the next
-            later = self.order[(columns + 1).clamp(max=last)]
-            positives = torch.where((positives == index.unsqueeze(1)).cumsum(dim=1) > 0, later, positives)
         similarity = torch.full_like(there, math.inf, dtype=torch.float64)
         if len(slots):
+            # From itself on, the next.
+            later = self.order[(columns + 1).clamp(max=last)]
+            own = self.own[index].unsqueeze(1)
+            positives = torch.where((positives == own).cumsum(dim=1) > 0, later, positives)
+            there &= ~self._left_out(index, positives)
             similarity, order = self._exactly(index, positives).masked_fill_(~there, math.inf).sort(dim=1, stable=True)
-            positives = positives.gather(1, order)
+            positives, there = positives.gather(1, order), there.gather(1, order)
         above = torch.zeros_like(similarity)
         for slot in range(len(slots)):
             some = slice(slot, slot + 1)
@@ -320,7 +301,7 @@ class Ranking:
         rows = max(1, self.budget // (128 * len(self.order)))
         return list(torch.split(many, rows)) if len(many) else []
 
-    def _sorted(self, index: Tensor) -> dict[str, Tensor]:
+    def _sorted(self, index: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
         """The statistics of some queries, from all that they ask in order."""
         queries, every = (
             self.queries.exact(index) - self.queries.center,
@@ -332,12 +313,11 @@ class Ranking:
             asked = self.gallery.exact(some) - self.queries.center
             similarity[:, some] = self.queries.pairwise(queries, asked)
             rounding[some] = SMALL * asked.square().sum(dim=1)
-        if self.alone:
-            similarity.scatter_(1, index.unsqueeze(1), -math.inf)
+        similarity.masked_fill_(self._left_out(index, every), -math.inf)  # so they are the last
         order = self._in_order(similarity, rounding + SMALL * queries.square().sum(dim=1, keepdim=True))
         hit = self.gallery_classes[order] == self.query_classes[index].unsqueeze(1)
-        if self.alone:
-            hit &= order != index.unsqueeze(1)
+        left_out = self.sizes[self.query_classes[index]] - self.positives[index]
+        hit &= every < (len(every) - left_out).unsqueeze(1)
         precision = hit.cumsum(dim=1).double().div_(every + 1.0).mul_(hit)
         number = self.positives[index].double()
         within = every < number.unsqueeze(1)
@@ -346,6 +326,8 @@ class Ranking:
             "r_precision": (hit & within).sum(dim=1) / number,
             "map@r": (precision * within).sum(dim=1) / number,
             "map": precision.sum(dim=1) / number,
+            **{f"precision@{k}": hit[:, :k].sum(dim=1, dtype=torch.float64) / k for k in ks},
+            **{f"map@{k}": precision[:, :k].sum(dim=1) / number.clamp(max=k) for k in ks},
         }
 
     def _in_order(self, similarity: Tensor, rounding: Tensor) -> Tensor:
@@ -360,19 +342,26 @@ class Ranking:
         return order.gather(1, (rank * order.shape[1] + order).argsort(dim=1))
 
 
-def _from_places(places: Tensor, number: Tensor) -> dict[str, Tensor]:
+def _from_places(places: Tensor, number: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
     """The statistics from the places of the positives, [b, k], infinite where there are no more."""
     places = places.sort(dim=1).values
     there = places.isfinite()
-    number = number.double().masked_fill_(~there[:, 0], torch.nan)  # none, or too many to be counted
+    nothing = ~there[:, 0]  # none, or too many to be counted
+    number = number.double().masked_fill_(nothing, torch.nan)
     precision = torch.arange(1, places.shape[1] + 1, device=places.device) / (places + 1.0)
     precision = precision.masked_fill(~there, 0.0)
     within = places < number.unsqueeze(1)
+
+    def number_within(k: int) -> Tensor:
+        return (places < k).sum(dim=1, dtype=torch.float64)
+
     return {
-        "first": places[:, 0].masked_fill(~there[:, 0], torch.nan),
+        "first": places[:, 0].masked_fill(nothing, torch.nan),
         "r_precision": within.sum(dim=1) / number,
         "map@r": (precision * within).sum(dim=1) / number,
         "map": precision.sum(dim=1) / number,
+        **{f"precision@{k}": (number_within(k) / k).masked_fill_(nothing, torch.nan) for k in ks},
+        **{f"map@{k}": (precision * (places < k)).sum(dim=1) / number.clamp(max=k) for k in ks},
     }
 
 

@@ -156,7 +156,7 @@ def _windows(a: int, b: Tensor, n: int) -> Iterator[tuple[slice, Tensor, int]]:
 
 def _hypergeometric_x_log_x(a: int, b: Tensor, n: int, lowest: Tensor, width: int) -> Tensor:
     """E[x log x] of the number x that sets of a and of b among n share, for each b."""
-    x = lowest.unsqueeze(1) + torch.arange(width)
+    x = lowest.unsqueeze(1) + torch.arange(width, device=lowest.device)
     b = b.unsqueeze(1)
     # p(x) by its ratio to p(x − 1): factorials of n would cost five digits. Beyond the last x the ratio is 0.
     more, fewer = (a - x + 1) * (b - x + 1), x * (n - a - b + x)

@@ -1,0 +1,131 @@
+"""Embeddings as metrics compare them, and what is asked of which: checked, on one device, in blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nearfar.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
+from nearfar.precision import unit_rows
+from nearfar.settings import one_of, whole
+
+MEASURES = ("cosine", "euclidean")
+CPU_BUDGET, GPU_BUDGET = 256 * 1024 * 1024, 2 * 1024 * 1024 * 1024
+SAME = 2.0**-40  # similarities as close as this in float64 are equal
+
+
+@dataclass
+class Points:
+    """Embeddings, compared by cosine (``unit``) or by minus the squared distance."""
+
+    array: Tensor  # [n, d], of any float type, on any device; perhaps a file
+    unit: bool
+    scale: float  # a power of two that brings distances where their squares can be computed
+    center: Tensor  # [d], float64; squared distances do not see it, but float32 does
+
+    def exact(self, index: Tensor) -> Tensor:
+        """Some of them in float64."""
+        points = self.array[index].double()
+        if not self.unit:
+            return points.mul_(self.scale)
+        return unit_rows(points)
+
+    def quick(self, index: Tensor) -> Tensor:
+        """Some of them in float32."""
+        return (self.exact(index) - self.center).float()
+
+    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
+        """Of exact points, pair by pair along the last dimension."""
+        return (one * other).sum(dim=-1) if self.unit else -(one - other).square_().sum(dim=-1)
+
+    def pairwise(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
+        """Of all rows with all columns, in their precision."""
+        if self.unit:
+            return torch.mm(rows, columns.T, out=out)
+        squares = [points.square().sum(dim=1) for points in (rows, columns)]
+        return torch.addmm(squares[1].neg(), rows, columns.T, alpha=2.0, out=out).sub_(squares[0].unsqueeze(1))
+
+    def doubt(self, rows: Tensor, columns: Tensor) -> float:
+        """How far a similarity in float32 may be from the exact one."""
+        share = 1e-6 + 4e-8 * math.sqrt(rows.shape[1])
+        if self.unit:
+            return share
+        longest = [float(points.square().sum(dim=1).max()) ** 0.5 for points in (rows, columns)]
+        return max(float(share * sum(longest) ** 2), 1e-38)
+
+
+def prepare(arrays: Sequence[Tensor], measure: str, rows: int = 65_536) -> list[Points]:
+    """Embeddings that are compared with each other by a measure."""
+    if measure == "cosine":
+        origin = torch.zeros(arrays[0].shape[1], dtype=torch.float64, device=arrays[0].device)
+        return [Points(array, True, 1.0, origin) for array in arrays]
+    blocks = [array[start : start + rows] for array in arrays for start in range(0, len(array), rows)]
+    largest = max(float(block.abs().max()) for block in blocks)
+    scale = 2.0 ** -math.frexp(largest)[1] if largest else 1.0
+    # In the middle of most of them, wherever a few may be.
+    some = torch.cat([array[:: len(array) // 1024 + 1].double() for array in arrays])
+    center = (some * scale).median(dim=0).values
+    return [Points(array, False, scale, center) for array in arrays]
+
+
+class Sides(NamedTuple):
+    """Queries, what they are compared with, and the bytes to work with beyond the input."""
+
+    queries: Points
+    query_classes: Tensor  # [m], from 0 on
+    gallery: Points | None  # None: each other
+    gallery_classes: Tensor  # [n]
+    budget: int
+
+
+def as_sides(
+    embeddings: Array,
+    labels: Array,
+    gallery: Array | None,
+    gallery_labels: Array | None,
+    *,
+    measure: str,
+    memory_budget: int | None,
+) -> Sides:
+    """What is given to a metric, fit for use on the device of the embeddings."""
+    one_of("measure", measure, MEASURES)
+    if memory_budget is not None:
+        whole("memory_budget", memory_budget)
+    queries = _vectors("embeddings", embeddings)
+    device = queries.device
+    budget = _budget(device) if memory_budget is None else memory_budget
+    if gallery is None and gallery_labels is None:
+        classes = _codes(as_labels("labels", labels, len(queries)).to(device))
+        return Sides(prepare([queries], measure)[0], classes, None, classes, budget)
+    if gallery is None or gallery_labels is None:
+        raise ValueError("gallery and gallery_labels go together; only one of them was given")
+    asked = _vectors("gallery", gallery)
+    if asked.shape[1] != queries.shape[1]:
+        raise ValueError(f"gallery has {asked.shape[1]} dimensions and embeddings {queries.shape[1]}")
+    pair = as_label_pair("labels", labels, len(queries), "gallery_labels", gallery_labels, len(asked))
+    classes = _codes(torch.cat([one.to(device) for one in pair]))
+    query_points, gallery_points = prepare([queries, asked.to(device)], measure)
+    return Sides(query_points, classes[: len(queries)], gallery_points, classes[len(queries) :], budget)
+
+
+def _vectors(name: str, array: Array) -> Tensor:
+    vectors = as_vectors(name, array)
+    check_finite(name, vectors)
+    return vectors
+
+
+def _codes(labels: Tensor) -> Tensor:
+    codes: Tensor = torch.unique(labels, return_inverse=True)[1]
+    return codes
+
+
+def _budget(device: torch.device) -> int:
+    """What may be used without being asked for."""
+    if device.type != "cuda":
+        return CPU_BUDGET
+    return max(CPU_BUDGET, min(GPU_BUDGET, torch.cuda.mem_get_info(device)[0] // 4))

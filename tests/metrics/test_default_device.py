@@ -1,0 +1,47 @@
+"""Metrics compute where their arguments are, whatever device tensors are made on unless told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nearfar import metrics
+
+POINTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(60) % 5
+CLUSTERS = torch.arange(60) // 13
+PLACES = torch.arange(20)
+SHOP = (POINTS[:20], LABELS[:20], POINTS, LABELS)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        lambda: metrics.retrieval(POINTS, LABELS, at_k=("precision", "map"), groups=CLUSTERS),
+        lambda: metrics.retrieval(POINTS, LABELS, measure="euclidean"),
+        lambda: metrics.retrieval(POINTS.repeat(20, 1), LABELS.repeat(20)),  # sorted
+        lambda: metrics.retrieval(*SHOP, positions=PLACES, groups=CLUSTERS[:20], gallery_groups=CLUSTERS),
+        lambda: metrics.retrieval(POINTS.numpy(), np.array(list("abcde"))[LABELS.numpy()]),
+        lambda: metrics.retrieval(POINTS[:1] + 1e-6 * POINTS, LABELS),  # all close
+        lambda: metrics.verification(POINTS, LABELS, rates=0.25),
+        lambda: metrics.verification(*SHOP, rates=0.25, measure="euclidean"),
+        lambda: [part.tolist() for part in metrics.kmeans(POINTS, 7)[:2]],
+        lambda: metrics.kmeans(POINTS.repeat(10, 1), 300, restarts=1, iterations=2).assignment.tolist(),
+        lambda: metrics.clustering(POINTS, LABELS),
+        lambda: [score(LABELS, CLUSTERS) for score in (metrics.nmi, metrics.ami, metrics.f1)],
+        lambda: metrics.bootstrap(POINTS[:, 0]),
+        lambda: metrics.bootstrap({"a": POINTS[:, 0].numpy(), "b": POINTS[:, 1]}),
+    ],
+)
+def test_the_default_device_does_not_matter(measured: Callable[[], Any]) -> None:
+    expected = measured()
+    torch.set_default_device("meta")  # as "cuda" would be, but for that nothing can be computed there
+    try:
+        found = measured()
+    finally:
+        torch.set_default_device(None)
+    assert found == expected

@@ -1,0 +1,235 @@
+"""Verification: numbers worked out by hand, and all pairs against a loop over all thresholds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from retrieval_oracle import KINDS, as_whole_numbers, close, copies, nearness, unbalanced
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nearfar as nf
+
+verification = nf.metrics.verification
+
+both_measures = pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+both_forms = pytest.mark.parametrize("alone", [True, False], ids=["alone", "gallery"])
+RATES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.99)
+
+
+class Watch(TorchDispatchMode):
+    """The size of the largest tensor made, in bytes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (list, tuple)) else (made,):
+            if isinstance(one, Tensor):
+                self.largest = max(self.largest, one.untyped_storage().nbytes())
+        return made
+
+
+def one_by_one(pairs: list[tuple[Fraction, bool]]) -> dict[str, float]:
+    """From the nearness of all pairs and whether each is positive: every threshold in turn, counted anew."""
+    positive, negative = ([near for near, same in pairs if same is wanted] for wanted in (True, False))
+    found: dict[str, float] = {}
+    for rate in RATES:
+        found[f"tar@{rate}"] = 0.0
+        for threshold in positive:
+            if sum(near >= threshold for near in negative) / len(negative) <= rate:
+                accepted = sum(near >= threshold for near in positive) / len(positive)
+                found[f"tar@{rate}"] = max(found[f"tar@{rate}"], accepted)
+    corners = [(Fraction(0), Fraction(0))]
+    for threshold in sorted({near for near, _ in pairs}, reverse=True):
+        false, true = (Fraction(sum(near >= threshold for near in some), len(some)) for some in (negative, positive))
+        corners.append((false, true))
+    for (false, true), (later, more) in itertools.pairwise(corners):
+        if later + more >= 1:
+            way = (1 - false - true) / (later + more - false - true)
+            found["eer"] = float(false + way * (later - false))
+            break
+    wins = sum((Fraction(a > b) + Fraction(a == b, 2) for a in positive for b in negative), Fraction(0))
+    return {**found, "auc": float(wins / (len(positive) * len(negative)))}
+
+
+def all_pairs(points: Tensor, labels: Tensor, measure: str) -> list[tuple[Fraction, bool]]:
+    numbers, classes = as_whole_numbers(points)[0], labels.tolist()
+    couples = itertools.combinations(range(len(classes)), 2)
+    return [(nearness(numbers[i], numbers[j], measure), classes[i] == classes[j]) for i, j in couples]
+
+
+def metrics(found: dict[str, float]) -> dict[str, float]:
+    return {
+        name: value for name, value in found.items() if not name.startswith(("threshold", "positives", "negatives"))
+    }
+
+
+# --- worked out by hand --------------------------------------------------------------------------------------
+
+
+def test_a_hand_worked_table() -> None:
+    # A query and a gallery at distances 1 2 3 4 5 6, of classes # . # # . .
+    # threshold  positives accepted  negatives accepted
+    #     1           1/3                 0
+    #     3           2/3                1/3
+    #     4           3/3                1/3
+    gallery = torch.arange(1.0, 7.0).unsqueeze(1)
+    asked = (torch.zeros(1, 1), torch.tensor([1]), gallery, torch.tensor([1, 0, 1, 1, 0, 0]))
+    assert verification(*asked, rates=(0.0, 0.3, 0.34), measure="euclidean") == pytest.approx(
+        {
+            "tar@0.0": 1 / 3,
+            "threshold@0.0": 1.0,
+            "tar@0.3": 1 / 3,
+            "threshold@0.3": 1.0,
+            "tar@0.34": 1.0,
+            "threshold@0.34": 4.0,
+            "eer": 1 / 3,  # between 3, which refuses one of three, and 4: one of three negatives is accepted
+            "auc": 7 / 9,  # of the nine pairs of a positive and a negative the # at 3 and 4 are behind the . at 2
+            "positives": 3,
+            "negatives": 3,
+        }
+    )
+
+
+def test_where_classes_are_apart() -> None:
+    points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.0,))
+    assert (found["tar@0.0"], found["eer"], found["auc"], found["positives"], found["negatives"]) == (1, 0, 1, 2, 4)
+
+
+def test_where_all_are_equal() -> None:
+    """Nothing can be accepted without accepting everything, and chance is all there is."""
+    found = verification(torch.ones(6, 3), torch.arange(6) % 2, rates=0.5)
+    assert (found["tar@0.5"], found["eer"], found["auc"]) == (0.0, 0.5, 0.5)
+    assert math.isnan(found["threshold@0.5"])
+
+
+# --- against the loop ----------------------------------------------------------------------------------------
+
+
+@both_measures
+@both_forms
+@pytest.mark.parametrize("budget", [1, 5_000, None])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not close], ids=lambda kind: kind.__name__)
+def test_all_pairs_one_by_one(kind: Any, budget: int | None, alone: bool, measure: str) -> None:
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        points, labels = kind(15, generator), unbalanced(15, 3, generator)
+        if alone:
+            asked, pairs = (points, labels), all_pairs(points, labels, measure)
+        else:
+            asked = (points[:6], labels[:6], points[6:], labels[6:])
+            queries, items = as_whole_numbers(points[:6], points[6:])
+            places = itertools.product(range(6), range(9))
+            pairs = [(nearness(queries[i], items[j], measure), bool(labels[i] == labels[6 + j])) for i, j in places]
+        found = verification(*asked, rates=RATES, measure=measure, memory_budget=budget)
+        assert metrics(found) == pytest.approx(one_by_one(pairs), rel=1e-12, abs=1e-15)
+        assert found["positives"] == sum(same for _, same in pairs)
+        assert found["positives"] + found["negatives"] == len(pairs)
+
+
+@both_measures
+def test_a_threshold_accepts_what_it_says(measure: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    points, labels = torch.randn(60, 5, generator=generator, dtype=torch.float64), torch.arange(60) % 12
+    found = verification(points, labels, rates=RATES, measure=measure)
+    one, other = torch.triu_indices(60, 60, 1)
+    if measure == "cosine":
+        near = torch.nn.functional.cosine_similarity(points[one], points[other])
+    else:
+        near = -(points[one] - points[other]).norm(dim=1)
+    same = labels[one] == labels[other]
+    for rate in RATES[1:]:
+        threshold = found[f"threshold@{rate}"] * (1 if measure == "cosine" else -1)
+        accepted = near >= threshold - 1e-12
+        assert accepted[same].double().mean().item() == pytest.approx(found[f"tar@{rate}"])
+        assert accepted[~same].double().mean().item() <= rate
+
+
+def test_the_area_of_another_library() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    generator = torch.Generator().manual_seed(1)
+    points, labels = torch.randn(300, 8, generator=generator, dtype=torch.float64), torch.arange(300) % 30
+    points += torch.randn(30, 8, generator=generator, dtype=torch.float64)[labels]
+    unit = torch.nn.functional.normalize(points)
+    one, other = torch.triu_indices(300, 300, 1)
+    expected = sklearn.roc_auc_score((labels[one] == labels[other]).numpy(), (unit[one] * unit[other]).sum(1).numpy())
+    assert verification(points, labels, memory_budget=2**16)["auc"] == pytest.approx(expected, rel=1e-12)
+
+
+# --- what does not matter ------------------------------------------------------------------------------------
+
+
+@both_measures
+@both_forms
+def test_tiles_and_order_do_not_matter(measure: str, alone: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    points, labels = copies(200, generator), unbalanced(200, 6, generator)
+    order = torch.randperm(200, generator=generator)
+    gallery = () if alone else (points[::3], labels[::3])
+    expected = verification(points, labels, *gallery, measure=measure)
+    for budget in (1_000, 100_000):
+        found = verification(points[order], labels[order], *gallery, measure=measure, memory_budget=budget)
+        assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+def test_the_unit_of_length_scales_thresholds_of_distances() -> None:
+    points, labels = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 8
+    short, long = (verification(points * 2.0**power, labels, measure="euclidean") for power in (0, 60))
+    assert long.pop("threshold@0.01") == short.pop("threshold@0.01") * 2.0**60
+    assert long.pop("threshold@0.001") == pytest.approx(short.pop("threshold@0.001") * 2.0**60, nan_ok=True)
+    assert long == short
+
+
+def test_numpy_words_and_progress() -> None:
+    points, labels = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 8
+    steps: list[tuple[int, int]] = []
+    words = np.array(list("abcdefgh"))[labels.numpy()]
+    given = {"rates": np.array([0.01]), "memory_budget": 4_000}
+    found = verification(points.numpy(), words, progress=lambda *step: steps.append(step), **given)
+    assert found == verification(points, labels, rates=(0.01,))
+    assert steps == [(done, len(steps)) for done in range(1, len(steps) + 1)]
+
+
+@both_forms
+def test_no_tensor_holds_all_pairs(alone: bool) -> None:
+    count, budget = 1200, 2**20  # all pairs are five times that, and more
+    points, labels = torch.randn(count, 8, generator=torch.Generator().manual_seed(0)), torch.arange(count) % 240
+    gallery = () if alone else (points.clone(), labels)
+    with Watch() as watch:
+        verification(points, labels, *gallery, memory_budget=budget)
+    assert watch.largest <= budget
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"rates": (1.0,)}, ValueError, "rates contains 1.0; needed are numbers of at least 0 and below 1"),
+        ({"rates": (-0.1,)}, ValueError, "rates contains -0.1"),
+        ({"rates": ("x",)}, TypeError, "rates is 'x'; a number is needed"),
+        ({"rates": None}, TypeError, "rates is None; a number is needed"),
+        ({"measure": "dot"}, ValueError, "measure is 'dot'"),
+        ({"memory_budget": 0}, ValueError, "memory_budget is 0"),
+        ({"labels": torch.arange(4)}, ValueError, "no class has two members, so there is no pair to accept"),
+        ({"labels": torch.zeros(4).long()}, ValueError, "all are of one class, so there is no pair to refuse"),
+        ({"gallery": torch.eye(4)}, ValueError, "gallery and gallery_labels go together"),
+        (
+            {"gallery": torch.eye(4), "gallery_labels": torch.full((4,), 7)},
+            ValueError,
+            "the gallery has none of the queries' classes, so there is no pair to accept",
+        ),
+    ],
+)
+def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        verification(**({"embeddings": torch.eye(4), "labels": torch.tensor([0, 0, 1, 1])} | changed))
