@@ -70,7 +70,9 @@ def test_every_mining_is_named() -> None:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE):
+    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE)
+    assert targets
+    for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 

@@ -51,6 +51,26 @@ def test_what_a_link_points_to_is_written(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "folder" / "real.json").read_text()) == value
 
 
+def test_threads_may_write_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+    with whole_file(file) as one, whole_file(file) as other:
+        one.write_text("first")
+        other.write_text("second")
+    assert file.read_text() == "first"  # the outer one ended last
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_who_may_read_a_file_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "secret.json"
+    write_json(file, 1)
+    file.chmod(0o600)
+    with whole_file(file) as draft:
+        assert stat.S_IMODE(draft.stat().st_mode) == 0o600, "while it is written, too"
+        draft.unlink()
+        draft.write_text("2")  # as those do that make a new file
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
 def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

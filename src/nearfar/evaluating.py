@@ -174,9 +174,7 @@ def evaluate(
         if clustering and report["queries"]["classes"] == 1:
             raise ValueError("labels have one class, so there is nothing to cluster; leave clustering out")
         given = [one for side in (queries, gallery) if side is not None for one in side[:2]]
-        found = metrics.retrieval(
-            *given, ks=ks, measure=measure, per_query=True, progress=watch("ranking")
-        )
+        found = metrics.retrieval(*given, ks=ks, measure=measure, per_query=True, progress=watch("ranking"))
         per_query: dict[str, Tensor] = found.pop("per_query")
         report["retrieval"] = found
         if clustering:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +22,8 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # full, or broken
 def whole_file(file: Path) -> Iterator[Path]:
     """A draft to write beside ``file``; it takes its place when the block ends well and goes away otherwise.
 
-    Of a link, what it points to is written. What is there and is no plain file, such as a pipe or /dev/null, has no
-    draft: it is written to as it is.
+    Of a link, what it points to is written. Who may read and write what is there stays as it is. What is there and is
+    no plain file, such as a pipe or /dev/null, has no draft: it is written to as it is.
     """
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder; needed is the name of a file")
@@ -32,11 +34,13 @@ def whole_file(file: Path) -> Iterator[Path]:
     place = file.resolve()
     if not place.parent.is_dir():
         raise FileNotFoundError(f"{file} cannot be written: there is no folder {place.parent}")
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    # Another one for each who writes: threads of one process may write the same file.
+    draft = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with naming(file):
             draft.touch()
-            mode = draft.stat().st_mode
+            mode = stat.S_IMODE((place if place.exists() else draft).stat().st_mode)
+            os.chmod(draft, mode)  # before there is anything to read
             yield draft
             os.chmod(draft, mode)  # some that write make files for their owner alone
             with open(draft, "rb+") as written:

@@ -114,8 +114,11 @@ def test_a_loss_has_the_same_colour_everywhere(shown: str) -> None:
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other(shown: str) -> None:
-    for chart in re.findall(r"<svg class=\"chart\".*?</svg>", shown):
+    charts = re.findall(r"<svg class=\"chart\".*?</svg>", shown)
+    assert charts
+    for chart in charts:
         heights = sorted(float(height) for height in re.findall(r'class="name c\d+" x="\d+" y="([\d.]+)"', chart))
+        assert len(heights) > 1
         assert all(below - above >= 12.9 for above, below in pairwise(heights))
 
 

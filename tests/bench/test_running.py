@@ -20,6 +20,7 @@ from waiting import wait_for
 from nearfar.bench import grid as grids
 from nearfar.bench import local_engine, processes, running
 from nearfar.bench import nursery as nurseries
+from nearfar.bench.job import Job
 from nearfar.bench.nursery import Nursery
 from nearfar.bench.results import find
 from nearfar.bench.sharing import open_all
@@ -271,6 +272,36 @@ def test_without_forking_every_job_is_a_process_of_its_own(tmp_path: Path, monke
     assert record.output.read_text() == 'here False {"name": \n'
 
 
+NURSERY = """if True:
+    import json, sys
+    print("a module says hello", '"ab"', "[[], 1]", "[1]", sep="\\n", flush=True)
+    for line in sys.stdin:
+        name = json.loads(line)["job"]["name"]
+        if name != "long":
+            print(json.dumps([name, 3]), flush=True)
+"""
+
+
+def test_after_a_nursery_that_died_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nurseries, "COMMAND", (sys.executable, "-S", "-c", NURSERY))
+    jobs = {
+        name: Job(name=name, key=name, recipe={}, folder=str(tmp_path / name), output=str(tmp_path / f"{name}.txt"))
+        for name in ("before", "long", "after")
+    }
+    engine = local_engine.Local(local_engine.slots(device="cpu", jobs=3))
+    for name in ("before", "long"):
+        engine.start(jobs[name])
+    ended: list[tuple[str, int]] = []
+    wait_for(lambda: bool(ended.extend(engine.ended()) or ended))
+    assert ended == [("before", 3)]
+    engine._workers._process.kill()
+    engine._workers._process.wait()
+    engine.start(jobs["after"])
+    wait_for(lambda: bool(ended.extend(engine.ended()) or len(ended) == 3))
+    assert sorted(ended[1:]) == [("after", 3), ("long", -signal.SIGKILL)]
+    engine.close()
+
+
 def is_locked(file: Path) -> bool:
     import fcntl
 
@@ -292,7 +323,7 @@ def test_cells_share_gpus_and_processors(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    monkeypatch.setattr(local_engine, "_processors", lambda: 16)
+    monkeypatch.setattr(local_engine, "processors", lambda: 16)
     found = local_engine.slots(per_gpu=2)
     assert [(slot.device, slot.changes["CUDA_VISIBLE_DEVICES"]) for slot in found] == [("cuda", g) for g in "4646"]
     assert {slot.changes["OMP_NUM_THREADS"] for slot in found} == {"4"}

@@ -573,6 +573,30 @@ def test_jobs_share_the_work(tmp_path: Path) -> None:
     assert len(found.trials) == 3
 
 
+def test_where_a_worker_trains_is_not_what_was_found(tmp_path: Path) -> None:
+    chosen = plan(tmp_path, trials=1, training__device="auto")
+    tuning.tune(chosen, device="cpu")
+    assert load(tmp_path / "tuned" / "trials" / "0001").training.device == "cpu"
+    assert load(tmp_path / "tuned" / "best.toml").training.device == "auto"
+
+
+def test_workers_take_gpus_in_turn_and_share_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    told: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setattr(os, "setpgid", lambda *_: None)
+    monkeypatch.setattr(tuning_workers, "processors", lambda: 8)
+    monkeypatch.setattr(tuning_workers, "tune", lambda plan, *, device, **_: told.append((plan, device)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for device, expected in (("auto", "cuda:1"), ("cpu", None)):
+        chosen = plan(tmp_path, training__device=device)
+        tuning_workers._work(chosen, 3, 4, True, [])
+        assert told == [2, (chosen, expected)]
+        told.clear()
+
+
 def test_optuna_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = plan(tmp_path)
     monkeypatch.setitem(sys.modules, "optuna", None)

@@ -92,6 +92,23 @@ def stepped(there: World, key: str) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
+def skipped(there: World) -> dict[str, Tensor]:
+    """What the batch norm of each process knows after a good step and one in which the last process is given a NaN."""
+    torch.manual_seed(1)
+    model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
+    model.heads["high"] = nn.Sequential(nn.BatchNorm1d(8), model.heads["high"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
+    step = Step([Member(model, {"high": cases.create("contrastive", {}, dim=DIM)})], optimizer, world=there)
+    found = {}
+    for name in ("before", "after"):
+        inputs, labels = own_share(there, *batch(0))
+        if name == "after" and there.rank == there.ranks - 1:
+            inputs[0, 0] = torch.nan
+        found[f"{name}.finite"] = step(Batch(inputs, labels, labels), seed=0).finite
+        found[f"{name}.mean"] = model.heads["high"][0].running_mean.clone()
+    return found
+
+
 def other_words(there: World) -> dict[str, Any]:
     """What processes say to each other beside gradients."""
     model = nn.BatchNorm1d(2)
@@ -117,6 +134,7 @@ def everything(there: World) -> dict[str, Any]:
     found["whole"] = {key: gradients(there, cases.Case(key), "whole") for key in ("raw", "normalized_softmax")}
     found["trained"] = {key: trained(there, key) for key in TRAINED}
     found["stepped"] = {key: stepped(there, key) for key in DRAWING}
+    found["skipped"] = skipped(there)
     return found
 
 

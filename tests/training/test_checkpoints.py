@@ -36,7 +36,7 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     assert found.values["third"] == 1 / 3
     assert found.part("numbers")["one"].item() == 7.0
     for name, tensor in model(7).state_dict().items():
-        assert torch.equal(found.model_state()[name], tensor)
+        assert torch.equal(found.model[name], tensor)
 
 
 def test_the_network_of_a_checkpoint_opens_on_its_own(tmp_path: Path) -> None:
@@ -91,6 +91,58 @@ def test_there_is_a_whole_one_at_every_moment_of_saving(tmp_path: Path, monkeypa
     assert moment > 5
 
 
+@pytest.mark.parametrize("file", [checkpoints.STATE, saving.NAME, checkpoints.TENSORS])
+def test_all_that_is_read_is_of_one_checkpoint(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training puts a new one there before one of its files is read."""
+    place, saved = tmp_path / "last", [1]
+    save(place, 1)
+
+    def before(read):  # type: ignore[no-untyped-def]
+        def call(found: Path, *arguments, **settings):  # type: ignore[no-untyped-def]
+            if found.name == file and len(saved) < 3:
+                saved.append(saved[-1] + 1)
+                save(place, saved[-1])
+            return read(found, *arguments, **settings)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "load_file", before(checkpoints.load_file))
+        patch.setattr(Path, "read_text", before(Path.read_text))
+        found = checkpoints.load(place)
+    assert saved == [1, 2, 3]
+    assert (found.values["number"], found.part("numbers")["one"].item()) == (3, 3.0)
+    for name, tensor in model(3).state_dict().items():
+        assert torch.equal(found.model[name], tensor)
+
+
+def test_one_that_goes_away_while_it_is_read_is_none(tmp_path: Path) -> None:
+    """Found beside its place, between two moves of a process that saves, and then taken apart."""
+    place = tmp_path / "last"
+    save(place, 1)
+    old, read = place.rename(tmp_path / ".last.old"), []
+
+    def reader(folder: Path) -> bytes:
+        read.append(folder)
+        if len(read) == 1:
+            (old / checkpoints.TENSORS).unlink()
+            save(tmp_path / "new", 2)
+            (tmp_path / "new").rename(place)
+        return (folder / checkpoints.TENSORS).read_bytes()
+
+    assert checkpoints.read(place, reader)
+    assert read == [old, place]
+
+
+def test_one_that_changes_all_the_time_is_not_read_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "TRIES", 3)
+    place, read = tmp_path / "last", []
+    save(place, 0)
+    with pytest.raises(NoCheckpoint, match="last is written anew faster than it can be read"):
+        checkpoints.read(place, lambda folder: (read.append(folder), save(place, len(read))))
+    assert len(read) == 3
+
+
 def test_a_place_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     assert not checkpoints.exists(tmp_path / "last")
     with pytest.raises(NoCheckpoint, match="last is not there"):
@@ -101,7 +153,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     save(tmp_path / "last", 1)
     file = tmp_path / "last" / checkpoints.TENSORS
     file.write_bytes(file.read_bytes()[:-2])
-    with pytest.raises(NoCheckpoint, match="last is damaged"):
+    with pytest.raises(NoCheckpoint, match=r"last/training\.safetensors is damaged"):
         checkpoints.load(tmp_path / "last")
 
 

@@ -67,6 +67,14 @@ def test_what_a_step_draws_is_the_same_in_all_processes(two: list[dict[str, Any]
             torch.testing.assert_close(rank["stepped"][key][name], value, rtol=0, atol=1e-6)
 
 
+def test_all_processes_forget_a_batch_that_is_no_number_for_one(two: list[dict[str, Any]]) -> None:
+    for found in (rank["skipped"] for rank in two):
+        assert bool(found["before.finite"])
+        assert not bool(found["after.finite"])
+        assert torch.equal(found["before.mean"], found["after.mean"])
+    assert not torch.equal(two[0]["skipped"]["after.mean"], two[1]["skipped"]["after.mean"]), "each has its own"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradients_are_those_of_the_global_batch(two: list[dict[str, Any]], name: str) -> None:
     alone = worker.gradients(World(), CASES[name])
@@ -124,7 +132,6 @@ def test_a_world_of_one_changes_nothing() -> None:
     layer(torch.ones(1, 2)).sum().backward()
     alone.reduce_gradients(layer.parameters())
     alone.broadcast(layer)
-    alone.barrier()
     alone.close()
     assert layer.bias.grad is not None
     assert layer.bias.grad.tolist() == [1.0, 1.0]

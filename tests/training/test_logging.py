@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from training_runs import recipe, vectors
 
 from nearfar.training import logging
+from nearfar.training.run import RunError
+from nearfar.training.starting import start
 
 VALUES = {"loss": 1.5, "test/recall@1": 0.25}
 
@@ -56,6 +60,44 @@ def test_a_missing_package_is_named(name: str, module: str, tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"needs {name}; install it with: pip install 'nearfar\[{name}\]'"):
         logging.create(name, tmp_path)
+
+
+def test_who_is_refused_tells_nobody(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=1)
+    folder = start(chosen, out=tmp_path / "run").folder
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(RunError, match="holds a run already"):
+        start(chosen, out=folder, loggers=["tensorboard"])
+    assert sorted(folder.rglob("*")) == before
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        start(recipe(tmp_path / "missing.npz"), out=tmp_path / "new", loggers=["tensorboard"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_training_opens_the_loggers_that_are_named_and_closes_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hears:
+        steps, closed = 0, False
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            assert not self.closed
+            self.steps = step
+
+        def close(self) -> None:
+            self.closed = True
+
+    named, given = Hears(), Hears()
+    monkeypatch.setattr(logging, "create", lambda name, folder, *, settings: named)
+    start(recipe(vectors(tmp_path), training__epochs=1), out=tmp_path / "run", loggers=["tensorboard", given])
+    assert [(each.steps, each.closed) for each in (named, given)] == [(6, True), (6, True)]
+
+
+def test_a_missing_package_is_said_before_anything_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ImportError, match="needs mlflow"):
+        start(recipe(tmp_path / "missing.npz"), out=tmp_path / "run", loggers=["mlflow"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_logger_is_refused(tmp_path: Path) -> None:

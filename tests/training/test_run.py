@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from training_runs import recipe, train, vectors
 
+from nearfar.data.draft import locked
 from nearfar.networks import saving
-from nearfar.training import manifest
+from nearfar.training import checkpoints, manifest
+from nearfar.training import run as run_module
 from nearfar.training.checkpoints import NoCheckpoint
 from nearfar.training.recipe_file import load, to_toml
 from nearfar.training.run import Log, RunError, RunFolder, contradictions, finite, read_log
-from nearfar.training.starting import open_model
+from nearfar.training.starting import free_folder, model_folder, open_model, start
 
 
 def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
@@ -28,6 +34,57 @@ def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
         pass
     with RunFolder(tmp_path).owned():
         pass
+
+
+def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path / "run").owned():
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "exists", lambda self: False)  # both looked before either of them made it
+            with pytest.raises(RunError, match="in use by another process"), RunFolder(tmp_path / "run").owned():
+                pass
+        assert (tmp_path / "run" / ".lock").is_file()
+
+
+def test_a_lock_is_held_where_others_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process, to whom nothing came of the folder, removes it between two looks of this one."""
+    removals = [lambda lock: lock.unlink(), lambda lock: (lock.unlink(), lock.parent.rmdir())]
+
+    @contextmanager
+    def removed(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
+        with locked(lock, waiting):
+            if removals:
+                removals.pop()(lock)
+            yield
+
+    monkeypatch.setattr(run_module, "locked", removed)
+    with RunFolder(tmp_path / "run").owned():
+        assert removals == []
+        with pytest.raises(RunError, match="in use by another process"), RunFolder(tmp_path / "run").owned():
+            pass
+
+
+def test_a_folder_that_was_there_stays_and_nothing_in_it(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).owned():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_trainings_are_not_given_the_same_folder(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    found = [free_folder("recipes/one.toml", chosen, tmp_path / "runs") for _ in range(3)]
+    assert [folder.name for folder in found] == ["one", "one-2", "one-3"]
+    assert all(folder.is_dir() for folder in found)
+    with pytest.raises(RunError, match="cannot hold run folders: a file is in its place"):
+        free_folder("one.toml", chosen, tmp_path / "vectors.npz")
+
+
+def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        start(recipe(tmp_path / "missing.npz"))
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert start(recipe(vectors(tmp_path), training__epochs=1)).folder == Path("runs/arrays-contrastive")
+    assert RunFolder("runs/arrays-contrastive").metrics.is_file()
 
 
 def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
@@ -126,6 +183,37 @@ def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: P
     open_model(run.last)
 
 
+def test_a_network_that_is_selected_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", sampler__classes=3, training__epochs=1)
+    run = RunFolder(train(chosen, tmp_path / "run").folder)
+    later, original = run.best.rename(tmp_path / "later"), checkpoints.values_of
+
+    def values(place: Path) -> dict[str, Any]:
+        later.rename(run.best)
+        return original(place)
+
+    monkeypatch.setattr(checkpoints, "values_of", values)
+    assert model_folder(run.folder) == run.best
+
+
+def test_a_network_is_read_again_where_another_took_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder)
+    values, original, read = checkpoints.values_of(run.last), saving.load, []
+
+    def load(folder: Path) -> Any:
+        model = original(folder)
+        read.append(model)
+        if len(read) == 1:
+            torch.nn.init.zeros_(next(model.parameters()))
+            checkpoints.save(run.last, model, parts={}, values=values)
+        return model
+
+    monkeypatch.setattr(saving, "load", load)
+    for where in (run.folder, run.last):
+        read.clear()
+        assert open_model(where) is read[1]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
@@ -151,8 +239,6 @@ def test_its_recipe_is_the_one_it_was_made_with(run: Path) -> None:
 
 
 def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
-    import torch
-
     found = load_file(run / "embeddings.safetensors")
     content = np.load(run.parent / "vectors.npz")
     rows = found["rows"].numpy()

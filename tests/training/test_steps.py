@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
+from nearfar.networks import batchnorm
 from nearfar.training.ledger import Ledger
 from nearfar.training.memory import Memory
 from nearfar.training.steps import Member, Outcome, Step, autocast, seed_momentum
@@ -234,6 +235,59 @@ def test_strange_embeddings_are_a_strange_step_and_no_error() -> None:
     assert not bool(outcome.finite)
     assert not bool(outcome.loss.isfinite())
     assert_same(values(model), before)
+
+
+def normed(seed: int = 0) -> Any:
+    """A network with a live batch norm."""
+    torch.manual_seed(seed)
+    model = networks.create("small_cnn", size=8, dim=4)
+    model.heads["high"] = nn.Sequential(nn.BatchNorm1d(model.backbone.channels["high"]), model.heads["high"])
+    return model.train()
+
+
+def statistics(*modules: nn.Module) -> list[Tensor]:
+    return [each.clone() for module in modules for layer in batchnorm.layers(module) for each in layer.buffers()]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_nor_does_it_change_what_batch_norms_know(members: int) -> None:
+    models = [normed(seed) for seed in range(members)]
+    contrastive = losses.create("contrastive")
+    step = Step([Member(model, {"high": contrastive}) for model in models], sgd(*models))
+    step(pictures())
+    before, places = statistics(*models), [each.data_ptr() for model in models for each in model.buffers()]
+    bad = pictures(1)
+    bad.images[3, 0, 2, 2] = torch.nan
+    assert not bool(step(bad).finite)
+    assert_same(statistics(*models), before)
+    assert [each.data_ptr() for model in models for each in model.buffers()] == places  # CUDA graphs write there
+    for model in models:
+        assert bool(model.eval()(pictures().images).isfinite().all())
+
+
+def test_members_of_an_ensemble_forget_a_batch_together() -> None:
+    models = [normed(0), normed(1)]
+    each = [losses.create("contrastive"), Infinite(1.0, torch.nan)]
+    step = Step([Member(model, {"high": loss}) for model, loss in zip(models, each, strict=True)], sgd(*models))
+    before = statistics(*models)
+    assert not bool(step(pictures()).finite)
+    assert_same(statistics(*models), before)
+
+
+def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
+    model, by_hand = normed(), normed()
+    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
+    by_hand(pictures().images)
+    assert_same(statistics(model), statistics(by_hand))
+    assert not torch.equal(statistics(model)[0], statistics(normed())[0]), "nothing was learned"
+
+
+def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, copies = normed(), []
+    monkeypatch.setattr("nearfar.training.statistics._flat", lambda buffers: copies.append(buffers))
+    batchnorm.freeze(model)
+    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
+    assert copies == []
 
 
 def test_momentum_that_begins_at_zero_is_momentum_that_begins() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from training_runs import assert_same, pictures, recipe, train, vectors, weights
 
 from nearfar import metrics
@@ -127,6 +128,25 @@ def test_where_classes_validate_the_test_is_looked_at_once(tmp_path: Path) -> No
     assert ["test" in line["metrics"] for line in measured] == [False, False, False, True]
     assert measured[-1]["epoch"] == result.metrics["epoch"]
     assert measured[-1]["metrics"]["test"] == result.metrics["test"]
+
+
+@pytest.mark.parametrize("kind", ["standard", "fixed_validation"])
+def test_what_is_tested_is_ranked_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, original = [], metrics.retrieval
+
+    def retrieval(points: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        asked.append(len(points))
+        return original(points, *arguments, **settings)
+
+    monkeypatch.setattr(metrics, "retrieval", retrieval)
+    settings = {"split__kind": kind, "sampler__classes": 3, "evaluation__every": 0, "evaluation__ks": [2]}
+    settings["selection__metric"] = "map@r"
+    folder = train(recipe(vectors(tmp_path), training__epochs=2, **settings), tmp_path / "run").folder
+    assert asked.count(72) == 1, "the second half of the classes is the test"
+    points, labels = (load_file(folder / "embeddings.safetensors")[name] for name in ("embeddings", "labels"))
+    each, found = original(points, labels, per_query=True)["per_query"], load_file(folder / "queries.safetensors")
+    assert torch.equal(found["recall@1"], each["recall@1"].to(torch.uint8))
+    assert torch.equal(found["map@r"], each["map@r"].float())
 
 
 # --- stages and warm-up --------------------------------------------------------------------------------------------

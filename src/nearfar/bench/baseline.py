@@ -62,9 +62,9 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         write_text(run.recipe, to_toml(recipe))
         judge = Judge(parts)
         found = judge.embedded()
-        measured = judge.measured(found)
+        measured, queries = judge.measured(found)
         judge.write(run.embeddings, found)
-        judge.write_queries(run.queries, found)
+        judge.write_queries(run.queries, found, queries)
         metrics = {
             "selection": about["selection"],
             "epoch": -1,  # none

@@ -67,7 +67,7 @@ def slots(*, device: str | None = None, jobs: int | None = None, per_gpu: int = 
     else:
         found = [Slot("cpu" if device in (None, "auto", "cpu") else device) for _ in range(most or 1)]
     if "OMP_NUM_THREADS" not in os.environ:
-        threads = str(max(1, _processors() // len(found)))
+        threads = str(max(1, processors() // len(found)))
         for slot in found:
             slot.changes["OMP_NUM_THREADS"] = threads
     return found
@@ -94,7 +94,8 @@ def _gpus(device: str | None) -> list[str]:
     return [every[int(number)]]
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -29,35 +29,46 @@ GONE = -signal.SIGKILL  # the code of children whose nursery is no more
 class Nursery:
     """The caller's side: jobs go in, exit codes come out.
 
+    Should its process die, the children under way die with it; for the next job there is a new one.
+
     Parameters
         changes   to the environment of all jobs.
         imports   modules that jobs need besides those that all need.
     """
 
     def __init__(self, changes: Mapping[str, str], imports: Sequence[str] = ()) -> None:
+        self._command = (*COMMAND, *imports)
+        # Whether there is a GPU is asked in a way that leaves children free to use it.
+        self._changes = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **changes}
+        self._codes: dict[str, int | None] = {}
+        self._open()
+
+    def _open(self) -> None:
         self._process = subprocess.Popen(
-            (*COMMAND, *imports),
+            self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Whether there is a GPU is asked in a way that leaves children free to use it.
-            env=environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **changes}),
+            env=environment(self._changes),
             # Ctrl-C on the terminal is for the caller, who asks each job to stop but once.
             start_new_session=True,
         )
-        self._codes: dict[str, int] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def start(self, job: Job, changes: Mapping[str, str]) -> None:
         """Begin a job, with more changes to its environment."""
-        self._codes.pop(job.name, None)
+        if self._process.poll() is not None or not self._reader.is_alive():
+            self.close()
+            self._codes = {name: GONE if code is None else code for name, code in self._codes.items()}
+            self._open()
+        self._codes[job.name] = None
         self._tell({"job": json.loads(job.line()), "changes": dict(changes)})
 
     def code(self, name: str) -> int | None:
         """How a job ended, None while it has not."""
-        if name not in self._codes and not self._reader.is_alive():
-            return self._codes.get(name, GONE)
-        return self._codes.get(name)
+        alive = self._reader.is_alive()  # asked first: what it reads last counts
+        code = self._codes.get(name)
+        return GONE if code is None and not alive else code
 
     def stop(self, name: str, *, now: bool = False) -> None:
         """Ask a job to save and stop, or end it."""
@@ -82,8 +93,10 @@ class Nursery:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            name, code = json.loads(line)
-            self._codes[name] = code
+            with suppress(ValueError, TypeError):  # it is something that a module said while it was imported
+                name, code = json.loads(line)
+                if name in self._codes:
+                    self._codes[name] = int(code)
 
 
 class _Children:

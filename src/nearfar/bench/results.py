@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from nearfar import losses
 from nearfar.bench import facts
+from nearfar.bench.job import LABELS
 from nearfar.training.run import RunError, RunFolder, read_log
 
-CELL = "cell.json"  # beside a run that a grid made: {"labels": {"loss": …}} is what the grid calls it
 PROTOCOLS = {"standard": "default", "fixed_validation": "fixed_validation", "k_fold": "kfold"}
-BASELINE = "frozen"
 
 
 class Repetition(NamedTuple):
@@ -213,7 +212,7 @@ def read(folder: str | Path) -> Outcome:
         raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is not there")
     if not run.manifest.is_file():
         raise RunError(f"the run in {run.folder} cannot be compared: {run.manifest.name} is not there")
-    cell = run.folder / CELL
+    cell = run.folder / LABELS
     about = _json(cell) if cell.is_file() else {}
     labels = about.get("labels", {})
     if not isinstance(labels, dict):
@@ -275,7 +274,7 @@ def _runs(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         what = "is a file" if place.is_file() else "is not there"
         raise FileNotFoundError(f"{place} {what}; needed is a run folder, or a folder that holds some")
-    if RunFolder(place).recipe.is_file() or (place / CELL).is_file():
+    if RunFolder(place).recipe.is_file() or (place / LABELS).is_file():
         yield place
         return
     for below in sorted(place.iterdir()):

@@ -51,7 +51,12 @@ def open_study(plan: Plan) -> Study:
 
 
 def tune(
-    plan: Plan, *, display: Display | None = None, worker: int = 0, above: BaseProcess | None = None
+    plan: Plan,
+    *,
+    display: Display | None = None,
+    worker: int = 0,
+    above: BaseProcess | None = None,
+    device: str | None = None,
 ) -> tuning_results.Results:
     """Make the trials that are missing, and write down what was found.
 
@@ -60,17 +65,20 @@ def tune(
         display   what a person sees, see ``nearfar.training.live``.
         worker    its number among those that work on the study in this sitting; see ``nearfar.bench.tuning_workers``.
         above     no new trial is begun when this process has ended.
+        device    where this worker trains, if not where the recipe says; nothing of it is written to best.toml.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("tuning runs in one process for each trial, and not under torchrun; --jobs makes several")
-    return _Worker(plan, display or Silent(), worker, above).run()
+    return _Worker(plan, display or Silent(), worker, above, device).run()
 
 
 class _Worker:
     """Makes trials, one after the other, until there are enough."""
 
-    def __init__(self, plan: Plan, display: Display, number: int, above: BaseProcess | None) -> None:
-        self.plan, self.display, self.number, self.above = plan, display, number, above
+    def __init__(
+        self, plan: Plan, display: Display, number: int, above: BaseProcess | None, device: str | None
+    ) -> None:
+        self.plan, self.display, self.number, self.above, self.device = plan, display, number, above, device
         self.optuna, self.study = optuna_module(), open_study(plan)
         self.study.study.sampler = self._sampler()
         before = self.study.study.user_attrs.get("sampler", plan.sampler)
@@ -165,7 +173,8 @@ class _Worker:
     def _trained(self, folder: Path, values: Mapping[str, Any], listener: _Listener) -> dict[str, Any]:
         from nearfar.training.starting import start
 
-        recipe = load_recipe(self.plan.recipe, overrides={**values, "evaluation.test": False})
+        here = {} if self.device is None else {"training.device": self.device}
+        recipe = load_recipe(self.plan.recipe, overrides={**here, **values, "evaluation.test": False})
         begun = RunFolder(folder).recipe.is_file()
         if begun:
             listener.catch_up(folder)
@@ -226,7 +235,7 @@ class _Listener:
         last = RunFolder(folder).last
         checkpoints.recover(last)
         if checkpoints.exists(last):
-            iteration = checkpoints.load(last).values["place"]["iteration"]
+            iteration = checkpoints.values_of(last)["place"]["iteration"]
             for line in read_log(RunFolder(folder).log):
                 value = (line.get("metrics") or {}).get("validation", {}).get(self.plan.metric)
                 if value is not None and line["step"] <= iteration:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -15,11 +14,11 @@ import torch
 
 from nearfar import plugins
 from nearfar.bench import tuning_results
+from nearfar.bench.local_engine import processors
 from nearfar.bench.tuning import open_study, tune
 from nearfar.bench.tuning_plan import Plan
 from nearfar.settings import whole
 from nearfar.training.live import Display, Lines, Silent
-from nearfar.training.recipe_file import load
 from nearfar.training.signals import Stopped, listening
 
 
@@ -67,14 +66,13 @@ def _work(plan: Plan, number: int, jobs: int, silent: bool, code: Sequence[Path]
     # Ctrl-C reaches all processes of a terminal; only the one above is to hear it, and asks the others to stop.
     os.setpgid(0, 0)
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+        torch.set_num_threads(max(1, processors() // jobs))
     count = torch.cuda.device_count()
-    if plan.recipe.training.device in ("auto", "cuda") and count > 1:
-        recipe = load(plan.recipe, overrides={"training.device": f"cuda:{number % count}"})
-        plan = dataclasses.replace(plan, recipe=recipe)
+    several = plan.recipe.training.device in ("auto", "cuda") and count > 1
+    device = f"cuda:{number % count}" if several else None
     display: Any = Silent() if silent else Lines()
     try:
-        tune(plan, display=display, worker=number, above=multiprocessing.parent_process())
+        tune(plan, display=display, worker=number, above=multiprocessing.parent_process(), device=device)
     except Stopped as stopped:
         raise SystemExit(stopped.code) from None
     except Exception as error:

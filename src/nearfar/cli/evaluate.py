@@ -84,8 +84,6 @@ def evaluate_files(
     numbers = None if ks is None else whole_numbers("--ks", ks)
     beside = {"gallery": gallery, "gallery_labels": gallery_labels}
     with bars() as watch:
-        if not files[0].exists():
-            raise FileNotFoundError(f"{files[0]} is not there; needed is a run folder, or a file of embeddings")
         if files[0].is_dir():
             if any((*beside.values(), key, labels_key)) or (len(files) > 1 and not ensemble):
                 raise ValueError(
@@ -103,6 +101,8 @@ def evaluate_files(
                     raise ValueError(f"{option} goes with a run, and {files[0]} is no folder")
             if len(files) > 2:
                 raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")
+            if not files[0].exists():
+                raise FileNotFoundError(f"{files[0]} is not there; needed is a run folder, or a file of embeddings")
             load = partial(evaluation.load, key=key, labels_key=labels_key, device=device)
             labels = files[1] if len(files) > 1 else None
             found = evaluation.Subject(load("embeddings", files[0], labels))

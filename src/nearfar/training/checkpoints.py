@@ -13,10 +13,10 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,8 +30,10 @@ from nearfar.writing import sync_folder, write_json, write_tensors
 
 TENSORS, STATE = "training.safetensors", "state.json"
 FORMAT, VERSION = "nearfar checkpoint", 1
+TRIES, PAUSE = 20, 0.01  # at a checkpoint that is being replaced, and seconds between them
 
 Values = dict[str, Any]
+T = TypeVar("T")
 
 
 class NoCheckpoint(FileNotFoundError):
@@ -44,11 +46,13 @@ class Checkpoint:
 
     Parameters
         folder   where it is.
+        model    the weights of the network, on the CPU.
         tensors  by name, on the CPU; of the parts that were saved, "part/name".
         values   plain ones.
     """
 
     folder: Path
+    model: Mapping[str, Tensor]
     tensors: Mapping[str, Tensor]
     values: Values
 
@@ -56,14 +60,6 @@ class Checkpoint:
         """The tensors of a part, by the names they had there."""
         start = f"{name}/"
         return {key[len(start) :]: tensor for key, tensor in self.tensors.items() if key.startswith(start)}
-
-    def model_state(self) -> dict[str, Tensor]:
-        """The weights of the network."""
-        file = self.folder / saving.NAME
-        try:
-            return load_file(file)
-        except (OSError, SafetensorError) as error:
-            raise NoCheckpoint(f"{file} is damaged: {error}") from error
 
 
 def save(
@@ -102,27 +98,66 @@ def save(
 
 def load(place: Path) -> Checkpoint:
     """The checkpoint at a place; where its writing was cut short, the one before."""
-    found = find(place)
-    plain = values_of(found)
-    try:
-        tensors = load_file(found / TENSORS)
-    except (OSError, SafetensorError) as error:
-        raise NoCheckpoint(f"{found} is damaged: {error}") from error
-    return Checkpoint(found, tensors, plain)
+    return read(place, _load)
 
 
 def values_of(place: Path) -> Values:
     """The plain values of the checkpoint at a place."""
-    found = find(place)
+    return read(place, _values)
+
+
+def read(place: Path, reader: Callable[[Path], T]) -> T:
+    """What ``reader`` finds in the folder of the checkpoint at a place, all of it of one checkpoint.
+
+    A training under way may put a new one there in the middle of it. Then it is read again.
+    """
+    for left in reversed(range(TRIES)):
+        found = find(place)
+        before = _stamp(found)
+        try:
+            value = reader(found)
+        except (OSError, ValueError):
+            # Only those that go away are taken apart where they lie.
+            if not left or (found == place and before is not None and before == _stamp(found)):
+                raise
+        else:
+            if before is not None and before == _stamp(found):
+                return value
+        time.sleep(PAUSE)
+    raise NoCheckpoint(f"{place} is written anew faster than it can be read")
+
+
+def _load(folder: Path) -> Checkpoint:
+    values = _values(folder)
+    return Checkpoint(folder, _tensors(folder / saving.NAME), _tensors(folder / TENSORS), values)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
     try:
-        plain: Values = json.loads((found / STATE).read_text(encoding="utf-8"))
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise NoCheckpoint(f"{file} is damaged: {error}") from error
+
+
+def _values(folder: Path) -> Values:
+    try:
+        plain: Values = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise NoCheckpoint(f"{found} is damaged: {error}") from error
+        raise NoCheckpoint(f"{folder / STATE} is damaged: {error}") from error
     if plain.get("format") != FORMAT or plain.get("version") != VERSION:
         raise NoCheckpoint(
-            f"{found} is a checkpoint of version {plain.get('version')!r}; this nearfar reads version {VERSION}"
+            f"{folder} is a checkpoint of version {plain.get('version')!r}; this nearfar reads version {VERSION}"
         )
     return plain
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Which checkpoint a folder holds now; None where it holds none."""
+    try:
+        found = (folder / STATE).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def find(place: Path) -> Path:
@@ -131,7 +166,7 @@ def find(place: Path) -> Path:
         for folder in (place, _draft(place), _before(place)):
             if (folder / STATE).is_file():
                 return folder
-        time.sleep(0.01)  # between two moves of a process that is saving
+        time.sleep(PAUSE)  # between two moves of a process that is saving
     raise NoCheckpoint(f"{place} is not there")
 
 

@@ -112,10 +112,6 @@ class World:
         distributed.all_reduce(votes, op=distributed.ReduceOp.MAX)
         return bool(votes)
 
-    def barrier(self) -> None:
-        """Wait for all processes."""
-        self.any(False)
-
     def close(self) -> None:
         """Leave; after this there is nobody to talk to."""
         if self.ranks > 1 and distributed.is_initialized():

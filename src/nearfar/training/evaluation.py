@@ -89,8 +89,11 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     measure: str = "cosine",
     clustering: bool = False,
+    per_query: bool = False,
 ) -> dict[str, Metrics]:
     """The metrics of each part. "query" and "gallery" together are the part "test"; clusters are of the queries.
+
+    With ``per_query`` each part has that too, see ``nearfar.metrics.retrieval``.
 
     >>> labels = torch.tensor([0, 0, 1, 1])
     >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -103,7 +106,7 @@ def measure(
             continue
         asked = found["gallery"] if part == "query" else None
         pair = () if asked is None else (asked.points, asked.labels)
-        values = metrics.retrieval(one.points, one.labels, *pair, ks=ks, measure=measure)
+        values = metrics.retrieval(one.points, one.labels, *pair, ks=ks, measure=measure, per_query=per_query)
         if clustering:
             values |= metrics.clustering(one.points, one.labels, normalize=measure == "cosine")
         result["test" if part == "query" else part] = values

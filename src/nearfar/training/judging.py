@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nearfar import metrics
 from nearfar.data.store import Store
@@ -16,6 +17,8 @@ from nearfar.training.building import Parts
 from nearfar.training.evaluation import Embedded
 from nearfar.training.run import finite
 from nearfar.writing import write_tensors
+
+Queries = dict[str, Tensor]  # metrics by name, of each query [n]
 
 
 class Judge:
@@ -65,12 +68,15 @@ class Judge:
             if len(self.parts.rows[name])
         }
 
-    def measured(self, found: Mapping[str, Embedded]) -> dict[str, Any]:
-        """The metrics of each part, as JSON has them."""
+    def measured(self, found: Mapping[str, Embedded]) -> tuple[dict[str, Any], Queries | None]:
+        """The metrics of each part, as JSON has them; and those of each query of the test, where that is a part."""
         section = self.recipe.evaluation
-        values = evaluation.measure(found, ks=section.ks, measure=section.measure, clustering=section.clustering)
+        values = evaluation.measure(
+            found, ks=section.ks, measure=section.measure, clustering=section.clustering, per_query=True
+        )
+        queries = {part: each.pop("per_query", None) for part, each in values.items()}
         plain: dict[str, Any] = finite(values)
-        return plain
+        return plain, queries.get("test")
 
     def give_means(self) -> None:
         """Tell a sampler of hard classes where classes are now."""
@@ -92,25 +98,30 @@ class Judge:
             tensors[f"{start}rows"] = torch.from_numpy(np.array(rows))
         write_tensors(file, tensors)
 
-    def write_queries(self, file: Path, found: Mapping[str, Embedded]) -> None:
+    def write_queries(self, file: Path, found: Mapping[str, Embedded], queries: Queries | None = None) -> None:
         """What each query of the test found: "rows" and "labels" (of the data set), "recall@1" and "map@r".
 
         Queries without a match are left out, so that means over the rest are the metrics of the test.
+
+        Parameters
+            queries   as ``measured`` gave them for what was ``found``; None: they are measured now.
         """
         asking = [part for part in self.tested if part != "gallery"]
         if not asking:
             return
         one, gallery = found[asking[0]], found.get("gallery")
-        pair = () if gallery is None else (gallery.points, gallery.labels)
-        measure = self.recipe.evaluation.measure
-        values = metrics.retrieval(one.points, one.labels, *pair, ks=(1,), measure=measure, per_query=True)
-        each = {name: value.cpu() for name, value in values["per_query"].items()}
+        if queries is None:
+            pair = () if gallery is None else (gallery.points, gallery.labels)
+            measure = self.recipe.evaluation.measure
+            values = metrics.retrieval(one.points, one.labels, *pair, ks=(1,), measure=measure, per_query=True)
+            queries = values["per_query"]
+        each = {name: value.cpu() for name, value in queries.items()}
         answered = ~each["mrr"].isnan()
         rows = self._places(one)[answered.numpy()]
         tensors = {
             "rows": torch.from_numpy(rows),
             "labels": torch.from_numpy(self.parts.dataset.labels[rows]),
-            "recall@1": each["recall@1"][answered].to(torch.uint8),
+            "recall@1": each["precision@1"][answered].to(torch.uint8),  # the same, and there whatever ks are
             "map@r": each["map@r"][answered].float(),
         }
         write_tensors(file, tensors)

@@ -40,6 +40,14 @@ class Logger(Protocol):
         """There is nothing more to tell."""
 
 
+def check(name: str) -> None:
+    """Refuse a logger that is not known, or whose package is not installed."""
+    if one_of("logger", name, NAMES) == "tensorboard":
+        _tensorboard()
+    else:
+        _mlflow()
+
+
 def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None = None) -> Logger:
     """The logger of a run by name: "tensorboard" or "mlflow".
 
@@ -48,7 +56,7 @@ def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None 
                   of a folder stand in one table, unless MLFLOW_TRACKING_URI names another.
         settings  the recipe, for MLflow's table.
     """
-    one_of("logger", name, NAMES)
+    check(name)
     folder = Path(folder)
     if name == "tensorboard":
         return TensorBoardLogger(folder / "tensorboard")
@@ -63,13 +71,7 @@ class TensorBoardLogger:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "the tensorboard logger needs tensorboard; install it with: pip install 'nearfar[tensorboard]'"
-            ) from error
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = _tensorboard()(str(folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -101,13 +103,7 @@ class MLflowLogger:
         settings: Mapping[str, Any] | None = None,
         keep: Path | None = None,
     ) -> None:
-        try:
-            from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
-        except ImportError as error:
-            raise ImportError(
-                "the mlflow logger needs mlflow; install it with: pip install 'nearfar[mlflow]'"
-            ) from error
-        self._client: Any = MlflowClient(tracking_uri=where)
+        self._client: Any = _mlflow()(tracking_uri=where)
         if keep is not None and keep.is_file():
             self.run = keep.read_text(encoding="utf-8").strip()
             self._client.update_run(self.run, status="RUNNING")
@@ -164,3 +160,23 @@ def mlflow_name(name: str, instead: str = "_") -> str:
     'test/recall_at_1'
     """
     return re.sub(r"[^\w\-. /]", instead, name.replace("@", "_at_"))
+
+
+def _tensorboard() -> Any:
+    """TensorBoard's writer, or a line that names the extra."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "the tensorboard logger needs tensorboard; install it with: pip install 'nearfar[tensorboard]'"
+        ) from error
+    return SummaryWriter
+
+
+def _mlflow() -> Any:
+    """MLflow's client, or a line that names the extra."""
+    try:
+        from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ImportError("the mlflow logger needs mlflow; install it with: pip install 'nearfar[mlflow]'") from error
+    return MlflowClient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from nearfar import losses
 from nearfar.networks import Embedder, Ensemble
@@ -20,7 +20,7 @@ class Stage:
     """Some epochs with one loss.
 
     Parameters
-        losses      a loss for each of :func:`outputs`, by the same keys; their sum is what is trained.
+        losses      a loss for each output of the model, by the keys of :func:`dims_of`; their sum is what is trained.
         first       its first epoch.
         epochs      how many it has.
         lr_factor   what the learning rate is multiplied by.
@@ -32,23 +32,6 @@ class Stage:
     lr_factor: float = 1.0
 
 
-def outputs(model: Model, x: Tensor) -> dict[str, Tensor]:
-    """The embeddings that have a loss of their own: of every level, and of every member of an ensemble.
-
-    >>> import torch
-    >>> from nearfar.networks import create
-    >>> {key: found.shape for key, found in outputs(create("linear", in_dim=8, dim=2), torch.randn(5, 8)).items()}
-    {'high': torch.Size([5, 2])}
-    """
-    if isinstance(model, Embedder):
-        return model.levels_forward(x)
-    return {
-        f"{number}_{level}": found
-        for number, member in enumerate(members_of(model))
-        for level, found in member.levels_forward(x).items()
-    }
-
-
 def members_of(model: Model) -> list[Embedder]:
     """The members of an ensemble, or the one embedder there is."""
     if isinstance(model, Embedder):
@@ -57,7 +40,12 @@ def members_of(model: Model) -> list[Embedder]:
 
 
 def dims_of(model: Model) -> dict[str, int]:
-    """The dimensions of all :func:`outputs`."""
+    """The dimensions of all outputs that have a loss of their own: of every level, and of every member of an ensemble.
+
+    >>> from nearfar.networks import create
+    >>> dims_of(create("linear", in_dim=8, dim=2))
+    {'high': 2}
+    """
     dims: dict[str, int] = {}
     for number, member in enumerate(members_of(model)):
         for level, head in member.heads.items():

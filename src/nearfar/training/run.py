@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from nearfar.writing import naming
 # What changes no number. It may change between two sittings of one run, and so may what to do where there is none.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
 CHANGEABLE = (*FREE, "training.on_nonfinite")
+TRIES = 100  # at a folder that others make and remove at the same time
 
 
 class RunError(ValueError):
@@ -47,23 +48,47 @@ class RunFolder:
     def owned(self) -> Iterator[None]:
         """Alone among all processes; a folder that another one writes to is refused at once."""
         new = not self.folder.exists()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
+        with self._locked() as lock:
+            try:
+                lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
+                yield
+            finally:
+                # Where nothing came of it, what was made for it goes again, while nobody else can be at it.
+                with suppress(OSError):  # but for one who is just coming
+                    if [entry.name for entry in self.folder.iterdir()] == [lock.name]:
+                        lock.unlink()
+                        if new:
+                            self.folder.rmdir()
+
+    @contextmanager
+    def _locked(self) -> Iterator[Path]:
+        """Make the folder, and lock a file in it."""
         lock = self.folder / ".lock"
+        for _ in range(TRIES):
+            with ExitStack() as held:
+                if self._lock(lock, held):
+                    yield lock
+                    return
+        raise RunError(f"{self.folder} cannot be a run folder: it is removed as often as it is made")
+
+    def _lock(self, lock: Path, held: ExitStack) -> bool:
+        """Lock a file for as long as something is ``held``; False where another process was removing it."""
 
         def refuse() -> None:
             raise RunError(f"{self.folder} is in use by another process{_who(lock)}; wait for it, or stop it")
 
         try:
-            with locked(lock, waiting=refuse):
-                lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
-                yield
-        finally:
-            if new and [entry.name for entry in self.folder.iterdir()] == [lock.name]:  # nothing came of it
-                lock.unlink()
-                self.folder.rmdir()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock.touch()
+            found = lock.stat().st_ino
+            held.enter_context(locked(lock, waiting=refuse))
+            return lock.stat().st_ino == found  # a file without a name can be locked, and keeps nobody away
+        except FileNotFoundError:
+            return False
+        except (FileExistsError, NotADirectoryError) as error:
+            if isinstance(error, FileExistsError) and not self.folder.is_file():
+                return False
+            raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
 
     def fingerprint(self) -> str | None:
         """Of the data that the run began with; None where no manifest says it."""

@@ -158,7 +158,7 @@ class Session:
         found = checkpoints.load(run.last)
         values = found.values
         self._check_data(run, values["fingerprint"])
-        self.parts.model.load_state_dict(found.model_state())
+        self.parts.model.load_state_dict(found.model)
         self.parts.losses.load_state_dict(found.part("losses"))
         checkpoints.set_optimizer_state(self.optimizer, found.part("optimizer"), values["optimizer"])
         self.schedule.load_state_dict(values["schedule"])
@@ -184,7 +184,7 @@ class Session:
     def load_best(self, run: RunFolder) -> int:
         """Put the weights of the checkpoint "best" into the network; gives its epoch."""
         found = checkpoints.load(run.best)
-        self.parts.model.load_state_dict(found.model_state())
+        self.parts.model.load_state_dict(found.model)
         return int(found.values["epoch"])
 
     def _state(self) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, Any]]:

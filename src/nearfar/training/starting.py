@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nearfar.networks import Embedder, Ensemble
 from nearfar.training.recipe import Recipe
-from nearfar.training.recipe_file import NAME, load, to_dict
+from nearfar.training.recipe_file import NAME, load
 from nearfar.training.recipe_overrides import Overrides
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from nearfar.training.trainer import Result
 
 RUNS = Path("runs")
+T = TypeVar("T")
 
 
 def train(
@@ -69,7 +72,7 @@ def start(
         loggers     "tensorboard", "mlflow", or anything that is told as they are.
         cache       where decoded pictures are kept.
     """
-    from nearfar.training import distributed, logging
+    from nearfar.training import distributed
     from nearfar.training.trainer import Trainer
 
     if resume is not None and out is not None:
@@ -82,28 +85,26 @@ def start(
             raise FileNotFoundError(f"{resume} holds no run to resume: {NAME} is not there")
     found = load(recipe, overrides=overrides)
     world = distributed.world(found.training.device)
-    try:
-        folder = Path(resume) if resume is not None else Path(world.share(str(out or free_folder(recipe, found))))
-        told = [
-            logging.create(each, folder, settings=to_dict(found)) if isinstance(each, str) else each
-            for each in (loggers if world.is_main else ())
-        ]
-        try:
-            trainer = Trainer(
-                found,
-                folder,
-                resume=resume is not None,
-                loggers=told,
-                display=display,
-                world=world,
-                cache=cache,
-            )
-            return trainer.run()
-        finally:
-            for logger in told:
-                logger.close()
-    finally:
-        world.close()
+    with ExitStack() as stack:
+        stack.callback(world.close)
+        for logger in loggers if world.is_main else ():
+            if not isinstance(logger, str):  # those are closed by who opens them
+                stack.callback(logger.close)
+        folder = resume if resume is not None else out
+        if not folder and world.is_main:
+            folder = free_folder(recipe, found)
+            stack.callback(_remove_empty, folder)
+        folder = Path(world.share(str(folder)))
+        trainer = Trainer(
+            found,
+            folder,
+            resume=resume is not None,
+            loggers=loggers,
+            display=display,
+            world=world,
+            cache=cache,
+        )
+        return trainer.run()
 
 
 def open_model(where: str | Path) -> Embedder | Ensemble:
@@ -114,46 +115,81 @@ def open_model(where: str | Path) -> Embedder | Ensemble:
     """
     from nearfar.networks import saving
 
-    return saving.load(model_folder(where))
+    return read_model(where, saving.load)
+
+
+def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
+    """What ``reader`` finds in the folder of a run's model, or of whatever else holds one: see ``open_model``.
+
+    All of it is of one checkpoint, also while a training puts new ones there: then it is read again.
+    """
+    from nearfar.training import checkpoints
+
+    place = _model_place(where)
+    is_checkpoint = bool(place.name) and checkpoints.exists(place)
+    return checkpoints.read(place, reader) if is_checkpoint else reader(place)
 
 
 def model_folder(where: str | Path) -> Path:
-    """Where the files of a run's model lie, or of whatever else holds one: see ``open_model``."""
+    """Where the files of a run's model lie now, or of whatever else holds one: see ``open_model``.
+
+    A training that is under way may put others there at any time; ``read_model`` takes care of that.
+    """
+    return read_model(where, lambda folder: folder)
+
+
+def _model_place(where: str | Path) -> Path:
     from nearfar.training import checkpoints
     from nearfar.training.run import RunFolder
 
     run = RunFolder(where)
     if not run.recipe.is_file():
         return Path(where)
+    # In this order: a training saves the best one before the last, which says that there is one.
+    last = checkpoints.values_of(run.last) if checkpoints.exists(run.last) else None
     if checkpoints.exists(run.best):
-        return checkpoints.find(run.best)
-    if not checkpoints.exists(run.last):
+        return run.best
+    if last is None:
         why = "was thrown away" if run.metrics.is_file() else "has not been saved yet"
         raise FileNotFoundError(f"{run.folder} has no checkpoint: it {why}")
-    best = checkpoints.values_of(run.last)["place"]["best"]
+    best = last["place"]["best"]
     if best is not None:
         raise FileNotFoundError(
             f"{run.best} is gone, the network of epoch {best['epoch'] + 1}, which was selected; {run.last} is that of "
             "the last epoch, and can be named instead"
         )
-    return checkpoints.find(run.last)
+    return run.last
 
 
 def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:
-    """A folder that is not there yet, named by the file of a recipe, or else by data set and loss.
+    """Make a folder that was not there yet, named by the file of a recipe, or else by data set and loss.
 
+    >>> import tempfile
     >>> settings = {"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
     ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}}
-    >>> free_folder(settings, load(settings)).as_posix()
-    'runs/digits-nra'
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     [free_folder(settings, load(settings), Path(runs)).name for _ in range(2)]
+    ['digits-nra', 'digits-nra-2']
     """
+    from nearfar.training.run import RunError
+
     name = f"{found.data.name}-{found.loss.name}"
     if isinstance(recipe, (str, Path)) and Path(recipe).suffix:
         file = Path(recipe).absolute()
         name = file.stem if file.parent.name in ("recipes", "") else f"{file.parent.name}-{file.stem}"
     name = re.sub(r"[^\w.-]+", "-", name)
-    folder, number = runs / name, 1
-    while folder.exists():
-        number += 1
-        folder = runs / f"{name}-{number}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(f"{runs} cannot hold run folders: a file is in its place") from None
+    for number in count(1):
+        folder = runs / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()  # and so nobody else is given it
+            break
     return folder
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # there is a run in it
+        folder.rmdir()

@@ -17,7 +17,8 @@ from nearfar.networks import batchnorm
 from nearfar.networks.embedder import Embedder
 from nearfar.settings import one_of, positive, whole
 from nearfar.training.distributed import World, draws, global_loss
-from nearfar.training.memory import Memory, check_remembers
+from nearfar.training.memory import Memory
+from nearfar.training.statistics import Statistics
 
 PRECISIONS = ("float32", "bfloat16")
 ByLevel = dict[str, Tensor]
@@ -43,8 +44,6 @@ class Member:
     def __post_init__(self) -> None:
         if self.embed is None:
             self.embed = self.network.levels_forward
-        for level in self.memories:
-            check_remembers(self.losses[level])
 
     def parameters(self) -> list[nn.Parameter]:
         """Those of the network and of its losses."""
@@ -69,8 +68,9 @@ class Step:
     """Forward, loss, backward, clipping and update.
 
     A loss or gradient that is no number changes nothing: fused optimisers look at the flag on the device, and on a CPU
-    the host does. Whether a training goes on after that is for who reads the outcome to say. An optimiser that is not
-    fused can be masked on a GPU only by a host that waits for the flag, so that it does only if ``skip``.
+    the host does; batch norms forget what they saw. Whether a training goes on after that is for who reads the outcome
+    to say. An optimiser that is not fused can be masked on a GPU only by a host that waits for the flag, so that it
+    does only if ``skip``.
 
     Parameters
         members        of an ensemble, each learning on its own; or just one.
@@ -117,6 +117,7 @@ class Step:
                 check_chunks(member.network)
         self.skip = skip
         self._parameters = [member.parameters() for member in self.members]
+        self._norms = [layer for member in self.members for layer in batchnorm.layers(member.network)]
         self._fused = masks_updates(optimizer)
         if self._fused:
             seed_momentum(optimizer)
@@ -135,11 +136,13 @@ class Step:
         chunked = self.chunk is not None and self.chunk < len(batch)
         backward = self._in_chunks if chunked else self._at_once
         seeds = [None if seed is None else (seed, number) for number in range(len(self.members))]
+        statistics = Statistics(self._norms)
         values = [backward(member, images, batch.labels, seeds[number]) for number, member in enumerate(self.members)]
         norms = [self._finish(parameters) for parameters in self._parameters]
         loss = values[0] if len(values) == 1 else torch.stack(values).mean()
         finite = torch.stack([loss, *norms]).isfinite().all()
         self._update(finite)
+        statistics.put_back(unless=finite)
         return Outcome(loss, finite)
 
     # --- gradients ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from nearfar.training.recipe import Recipe
 from nearfar.training.recipe_file import load
 from nearfar.training.report_run import Embeddings, read_embeddings, read_json
 from nearfar.training.run import RunFolder
-from nearfar.training.starting import model_folder
+from nearfar.training.starting import open_model, read_model
 
 SIDE = 256  # what pictures are shrunk to before networks that read less
 
@@ -69,13 +69,12 @@ def embeddings_of(
         queries, gallery = read_embeddings(run.embeddings)
         if queries is not None:
             return Sides(queries, gallery, recipe)
-    folder = model_folder(where)
-    model = saving.load(folder).to(device)
-    preprocessing = saving.load_preprocessing(folder)
+    model, preprocessing = read_model(where, lambda folder: (saving.load(folder), saving.load_preprocessing(folder)))
+    model = model.to(device)
     dataset, store, rows = _data(recipe, run, data, cache, watch, preprocessing)
     if (preprocessing is None) != dataset.is_vectors:
         reads, holds = ("vectors", "pictures") if preprocessing is None else ("pictures", "vectors")
-        raise ValueError(f"the network in {folder} reads {reads}; {dataset.name} holds {holds}")
+        raise ValueError(f"the network in {where} reads {reads}; {dataset.name} holds {holds}")
     view, normalization = None, None
     if preprocessing is not None:
         normalization = preprocessing.normalization
@@ -105,7 +104,7 @@ def levels_of(where: str | Path) -> dict[str, int]:
 
     Those of an ensemble's members are named "0_high", "1_high" and so on. A network with one level alone is refused.
     """
-    dims = dims_of(saving.load(model_folder(Path(where))))
+    dims = dims_of(open_model(where))
     if len(dims) == 1:
         raise ValueError(
             f"the network in {where} has one level, {next(iter(dims))}; levels are told apart where network.levels "

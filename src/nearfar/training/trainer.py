@@ -16,17 +16,17 @@ import numpy as np
 
 from nearfar.data.store import Store
 from nearfar.settings import few
-from nearfar.training import checkpoints, kernels, live, manifest
+from nearfar.training import checkpoints, kernels, live, logging, manifest
 from nearfar.training.ahead import ahead
 from nearfar.training.building import build
 from nearfar.training.distributed import World
 from nearfar.training.evaluation import Embedded
-from nearfar.training.judging import Judge
+from nearfar.training.judging import Judge, Queries
 from nearfar.training.ledger import Ledger, Pace, Page
 from nearfar.training.live import Display, Silent, Status
 from nearfar.training.logging import Logger, flat
 from nearfar.training.recipe import Recipe
-from nearfar.training.recipe_file import to_toml
+from nearfar.training.recipe_file import to_dict, to_toml
 from nearfar.training.run import Log, RunFolder, finite
 from nearfar.training.session import Session, batch_at, wants_means
 from nearfar.training.signals import Asked, Stopped, listening
@@ -61,7 +61,8 @@ class Trainer:
         recipe   what to train.
         folder   where everything is written; a new one, unless ``resume``.
         resume   go on with the run in ``folder``, from its last checkpoint.
-        loggers  who else is told.
+        loggers  who else is told: "tensorboard", "mlflow", which are opened when the folder is the run's own and closed
+                 at the end, or anything that is told as they are.
         display  what a person sees, see ``nearfar.training.live``.
         world    the processes that share the work, see ``nearfar.training.distributed``.
         cache    where decoded pictures are kept.
@@ -73,7 +74,7 @@ class Trainer:
         folder: str | Path,
         *,
         resume: bool = False,
-        loggers: Sequence[Logger] = (),
+        loggers: Sequence[str | Logger] = (),
         display: Display | None = None,
         world: World | None = None,
         cache: str | Path | None = None,
@@ -81,12 +82,17 @@ class Trainer:
         self.recipe, self.run_folder, self.resume = recipe, RunFolder(folder), resume
         self.world = world or World()
         self.loggers = tuple(loggers) if self.world.is_main else ()
+        self._told: list[Logger] = []
+        for each in self.loggers:
+            if isinstance(each, str):
+                logging.check(each)
         self.display: Display = (display or Silent()) if self.world.is_main else Silent()
         self.cache = cache
         self._saved = time.monotonic()
         self._saving = 0.0  # seconds that the last checkpoint took
         self._pace = Pace()
         self._found: dict[str, Embedded] = {}
+        self._queries: Queries | None = None  # of what was found
 
     def run(self) -> Result:
         """Train to the end, or until asked to stop (``Stopped``): then the run can be resumed."""
@@ -102,6 +108,7 @@ class Trainer:
             if self.world.is_main:
                 self._write_what_it_is()
                 self._say_what_is_left_out()
+            self._told = [self._opened(each, stack) for each in self.loggers]
             self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path(os.devnull)))
             self._start()
             asked = stack.enter_context(listening())
@@ -121,6 +128,12 @@ class Trainer:
             write_json(run.manifest, finite(manifest.of(self.parts, self.world)))
         if not self.resume:
             write_text(run.recipe, to_toml(self.recipe))
+
+    def _opened(self, logger: str | Logger, stack: ExitStack) -> Logger:
+        if not isinstance(logger, str):
+            return logger
+        made = logging.create(logger, self.run_folder.folder, settings=to_dict(self.recipe))
+        return stack.enter_context(closing(made))
 
     def _say_what_is_left_out(self) -> None:
         bad = self.parts.store.bad if isinstance(self.parts.store, Store) else ()
@@ -175,7 +188,7 @@ class Trainer:
         last = place.epoch + 1 >= self.parts.epochs
         every = self.recipe.evaluation.every
         metric = None
-        self._found = {}
+        self._found, self._queries = {}, None
         if last:
             self._checkpoint(always=True)  # whatever happens to the evaluation, what was learned is kept
         if last or (every and (place.epoch + 1) % every == 0):
@@ -193,7 +206,7 @@ class Trainer:
         if self.world.is_main:
             self._found = self.judge.embedded(self.judge.watched)
             self._check_numbers()
-            place.metrics = self.judge.measured(self._found)
+            place.metrics, self._queries = self.judge.measured(self._found)
         place.metrics = self.world.share(place.metrics)
         self._tell({"metrics": place.metrics})
         status = f"epoch {place.epoch + 1}/{self.parts.epochs}"
@@ -256,7 +269,7 @@ class Trainer:
         step = place.iteration if step is None else step
         if self.world.is_main:
             self.log.write({"step": step, "epoch": max(step - 1, 0) // self.parts.steps_per_epoch, **line})
-        for logger in self.loggers:
+        for logger in self._told:
             logger.log(step, flat(finite(line)))
 
     # --- stopping ----------------------------------------------------------------------------------------------
@@ -304,7 +317,7 @@ class Trainer:
         self._found |= self.judge.embedded([part for part in self.judge.wanted if part not in self._found])
         measured = place.metrics
         if place.best is not None:
-            measured = self.judge.measured(self._found)
+            measured, self._queries = self.judge.measured(self._found)
             if "test" in measured:
                 step = min((epoch + 1) * self.parts.steps_per_epoch, place.iteration)
                 self._tell({"metrics": {"test": measured["test"]}}, step=step)
@@ -318,7 +331,7 @@ class Trainer:
             **measured,
         }
         self.judge.write(self.run_folder.embeddings, self._found)
-        self.judge.write_queries(self.run_folder.queries, self._found)
+        self.judge.write_queries(self.run_folder.queries, self._found, self._queries)
         write_json(self.run_folder.metrics, metrics)
         words = f"finished after {live.clock(place.seconds)}: {rule}, epoch {epoch + 1}"
         self.display.say("  ".join([words, *live.shown(measured)]))
