@@ -20,6 +20,8 @@ import pytest
 import torch
 from cases import Case
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from nearfar.losses import Loss, PairLoss
 
@@ -231,6 +233,18 @@ def assert_finite(outcome: Outcome) -> None:
         assert gradient.isfinite().all(), f"gradient by {name} is {gradient}"
 
 
+class Watch(TorchDispatchMode):
+    """The size of the largest tensor made, in bytes."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        self.largest = max([self.largest, *sizes])
+        return made
+
+
 # --- right numbers ------------------------------------------------------------------------------------------
 
 
@@ -366,6 +380,63 @@ def check_half_precision(case: Case) -> None:
         assert_close(actual.value, expected.value, 1e-6)
         assert_close(actual.gradients["embeddings"], expected.gradients["embeddings"].to(dtype), 1e-2)
     assert all(parameter.dtype == torch.float32 for parameter in loss.parameters())
+
+
+def check_parameters_of_more_digits(case: Case) -> None:
+    """float64 parameters serve float32 embeddings: as float64 embeddings do, with a gradient in float32."""
+    embeddings, labels = make_batch(dtype=torch.float32)
+    loss = case.create().double()
+    if not list(loss.parameters()):
+        pytest.skip("learns nothing")
+    actual, expected = run(loss, embeddings, labels), run(loss, embeddings.double(), labels)
+    assert actual.value.dtype == torch.float64
+    assert actual.gradients["embeddings"].dtype == torch.float32
+    assert_same(actual, expected, tolerance=1e-6)
+
+
+def check_default_dtype(case: Case) -> None:
+    """What PyTorch makes of numbers by default is only seen in the parameters of losses made meanwhile."""
+    embeddings, labels = make_batch(dtype=torch.float32)
+    loss = case.create()
+    expected = run(loss, embeddings, labels)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_same(run(loss, embeddings, labels), expected, tolerance=0.0)
+        assert_finite(run(case.create(), embeddings, labels))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def check_default_device(case: Case) -> None:
+    """A loss is computed where its embeddings are, wherever PyTorch makes tensors by default."""
+    embeddings, labels = make_batch()
+    loss = case.create().double()
+    expected = run(loss, embeddings, labels)
+    with torch.device("meta"):
+        actual = run(loss, embeddings, labels)
+    assert_same(actual, expected, tolerance=0.0)
+
+
+NO_LENGTHS = ("n_pair", "softmax")  # dot products of raw embeddings: these get large by themselves
+
+
+def check_lengths_beyond_all_numbers(case: Case) -> None:
+    """A vector whose squared length overflows is not taken for a zero vector: the loss is NaN."""
+    if case.key in NO_LENGTHS:
+        pytest.skip("asks nothing of lengths")
+    embeddings, labels = make_batch(dtype=torch.float32)
+    for budget in (None, 1) if case.tiled else (None,):
+        loss = case.create()
+        if budget is not None:
+            loss.memory_budget = budget
+        for rows in (slice(0, 1), slice(3, 4), slice(None)):
+            longer = embeddings.clone()
+            longer[rows] *= 1e20
+            assert run(loss, longer, labels).value.isnan()
+        if case.family == "proxy" and case.key != "group":
+            with torch.no_grad():
+                loss.proxies[0] *= 1e20
+            assert run(loss, embeddings, labels).value.isnan()
 
 
 # --- modules ------------------------------------------------------------------------------------------------

@@ -38,6 +38,10 @@ class Scene:
             self._known[i, c] = (self.units[i] * unit(self.proxies[c])).sum()
         return self._known[i, c]
 
+    def nearest(self, i: int, c: int) -> Tensor:
+        """Sample i and the nearest of the centres of class c."""
+        return max((self.units[i] * unit(center)).sum() for center in self.proxies[c])
+
 
 def unit(vector: Tensor) -> Tensor:
     length = vector.square().sum()
@@ -72,11 +76,12 @@ def proxy_nca(scene: Scene, *, scale: float = 18.0, include_positive: bool = Fal
     return mean(terms, scene.embeddings)
 
 
-def arcface(scene: Scene, *, margin: float = 0.5, scale: float = 64.0) -> Tensor:
+def arcface(scene: Scene, *, centers: int = 1, margin: float = 0.5, scale: float = 64.0) -> Tensor:
     terms = []
     for i in scene.samples:
-        logits = {c: scale * scene.cosine(i, c) for c in scene.classes}
-        cosine = scene.cosine(i, scene.labels[i])
+        cosines = {c: scene.cosine(i, c) if centers == 1 else scene.nearest(i, c) for c in scene.classes}
+        logits = {c: scale * cosine for c, cosine in cosines.items()}
+        cosine = cosines[scene.labels[i]]
         angle = torch.acos(cosine)
         within = angle + margin <= math.pi
         target = torch.cos(angle + margin) if within else cosine - margin * math.sin(margin)

@@ -192,15 +192,18 @@ def contrastive(view: View, *, form: str = "cosine", margin: float | None = None
     return mean([t for t in pull if t != 0], like) + mean([t for t in push if t != 0], like)
 
 
-def triplet(view: View, *, form: str = "cosine", margin: float | None = None, average: str = "all") -> Tensor:
+def triplet(
+    view: View, *, form: str = "cosine", margin: float | None = None, average: str = "all", soft_margin: bool = False
+) -> Tensor:
+    if margin is None:
+        margin = 0.0 if soft_margin else 0.1 if form == "cosine" else 1.0
     terms = []
     for i in view.anchors:
         for p, n in view.triplets[i]:
-            if form == "cosine":
-                terms.append(hinge(view.value(i, n) - view.value(i, p) + (0.1 if margin is None else margin)))
-            else:
-                terms.append(hinge(view.value(i, p) - view.value(i, n) + (1.0 if margin is None else margin)))
-    if average == "active":
+            too_near = view.value(i, n) - view.value(i, p)
+            violation = (too_near if form == "cosine" else -too_near) + margin
+            terms.append(log_one_plus_sum_exp([violation], view.embeddings) if soft_margin else hinge(violation))
+    if average == "active" and not soft_margin:  # softly, every triplet has a loss, if too small for a number
         terms = [term for term in terms if term > 0]
     return mean(terms, view.embeddings)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import Case
 from checks import (
+    NO_LENGTHS,
     SPREADS,
     assert_close,
     assert_finite,
@@ -110,6 +111,40 @@ def check_half_precision_of_a_gallery(case: Case) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         mixed = run(case.create(), embeddings.float(), labels, embeddings.to(dtype), labels)
         assert mixed.gradients["gallery"].dtype == dtype
+
+
+def check_default_device_with_a_gallery(case: Case) -> None:
+    """A gallery, and weights, are computed where they are, too."""
+    batch = make_gallery()
+    loss = case.create().double()
+    expected, weights = run(loss, *batch), seeded(loss.pair_weights, *batch[:4], positions=batch[4])
+    with torch.device("meta"):
+        assert_same(run(loss, *batch), expected, tolerance=0.0)
+        assert torch.equal(seeded(loss.pair_weights, *batch[:4], positions=batch[4]), weights)
+
+
+def check_parameters_of_more_digits_with_a_gallery(case: Case) -> None:
+    """float64 parameters serve a float32 gallery, and its weights."""
+    batch = make_gallery(torch.float32)
+    loss = case.create().double()
+    if not list(loss.parameters()):
+        pytest.skip("learns nothing")
+    embeddings, labels, gallery, *rest = batch
+    exact = embeddings.double(), labels, gallery.double(), *rest
+    assert_same(run(loss, *batch), run(loss, *exact), tolerance=1e-6)
+    expected = seeded(loss.pair_weights, *exact[:4], positions=exact[4])
+    assert torch.equal(seeded(loss.pair_weights, *batch[:4], positions=batch[4]), expected)
+
+
+def check_lengths_beyond_all_numbers_in_a_gallery(case: Case) -> None:
+    """A gallery vector whose squared length overflows shows, whether or not it is chosen."""
+    if case.key in NO_LENGTHS:
+        pytest.skip("asks nothing of lengths")
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery(torch.float32)
+    for row in range(len(gallery)):
+        longer = gallery.clone()
+        longer[row] *= 1e20
+        assert run(case.create(), embeddings, labels, longer, gallery_labels, positions).value.isnan()
 
 
 def check_gallery_untouched(case: Case) -> None:

@@ -92,9 +92,25 @@ def test_triplet_of_squared_distances(normalize: bool) -> None:
     assert_agree(ours, theirs)
 
 
+@either
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+def test_triplet_with_a_soft_margin(margin: float, normalize: bool) -> None:
+    theirs = losses.TripletMarginLoss(margin=margin, smooth_loss=True, distance=squared_distance(normalize))
+    ours = nf.losses.Triplet(
+        form="squared_distance", soft_margin=True, margin=margin, mining="all", normalize=normalize
+    )
+    assert_agree(ours, theirs)
+
+
 def test_triplet_with_hard_mining() -> None:
     theirs = losses.TripletMarginLoss(margin=0.1, distance=COSINE)
     ours = nf.losses.Triplet(mining="hard", average="active")
+    assert_agree(ours, with_miner(theirs, miners.BatchHardMiner(distance=COSINE)))
+
+
+def test_triplet_with_hard_mining_and_a_soft_margin() -> None:
+    theirs = losses.TripletMarginLoss(margin=0, smooth_loss=True, distance=COSINE)
+    ours = nf.losses.Triplet(mining="hard", soft_margin=True)
     assert_agree(ours, with_miner(theirs, miners.BatchHardMiner(distance=COSINE)))
 
 
@@ -225,6 +241,11 @@ PROXY_PEERS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("proxy_nca", {"include_positive": True}, losses.ProxyNCALoss(7, 4, softmax_scale=9)),
     ("arcface", {}, losses.ArcFaceLoss(7, 4, margin=math.degrees(0.5))),
     ("arcface", {"margin": 1.5, "scale": 4.0}, losses.ArcFaceLoss(7, 4, margin=math.degrees(1.5), scale=4)),
+    (
+        "arcface",
+        {"centers": 3},
+        losses.SubCenterArcFaceLoss(num_classes=7, embedding_size=4, margin=math.degrees(0.5), sub_centers=3),
+    ),
     ("cosface", {}, losses.CosFaceLoss(7, 4)),
     ("soft_triple", {"tau": 0.0}, losses.SoftTripleLoss(7, 4, gamma=1 / 10, margin=0.1)),
     ("soft_triple", {"tau": 0.0, "gamma": 2.0, "centers": 3}, losses.SoftTripleLoss(7, 4, 3, gamma=1 / 2, margin=0.1)),

@@ -177,6 +177,7 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
         ("proxy_nca", {"scale": -18.0}, ValueError, "scale is -18.0; it must be > 0"),
         ("arcface", {"margin": -0.5}, ValueError, "margin is -0.5; it must be ≥ 0"),
         ("arcface", {"margin": 28.6}, ValueError, "margin is 28.6; it must be .*≤ 1.57"),
+        ("arcface", {"centers": 0}, ValueError, "centers is 0; it must be ≥ 1"),
         ("arcface", {"scale": 0.0}, ValueError, "scale is 0.0; it must be > 0"),
         ("cosface", {"scale": math.inf}, ValueError, "scale is inf"),
         ("soft_triple", {"centers": 0}, ValueError, "centers is 0; it must be ≥ 1"),

@@ -39,6 +39,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
         "average": ("all", "active"),
         "mining": MINING,
         "normalize": EITHER,
+        "soft_margin": EITHER,
     },
     "lifted_structure": {"margin": MARGIN, "squared": EITHER},
     "lifted_structure_generalized": {"margin": MARGIN, "mining": MINING},
@@ -71,7 +72,12 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     "softmax": {"sample_rate": SAMPLE_RATE},
     "normalized_softmax": {"temperature": TEMPERATURE, "sample_rate": SAMPLE_RATE},
     "proxy_nca": {"scale": SHARPNESS, "include_positive": EITHER, "sample_rate": SAMPLE_RATE},
-    "arcface": {"margin": (0.0, 0.5, 1.0, 1.57), "scale": SHARPNESS, "sample_rate": SAMPLE_RATE},
+    "arcface": {
+        "centers": (1, 3),
+        "margin": (0.0, 0.5, 1.0, 1.57),
+        "scale": SHARPNESS,
+        "sample_rate": SAMPLE_RATE,
+    },
     "cosface": {"margin": (0.0, 0.35, 100.0), "scale": SHARPNESS, "sample_rate": SAMPLE_RATE},
     "soft_triple": {
         "centers": (1, 2, 10),

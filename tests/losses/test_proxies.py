@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from cases import CLASSES, DEFAULTS, Case, create
-from checks import SPREADS, Outcome, assert_close, assert_finite, assert_same, make_batch, run, seeded
+from checks import SPREADS, Outcome, Watch, assert_close, assert_finite, assert_same, make_batch, run, seeded
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
 
 PROXY_CASES = [case for case in DEFAULTS if case.family == "proxy"]
 SAMPLING_KEYS = ["softmax", "normalized_softmax", "proxy_nca", "arcface", "cosface", "soft_triple"]
+POOLING_KEYS = ["arcface", "soft_triple"]
 LR_MULTIPLIERS = {
     "softmax": 10.0,
     "normalized_softmax": 10.0,
@@ -200,8 +199,12 @@ def cosines(embeddings: Tensor, proxies: Tensor) -> Tensor:
     return normalize(embeddings, dim=-1) @ normalize(proxies, dim=-1).T
 
 
+def nearest_cosines(embeddings: Tensor, centers: Tensor) -> Tensor:
+    return torch.einsum("md,ckd->mck", normalize(embeddings, dim=-1), normalize(centers, dim=-1)).amax(dim=2)
+
+
 def arcface_logits(embeddings: Tensor, proxies: Tensor, labels: Tensor) -> Tensor:
-    cosine = cosines(embeddings, proxies)
+    cosine = cosines(embeddings, proxies) if proxies.ndim == 2 else nearest_cosines(embeddings, proxies)
     angle = cosine.acos()
     target = torch.where(angle + 0.5 <= math.pi, (angle + 0.5).cos(), cosine - 0.5 * math.sin(0.5))
     return 64 * torch.where(one_hot(labels, len(proxies)).bool(), target, cosine)
@@ -213,20 +216,22 @@ def soft_triple_logits(embeddings: Tensor, proxies: Tensor, labels: Tensor) -> T
 
 
 Logits = Callable[[Tensor, Tensor, Tensor], Tensor]
-CROSS_ENTROPIES: dict[str, tuple[dict[str, Any], Logits]] = {
-    "softmax": ({}, lambda e, w, y: e @ w.T),
-    "normalized_softmax": ({}, lambda e, w, y: cosines(e, w) / 0.05),
-    "proxy_nca": ({"include_positive": True}, lambda e, w, y: 18 * cosines(e, w)),
-    "arcface": ({}, arcface_logits),
-    "cosface": ({}, lambda e, w, y: 64 * (cosines(e, w) - 0.35 * one_hot(y, len(w)).to(e))),
-    "soft_triple": ({"tau": 0.0}, soft_triple_logits),
-}
+CROSS_ENTROPIES: list[tuple[str, dict[str, Any], Logits]] = [
+    ("softmax", {}, lambda e, w, y: e @ w.T),
+    ("normalized_softmax", {}, lambda e, w, y: cosines(e, w) / 0.05),
+    ("proxy_nca", {"include_positive": True}, lambda e, w, y: 18 * cosines(e, w)),
+    ("arcface", {}, arcface_logits),
+    ("arcface", {"centers": 3}, arcface_logits),
+    ("cosface", {}, lambda e, w, y: 64 * (cosines(e, w) - 0.35 * one_hot(y, len(w)).to(e))),
+    ("soft_triple", {"tau": 0.0}, soft_triple_logits),
+]
 
 
-@pytest.mark.parametrize("key", CROSS_ENTROPIES)
+@pytest.mark.parametrize(("key", "settings", "logits"), CROSS_ENTROPIES)
 @pytest.mark.parametrize("budget", [1, 100_000, 2**28])
-def test_many_classes_have_the_cross_entropy_of_torch(key: str, budget: int) -> None:
-    settings, logits = CROSS_ENTROPIES[key]
+def test_many_classes_have_the_cross_entropy_of_torch(
+    key: str, settings: dict[str, Any], logits: Logits, budget: int
+) -> None:
     embeddings, labels = make_batch(sizes=(1,) * 40, dim=16)
     loss = create(key, settings, num_classes=300, dim=16).double()
     loss.memory_budget = budget
@@ -266,22 +271,12 @@ def test_a_single_class_is_finite(case: Case) -> None:
     assert_finite(run(case.create(num_classes=1), embeddings, labels))
 
 
-class Watch(TorchDispatchMode):
-    """The size of the largest tensor made, in bytes."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        sizes = [leaf.untyped_storage().nbytes() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return made
+MANY_CLASSES = [(key, {}) for key in (*SAMPLING_KEYS, "proxy_anchor") if key != "soft_triple"]
 
 
-@pytest.mark.parametrize("key", [*SAMPLING_KEYS, "proxy_anchor"])
-def test_no_tensor_holds_the_whole_batch_against_all_classes(key: str) -> None:
+@pytest.mark.parametrize(("key", "settings"), [*MANY_CLASSES, *((key, {"centers": 2}) for key in POOLING_KEYS)])
+def test_no_tensor_holds_the_whole_batch_against_all_classes(key: str, settings: dict[str, Any]) -> None:
     """A gradient is as large as the proxies; batch × classes would be four times as large."""
-    settings = {"centers": 2} if key == "soft_triple" else {}
     loss = create(key, settings, num_classes=200_000, dim=16)
     loss.memory_budget = 2**23
     embeddings = torch.randn(64, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -349,6 +344,29 @@ def test_arcface_costs_more_the_larger_the_angle(margin: float) -> None:
     points = torch.stack([angles.cos(), angles.sin(), torch.zeros_like(angles)], dim=1)
     values = torch.stack([loss(point.unsqueeze(0), torch.tensor([0])) for point in points]).detach()
     assert (values.diff() > 0).all()
+
+
+def test_arcface_has_one_vector_for_a_class_unless_told() -> None:
+    assert create("arcface", {}).proxies.shape == (CLASSES, 4)
+    assert create("arcface", {"centers": 3}).proxies.shape == (CLASSES, 3, 4)
+
+
+def test_arcface_with_equal_centres_is_that_with_one_and_the_first_learns() -> None:
+    batch, plain = make_batch(), create("arcface", {}).double()
+    loss = with_proxies("arcface", plain.proxies.detach().unsqueeze(1).expand(-1, 3, -1), centers=3)
+    actual, expected = run(loss, *batch), run(plain, *batch)
+    assert not actual.gradients["proxies"][:, 1:].any()
+    actual.gradients["proxies"] = actual.gradients["proxies"][:, 0]
+    assert_same(actual, expected, tolerance=1e-12)
+
+
+def test_arcface_goes_to_the_nearest_centre_of_a_class() -> None:
+    """The sample is at the second centre of its class; the first, at a right angle, does not matter nor learn."""
+    axes = torch.eye(4, dtype=torch.float64)
+    loss = with_proxies("arcface", torch.stack([axes[:2], axes[2:]]), centers=2, scale=4.0)
+    outcome = run(loss, axes[1:2], torch.tensor([0]))
+    assert outcome.value.item() == pytest.approx(math.log1p(math.exp(-4 * math.cos(0.5))))
+    assert not outcome.gradients["proxies"][0, 0].any()
 
 
 # --- proxies as anchors -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from nearfar.losses import PairLoss, registry
 
 PAPER_DEFAULTS = {
     "contrastive": {"form": "cosine"},
-    "triplet": {"form": "cosine", "mining": "semi_hard"},
+    "triplet": {"form": "cosine", "mining": "semi_hard", "soft_margin": False},
     "lifted_structure": {"margin": 1.0, "squared": True},
     "lifted_structure_generalized": {"margin": 0.5},
     "n_pair": {"l2": 0.02},
@@ -36,7 +36,7 @@ PAPER_DEFAULTS = {
     "softmax": {"sample_rate": 1.0},
     "normalized_softmax": {"temperature": 0.05, "sample_rate": 1.0},
     "proxy_nca": {"scale": 18.0, "include_positive": False, "sample_rate": 1.0},
-    "arcface": {"margin": 0.5, "scale": 64.0, "sample_rate": 1.0},
+    "arcface": {"centers": 1, "margin": 0.5, "scale": 64.0, "sample_rate": 1.0},
     "cosface": {"margin": 0.35, "scale": 64.0, "sample_rate": 1.0},
     "soft_triple": {"centers": 10, "alpha": 20.0, "gamma": 10.0, "tau": 0.2, "margin": 0.1, "sample_rate": 1.0},
     "proxy_anchor": {"alpha": 32.0, "margin": 0.1},

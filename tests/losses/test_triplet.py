@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checks import Watch
 from torch import Tensor
 
+import nearfar as nf
 from nearfar.losses.triplet import count_by_comparing, count_by_sorting
 
 
@@ -41,3 +43,30 @@ def test_counts_of_active_triplets(count, ties: bool, margin: float) -> None:
 def test_many_positives_are_left_to_sorting() -> None:
     pos = torch.ones(2, 100, dtype=torch.bool)
     assert count_by_comparing(torch.randn(2, 100), pos, ~pos, 0.1) is None
+
+
+@pytest.mark.parametrize("mining", ["all", "valid_triplet"])
+def test_soft_triplets_are_never_all_there(mining: str) -> None:
+    """128 · 31 · 96 of them would take 1.5 MB."""
+    loss = nf.losses.Triplet(mining=mining, soft_margin=True)
+    loss.memory_budget = 2**19
+    embeddings = torch.randn(128, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with Watch() as watch:
+        loss(embeddings, torch.arange(128) % 4).backward()
+    assert watch.largest <= 2**17
+
+
+def test_a_soft_margin_goes_on_where_the_hinge_has_closed() -> None:
+    embeddings = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]], requires_grad=True)
+    labels = torch.tensor([0, 0, 1])
+    assert nf.losses.Triplet(mining="all")(embeddings, labels) == 0
+    value = nf.losses.Triplet(mining="all", soft_margin=True)(embeddings, labels)
+    # s_an − s_ap: −1 − 0.8 seen from the first, −0.8 − 0.8 from the second.
+    expected = torch.tensor([-1.8, -1.6]).exp().log1p().mean()
+    torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(("mining", "recorded"), [("all", False), ("valid_triplet", False), ("hard", True)])
+def test_a_step_of_many_kernels_is_not_recorded(mining: str, recorded: bool) -> None:
+    assert (nf.losses.Triplet(mining=mining, soft_margin=True).recordable() is not None) == recorded
+    assert nf.losses.Triplet(mining=mining).recordable() is not None

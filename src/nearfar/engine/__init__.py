@@ -13,9 +13,9 @@ from nearfar.engine.masks import (
     masks,
     positive_columns,
     scatter_mask,
-    show_nan,
+    slot_chunks,
 )
-from nearfar.engine.measures import Measure, unit
+from nearfar.engine.measures import Measure, show_nan, unit
 from nearfar.engine.measures import create as measure
 from nearfar.engine.problem import DEFAULT_BUDGET, Batch, Mean, RowLoss, Tile, Totals
 from nearfar.engine.rows import Row, count_nonzero, row_hinge, row_logsumexp, row_sum
@@ -52,5 +52,6 @@ __all__ = [
     "running_sum",
     "scatter_mask",
     "show_nan",
+    "slot_chunks",
     "unit",
 ]

@@ -48,7 +48,11 @@ class ClassLoss(Protocol):
 
     @property
     def pools(self) -> bool:
-        """Whether a class has several proxies, and ``pool`` and ``penalty`` are to be asked."""
+        """Whether a class has several proxies, and ``pool`` is to be asked."""
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the proxies of a class cost something by themselves, and ``penalty`` is to be asked."""
 
     @property
     def memory_budget(self) -> int:
@@ -203,7 +207,7 @@ def _compute(
         tile = problem.tile(classes)
         own = tile.own if tile.inside is None else torch.where(tile.inside, tile.own, own)
         sums.append(tile.logsumexp)
-        if loss.pools and not any(needed):
+        if loss.penalizes and not any(needed):
             costs.append(problem.penalty(tile)[0])
         kept = tile if len(problem.tiles) == 1 else None
         del tile  # its memory is the next one's
@@ -255,7 +259,7 @@ def _gradients(
                 # The part of the gradient along the proxy comes off.
                 off = (terms.T @ by_row).mul_(lengths.square().neg_().unsqueeze(1))
                 torch.mul(tile.proxies, off, out=by_some).addmm_(weights.T, scaled)
-        if loss.pools:
+        if loss.penalizes:
             cost, moves = problem.penalty(tile)
             costs.append(cost)
             if by_proxies is not None:

@@ -7,10 +7,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from nearfar.inputs import readable
-
 # Stands for "not in the set" in a log-sum-exp: finite, so that an empty set has a gradient (zero).
 FLOOR = -1e30
+CPU_CHUNK = 1 << 20  # numbers that stay in the cache
 
 
 def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int | None) -> tuple[Tensor, Tensor]:
@@ -58,17 +57,6 @@ def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
     return masked(values, mask, FLOOR).logsumexp(dim=1)
 
 
-def show_nan(loss: Tensor, *inputs: Tensor | None) -> Tensor:
-    """The loss; NaN where an input on a GPU holds NaN or infinity, even if mining passed over it.
-
-    To look for them, as is done on a CPU, would stop the host.
-    """
-    for tensor in inputs:
-        if tensor is not None and not readable(tensor):
-            loss = torch.add(loss, tensor.sum(), alpha=0.0)
-    return loss
-
-
 def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     """The column numbers of each row's members, [a, k], and which of the k slots are filled.
 
@@ -80,8 +68,18 @@ def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     columns = mask.nonzero()[:, 1]
     counts = mask.sum(dim=1)
     width = max(1, int(counts.max()))
-    filled = torch.arange(width) < counts.unsqueeze(1)
-    return torch.zeros(filled.shape, dtype=torch.long).masked_scatter_(filled, columns), filled
+    filled = torch.arange(width, device=mask.device) < counts.unsqueeze(1)
+    slots = torch.zeros(filled.shape, dtype=torch.long, device=mask.device)
+    return slots.masked_scatter_(filled, columns), filled
+
+
+def slot_chunks(count: int, pairs: Tensor, budget: int) -> list[slice]:
+    """``count`` slots, cut so that slots × pairs keep to an eighth of the budget."""
+    most = budget // (8 * pairs.element_size())
+    if pairs.device.type == "cpu":
+        most = min(most, CPU_CHUNK)
+    step = max(1, most // pairs.numel())
+    return [slice(start, start + step) for start in range(0, count, step)]
 
 
 def scatter_mask(index: Tensor, filled: Tensor, width: int) -> Tensor:

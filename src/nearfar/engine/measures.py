@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nearfar.inputs import readable
+
 # Squared distances are kept above this: it is far below what float32 resolves between two vectors,
 # so a pair at this value *is* a pair of equal vectors, and its direction (and gradient) is zero.
 SMALLEST_SQUARE = 1e-30
@@ -29,6 +31,17 @@ class Vectors(NamedTuple):
         squares = None if self.squares is None else self.squares[rows]
         inverse_norms = None if self.inverse_norms is None else self.inverse_norms[rows]
         return Vectors(self.points[rows], inverse_norms, squares)
+
+    def witness(self) -> Tensor | None:
+        """A number that is not finite where a vector holds NaN or infinity, or is too long for its square to be finite.
+
+        None for raw dot products of vectors that were looked at before: nothing is asked of their lengths.
+        """
+        if self.squares is not None:
+            return self.squares.amax()
+        if self.inverse_norms is not None:
+            return self.inverse_norms.amax()
+        return None if readable(self.points) else self.points.sum()
 
 
 @dataclass(frozen=True)
@@ -105,14 +118,31 @@ def shortest(dtype: torch.dtype) -> float:
 
 
 def inverse(norms: Tensor) -> Tensor:
-    """1 / length; 0 for zero vectors, NaN for NaN."""
-    return norms.reciprocal().masked_fill_(norms <= shortest(norms.dtype), 0.0)
+    """1 / length; 0 for zero vectors, NaN for NaN and for lengths that are infinite, also by overflow."""
+    # 0 · ∞ is NaN. Without it a vector that grew beyond all numbers would pass for a zero vector, and learn nothing.
+    return norms.reciprocal().add_(norms, alpha=0.0).masked_fill_(norms <= shortest(norms.dtype), 0.0)
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length one along the last dimension, for autograd; zero vectors become zero, without a gradient."""
+    """Vectors of length one along the last dimension, for autograd.
+
+    Zero vectors become zero, without a gradient; vectors of infinite length, also by overflow, become NaN.
+    """
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / norms.masked_fill(norms <= shortest(norms.dtype), math.inf)
+    lengths = norms.masked_fill(norms <= shortest(norms.dtype), math.inf)
+    return vectors / lengths.add(norms.detach(), alpha=0.0)
+
+
+def show_nan(loss: Tensor, anchors: Vectors, columns: Vectors) -> Tensor:
+    """The loss; NaN where a vector holds NaN or infinity or is too long, even if mining passed over it.
+
+    NaN and infinity are looked for on a CPU before. On a GPU that would stop the host.
+    """
+    for vectors in (anchors,) if columns is anchors else (anchors, columns):
+        witness = vectors.witness()
+        if witness is not None:
+            loss = torch.add(loss, witness, alpha=0.0)
+    return loss
 
 
 _POWERS = {"cosine": 0, "dot": 0, "euclidean": 1, "squared_euclidean": 2}

@@ -18,7 +18,8 @@ from torch import Tensor
 from nearfar.engine import graphs
 from nearfar.engine.function import differentiable, uncompiled
 from nearfar.engine.graphs import Step
-from nearfar.engine.masks import masked, show_nan
+from nearfar.engine.masks import masked
+from nearfar.engine.measures import show_nan
 from nearfar.engine.problem import Batch, Mean, Problem, Tile, Totals
 from nearfar.engine.rows import Row
 from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
@@ -235,7 +236,7 @@ def _compute(
         part = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
     else:
         part = sweep(problem, slices, StreamedGradient)
-    loss = show_nan(part.loss, embeddings, gallery)
+    loss = show_nan(part.loss, problem.anchors, problem.columns)
     if part.sink is None:
         return loss, [None, None, None]
     by_anchors, by_columns = part.sink.gradients()

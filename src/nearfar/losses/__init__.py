@@ -20,6 +20,7 @@ from nearfar.losses.group import Group
 from nearfar.losses.histogram import Histogram
 from nearfar.losses.lifted_structure import LiftedStructure, LiftedStructureGeneralized
 from nearfar.losses.margin import Margin
+from nearfar.losses.memory import Memory
 from nearfar.losses.n_pair import NPair
 from nearfar.losses.normalized_softmax import NormalizedSoftmax
 from nearfar.losses.nra import NRA
@@ -55,6 +56,7 @@ __all__ = [
     "LiftedStructureGeneralized",
     "Loss",
     "Margin",
+    "Memory",
     "MultiSimilarity",
     "NPair",
     "NTXent",

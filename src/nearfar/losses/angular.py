@@ -103,7 +103,7 @@ class Angular(Loss):
                 by_columns[others] += weights @ columns.points
                 by_columns += weights.T @ theirs
         factor = count.clamp_(min=1.0).reciprocal_()
-        loss = show_nan(total * factor, embeddings, gallery)
+        loss = show_nan(total * factor, anchors, columns)
         by_embeddings = cosine.to_embeddings(by_anchors.mul_(factor), anchors) if needed[0] else None
         return loss, [by_embeddings, cosine.to_embeddings(by_columns.mul_(factor), columns) if needed[1] else None]
 

@@ -26,7 +26,15 @@ class Loss(nn.Module, ABC):
 
     key: ClassVar[str]
     source: ClassVar[str]
+    fixed: ClassVar[tuple[str, ...]] = ()  # settings that decide how a loss is built; the others may change later
     record: bool = True  # replay steps as CUDA graphs; settable on any loss
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.fixed and hasattr(self, name):
+            raise AttributeError(
+                f"{name} of {type(self).__name__} is settled when it is made; make another one for {name}={value!r}"
+            )
+        super().__setattr__(name, value)
 
     def forward(
         self,
@@ -105,15 +113,25 @@ class PairLoss(Loss, RowLoss):
                 f"normalize is {normalize!r}, and a cosine compares directions alone; a form of distances is needed"
             )
         self.mining = minings.create(mining)
-        if minings.is_known(self.mining) and self.mining.name not in self.minings:
+
+    @property
+    def mining(self) -> Mining:
+        """Which pairs count. A name or a table may be assigned, too."""
+        return self._mining
+
+    @mining.setter
+    def mining(self, choice: Choice) -> None:
+        mining = minings.create(choice)
+        if minings.is_known(mining) and mining.name not in self.minings:
             raise ValueError(
-                f"mining {self.mining.name!r} makes no sense with {type(self).__name__}; "
+                f"mining {mining.name!r} makes no sense with {type(self).__name__}; "
                 f"allowed are {', '.join(self.minings)}"
             )
-        if self.mining.unit_only and self.raw:
+        if mining.unit_only and self.raw:
             raise ValueError(
-                f"mining {self.mining.name!r} needs unit vectors and {type(self).__name__} compares raw embeddings"
+                f"mining {mining.name!r} needs unit vectors and {type(self).__name__} compares raw embeddings"
             )
+        self._mining = mining
 
     @property
     def normalize(self) -> bool:
@@ -129,6 +147,15 @@ class PairLoss(Loss, RowLoss):
         if not self.mining.draws:
             return None
         return torch.rand(len(embeddings) + len(gallery_labels), dtype=embeddings.dtype, device=embeddings.device)
+
+    def _in_one_precision(
+        self, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """All with the digits of whichever has more; what the loss learns keeps its own."""
+        if anchor_values is None or anchor_values.dtype == embeddings.dtype:
+            return embeddings, gallery, anchor_values
+        dtype = torch.promote_types(embeddings.dtype, anchor_values.dtype)
+        return embeddings.to(dtype), None if gallery is None else gallery.to(dtype), anchor_values.to(dtype)
 
     def recordable(self) -> Hashable:
         settings, mined = super().recordable(), _frozen(self.mining)
@@ -163,8 +190,9 @@ class PairLoss(Loss, RowLoss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
+        embeddings, gallery, anchor_values = self._in_one_precision(embeddings, gallery, self.anchor_values(labels))
         batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
-        loss: Tensor = row_loss(batch, embeddings, gallery, self.anchor_values(labels))
+        loss: Tensor = row_loss(batch, embeddings, gallery, anchor_values)
         penalty = self.penalty(embeddings)
         return loss if penalty is None else loss + penalty
 
@@ -185,21 +213,20 @@ class PairLoss(Loss, RowLoss):
         embeddings, labels, gallery, gallery_labels, positions = check_batch(
             embeddings, labels, gallery, gallery_labels, positions
         )
-        batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
         # Weights are derivatives: inference mode would keep autograd from finding them.
         with no_autocast(embeddings.device.type), torch.inference_mode(False), torch.no_grad():
-            weights: Tensor = pair_weights(batch, embeddings, gallery, self.anchor_values(labels))
+            embeddings, gallery, anchor_values = self._in_one_precision(embeddings, gallery, self.anchor_values(labels))
+            batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
+            weights: Tensor = pair_weights(batch, embeddings, gallery, anchor_values)
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
 
 
 def _frozen(owner: Loss | Mining) -> Hashable:
     """The public attributes by name; None where one could change unseen, or the class is from elsewhere."""
-    settings = [(name, value) for name, value in vars(owner).items() if not name.startswith("_")]
-    seen = all(value is None or isinstance(value, (float, int, str, Mining)) for _, value in settings)
-    if not seen or not type(owner).__module__.startswith("nearfar."):
-        return None
-    return tuple((name, value) for name, value in settings if not isinstance(value, Mining))
+    settings = tuple((name, value) for name, value in vars(owner).items() if not name.startswith("_"))
+    seen = all(value is None or isinstance(value, (float, int, str)) for _, value in settings)
+    return settings if seen and type(owner).__module__.startswith("nearfar.") else None
 
 
 def check_classes(labels: Tensor, num_classes: int) -> None:

@@ -43,6 +43,7 @@ class Contrastive(PairLoss):
     source = "Thesis 2.15, Unified View 5, NRA 1"
     closed_form = True
     minings = tuple(minings.names())
+    fixed = ("form", "normalize")
 
     def __init__(
         self,

@@ -152,5 +152,5 @@ def _first_best(scores: Tensor) -> Tensor:
 def _distances(points: Tensor, centers: Tensor) -> Tensor:
     """From each point to its centre, one of the points, [m]; without a gradient where they are equal."""
     squares = (points - points[centers]).square().sum(dim=1)
-    apart = squares > 0
+    apart = ~(squares <= 0)  # NaN is apart, and shows
     return masked(masked(squares, apart, 1.0).sqrt(), apart)

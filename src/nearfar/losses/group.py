@@ -96,7 +96,8 @@ def correlation(embeddings: Tensor, keep_diagonal: bool = False) -> Tensor:
     """Pearson correlation between embeddings, [m, m], without what is negative and, unless kept, the diagonal."""
     centred = embeddings - embeddings.mean(dim=1, keepdim=True)
     spread, size = (torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in (centred, embeddings))
-    flat = spread <= 8 * torch.finfo(size.dtype).eps * size  # so little is the rounding of the mean; NaN is not flat
+    # So little is the rounding of the mean. What has no length, NaN or infinite, is not flat: it shows.
+    flat = (spread <= 8 * torch.finfo(size.dtype).eps * size) & size.isfinite()
     points = unit(masked(centred, ~flat))
     similarity = points @ points.T
     return (similarity if keep_diagonal else similarity.fill_diagonal_(0.0)).relu()

@@ -44,6 +44,7 @@ class Margin(PairLoss):
     measure = "euclidean"
     closed_form = True
     minings = tuple(minings.names())
+    fixed = ("num_classes",)
 
     def __init__(
         self,

@@ -20,6 +20,8 @@ class ProxyLoss(Loss):
     learn faster than a network: ``lr_multiplier`` times its learning rate, without weight decay.
     """
 
+    fixed = ("num_classes", "dim", "centers")
+
     def __init__(self, num_classes: int, dim: int, lr_multiplier: float, centers: int | None = None) -> None:
         super().__init__()
         self.num_classes, self.dim = whole("num_classes", num_classes), whole("dim", dim)
@@ -65,7 +67,8 @@ class ClassificationLoss(ProxyLoss):
 
     measure: str = "cosine"
     raw: bool = False  # compare the embeddings as they are, not normalised
-    pools: bool = False  # a class has several proxies: see `pool` and `penalty`
+    pools: bool = False  # a class has several proxies: see `pool`
+    penalizes: bool = False  # several proxies of a class cost something by themselves: see `penalty`
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
     scale: float = 1.0  # of the similarities
     include_positive: bool = True  # the own class is part of the sum
@@ -96,13 +99,13 @@ class ClassificationLoss(ProxyLoss):
 
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """What the similarities within each class, [c, k, k], cost in sum, and its derivative by them."""
-        raise NotImplementedError(f"{type(self).__name__} sets pools and must define penalty(similarities)")
+        raise NotImplementedError(f"{type(self).__name__} sets penalizes and must define penalty(similarities)")
 
     def sample_classes(self, labels: Tensor) -> Tensor:
         """The classes of the batch and random others, sample_rate · num_classes of them (or enough for the batch)."""
         share = math.ceil(round(self.sample_rate * self.num_classes, 6))  # 0.55 · 20 is 11.000000000000002
         count = max(share, min(len(labels), self.num_classes))
-        chance = torch.rand(self.num_classes, device=labels.device)
+        chance = torch.rand(self.num_classes, dtype=torch.float32, device=labels.device)
         return chance.scatter_(0, labels, 2.0).topk(count, sorted=False).indices
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:

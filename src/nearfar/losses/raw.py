@@ -62,8 +62,18 @@ class MultiSimilarity(Raw):
 
     key = "multi_similarity"
     source = "Thesis 2.24, Unified View 17"
+    fixed = ("mining",)
 
     def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, epsilon: float = 0.1) -> None:
-        self_epsilon = number("epsilon", epsilon)
-        super().__init__(alpha=alpha, beta=beta, base=base, mining=ValidTriplet(margin=self_epsilon))
-        self.epsilon = self_epsilon
+        valid = ValidTriplet(margin=number("epsilon", epsilon))
+        super().__init__(alpha=alpha, beta=beta, base=base, mining=valid)
+        self._valid = valid
+
+    @property
+    def epsilon(self) -> float:
+        """Margin of the mining, which keeps it."""
+        return self._valid.margin
+
+    @epsilon.setter
+    def epsilon(self, epsilon: float) -> None:
+        self._valid.margin = number("epsilon", epsilon)

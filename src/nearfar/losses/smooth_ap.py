@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Row, masked, positive_columns
+from nearfar.engine import Mean, Row, masked, positive_columns, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.settings import positive
-
-CPU_CHUNK = 1 << 20  # numbers that stay in the cache
 
 
 @register
@@ -55,7 +53,7 @@ class SmoothAP(PairLoss):
         positives, negatives = masked(near, filled, -math.inf), masked(scaled, neg, -math.inf)
         near = masked(near, filled, math.inf).unsqueeze(2)  # nobody is before an empty slot
         total, weights, by_positives = torch.zeros_like(sim[:, 0]), torch.zeros_like(sim), torch.zeros_like(positives)
-        for slots in self._chunks(columns.shape[1], sim):
+        for slots in slot_chunks(columns.shape[1], sim, self.memory_budget):
             positives_before, moved_by_positives = _before(positives, near[:, slots])
             negatives_before, moved_by_negatives = _before(negatives, near[:, slots])
             rank = positives_before + 0.5  # each is level with itself, which counts as ½ and should as 1
@@ -73,14 +71,6 @@ class SmoothAP(PairLoss):
         weights.scatter_add_(1, columns, by_positives)
         factor = (self.temperature * number).reciprocal_()
         return [Mean(Row(has_positive - total / number, [(factor, weights)]), has_positive)]
-
-    def _chunks(self, count: int, sim: Tensor) -> list[slice]:
-        """The slots, cut so that slots × pairs keep to an eighth of the budget."""
-        most = self.memory_budget // (8 * sim.element_size())
-        if sim.device.type == "cpu":
-            most = min(most, CPU_CHUNK)
-        step = max(1, most // sim.numel())
-        return [slice(start, start + step) for start in range(0, count, step)]
 
 
 def _before(values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

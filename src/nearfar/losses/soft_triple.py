@@ -40,6 +40,7 @@ class SoftTriple(ClassificationLoss):
     key = "soft_triple"
     source = "Thesis 2.30"
     pools = True
+    penalizes = True
 
     def __init__(
         self,

@@ -48,7 +48,9 @@ class SpectralClustering(Loss):
         (count, dim), points = embeddings.shape, unit(embeddings)
         same = labels.unsqueeze(1) == labels
         ideal = same / same.sum(dim=1, dtype=points.dtype)
-        value, gradient, rank = projection_gap(points.detach(), ideal)
+        found = points.detach()
+        value, gradient, rank = projection_gap(found.nan_to_num(), ideal)
+        value = torch.add(value, found.sum(), alpha=0.0)  # no decomposition takes NaN, so it shows here
         if count <= dim and not self._warned and int(rank) == count:
             self._warned = True
             warnings.warn(

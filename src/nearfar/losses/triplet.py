@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum
+from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice, Paired, Triplets
@@ -26,23 +27,32 @@ class Triplet(PairLoss):
     Formula
         cosine:            mean over triplets of [s_an − s_ap + margin]+
         squared_distance:  mean over triplets of [d²_ap − d²_an + margin]+
+        soft_margin:       log(1 + e^x) in the place of [x]+
 
     Parameters
-        form       "cosine", or "squared_distance" between unit vectors.
-        margin     λ = 0.1 for cosine, m = 1 for squared_distance.
-        mining     "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
-                   "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
-        average    "all": over the chosen triplets; "active": over those with a loss.
-        normalize  False takes embeddings as they are: squared_distance as NRA 2 and RLL 1 print it.
+        form         "cosine", or "squared_distance" between unit vectors.
+        margin       λ = 0.1 for cosine, m = 1 for squared_distance; 0 with a soft margin, which it shifts.
+        mining       "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
+                     "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
+        average      "all": over the chosen triplets; "active": over those with a loss.
+        normalize    False takes embeddings as they are: squared_distance as NRA 2 and RLL 1 print it.
+        soft_margin  False; True: a triplet goes on learning beyond the margin, less and less.
+
+    Differences
+        With a soft margin every triplet has a loss, so both averages are the same, and there is nothing to count:
+        the time of "all" and "valid_triplet" grows with the number of triplets, on a GPU with the cube of the
+        batch; the memory does not. The paper compares distances that are not squared.
 
     Reference
         Schroff, Kalenichenko, Philbin: FaceNet, 2015.
+        Hermans, Beyer, Leibe: In Defense of the Triplet Loss for Person Re-Identification, 2017 (soft margin).
     """
 
     key = "triplet"
     source = "Thesis 2.17 and 2.20, NRA 2, RLL 1"
     minings = tuple(minings.names())
     closed_form = True
+    fixed = ("form", "normalize")
 
     def __init__(
         self,
@@ -52,22 +62,36 @@ class Triplet(PairLoss):
         mining: Choice = "semi_hard",
         average: str = "all",
         normalize: bool = True,
+        soft_margin: bool = False,
     ) -> None:
         super().__init__(mining, measure="cosine" if form == "cosine" else "squared_euclidean", normalize=normalize)
-        self.row_bytes = 16 if isinstance(self.mining, Paired) else 60
         self.form = one_of("form", form, ("cosine", "squared_distance"))
-        self.margin = number("margin", MARGINS[form] if margin is None else margin)
+        self.soft_margin = bool(soft_margin)
+        default = 0.0 if self.soft_margin else MARGINS[form]
+        self.margin = number("margin", default if margin is None else margin)
         self.average = one_of("average", average, ("all", "active"))
+
+    @property
+    def bytes_per_pair(self) -> int:
+        return self.mining.bytes_per_pair + (16 if isinstance(self.mining, Paired) else 60)
+
+    def recordable(self) -> Hashable:
+        # On a GPU a step of every soft triplet may have as many kernels as the batch has members.
+        return None if self.soft_margin and not isinstance(self.mining, Paired) else super().recordable()
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         sim, triplets = tile.similarity, self.mining.triplets(tile)
         chosen: tuple[Tensor, ...]
         if triplets is not None:
             chosen = (triplets.real,)
-            total, active = listed_triplets(sim, triplets, self.margin)
+            total, active = listed_triplets(sim, triplets, self.margin, soft=self.soft_margin)
         else:
             chosen = self.mining.select(tile)
-            total, active = every_triplet(sim, *chosen, self.margin)
+            total, active = (
+                every_soft_triplet(sim, *chosen, self.margin, self.memory_budget)
+                if self.soft_margin
+                else every_triplet(sim, *chosen, self.margin)
+            )
         if tile.measure.is_distance:  # the derivative by minus the distance
             total = total.chain(total.value, -1.0)
         if self.average == "all":
@@ -75,13 +99,14 @@ class Triplet(PairLoss):
         return [Mean(total, active)]
 
 
-def listed_triplets(sim: Tensor, triplets: Triplets, margin: float) -> tuple[Row, Tensor]:
-    """Σ of [s_n − s_p + margin]+ over each row's triplets, and the number of active ones."""
+def listed_triplets(sim: Tensor, triplets: Triplets, margin: float, *, soft: bool) -> tuple[Row, Tensor]:
+    """Σ of [s_n − s_p + margin]+, or softly, over each row's triplets, and the number of active ones."""
     positive, negative, real = triplets
-    hinge = masked((sim.gather(1, negative) - sim.gather(1, positive) + margin).relu_(), real)
-    active = hinge.sign()
-    weights = torch.zeros_like(sim).scatter_add_(1, negative, active).scatter_add_(1, positive, -active)
-    return row_sum(hinge, weights), active.sum(dim=1)
+    gap = sim.gather(1, negative) - sim.gather(1, positive) + margin
+    terms = masked(softplus(gap) if soft else gap.relu_(), real)
+    slopes = masked(gap.sigmoid_(), real) if soft else terms.sign()
+    weights = torch.zeros_like(sim).scatter_add_(1, negative, slopes).scatter_add_(1, positive, -slopes)
+    return row_sum(terms, weights), count(real, sim) if soft else slopes.sum(dim=1)
 
 
 def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Row, Tensor]:
@@ -125,3 +150,23 @@ def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tu
     counts = (is_negative * below - per_positive).to(sim.dtype)
     weights, active = torch.empty_like(sim).scatter_(1, order, counts), per_positive.sum(dim=1, dtype=sim.dtype)
     return torch.linalg.vecdot(weights, sim) + margin * active, weights, active
+
+
+def every_soft_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float, budget: int) -> tuple[Row, Tensor]:
+    """Σ over all (p, n) of log(1 + e^(s_n − s_p + margin)) for each row, and the number of triplets.
+
+    Every triplet has a loss of its own, so all are computed, those of some positives at a time.
+    """
+    columns, filled = positive_columns(pos)
+    thresholds = masked(sim.gather(1, columns) - margin, filled, math.inf)
+    negatives = masked(sim, neg, -math.inf).unsqueeze(1)
+    total, per_positive = torch.zeros_like(sim[:, 0]), torch.empty_like(thresholds)
+    weights = torch.zeros_like(sim)
+    for slots in slot_chunks(columns.shape[1], sim, budget):
+        gap = negatives - thresholds[:, slots].unsqueeze(2)
+        total += softplus(gap).sum(dim=(1, 2))
+        share = gap.sigmoid_()
+        weights += share.sum(dim=1)
+        per_positive[:, slots] = share.sum(dim=2)
+    weights.scatter_add_(1, columns, -per_positive)
+    return Row(total, [(1.0, weights)]), count(pos, sim) * count(neg, sim)
