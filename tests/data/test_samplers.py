@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -248,7 +249,13 @@ def test_errors_say_what_is_wrong(key: str, given: dict[str, Any], message: str)
         (np.zeros(0, dtype=int), r"shape \(0,\)"),
         (np.zeros((3, 1), dtype=int), r"shape \(3, 1\)"),
         (np.zeros(3), "float64; whole numbers"),
-        ([0, 1], "list; a NumPy array"),
+        ([], r"shape \(0,\)"),
+        ([0.5, 1.0], "float64; whole numbers"),
+        (["jay", "wren"], "<U4; whole numbers"),
+        (torch.zeros(3), "torch.float32; whole numbers"),
+        (torch.zeros(3, dtype=torch.bool), "torch.bool; whole numbers"),
+        (torch.zeros(3, 1, dtype=torch.int64), r"shape \(3, 1\)"),
+        ({0, 1}, "set; an array, a tensor or a list"),
     ],
 )
 def test_labels_are_checked(labels: Any, message: str) -> None:

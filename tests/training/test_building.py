@@ -12,9 +12,9 @@ import torch
 
 from nearfar.data.registry import open as open_data_set
 from nearfar.networks import Ensemble
-from nearfar.training import load_recipe
+from nearfar.training import load_recipe, manifest
 from nearfar.training.building import Parts, build
-from nearfar.training.phases import dims_of, outputs
+from nearfar.training.phases import dims_of
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
 FEW = {"classes": 2, "per_class": 4}
@@ -104,7 +104,7 @@ def test_every_fold_validates_other_classes() -> None:
 def test_a_batch_fits_the_loss() -> None:
     parts = built()
     batch = first_batch(parts)
-    found = outputs(parts.model, batch.images)
+    found = parts.model.levels_forward(batch.images)
     assert {key: tuple(each.shape) for key, each in found.items()} == {"high": (16, 8)}
     loss = parts.stages[0].losses["high"](found["high"], batch.labels)
     assert loss.isfinite()
@@ -146,13 +146,27 @@ def test_evaluation_may_look_at_larger_pictures() -> None:
     assert (parts.preprocessing.size, parts.preprocessing.resize) == (40, 44)
 
 
+def test_effects_are_for_training_pictures() -> None:
+    effects = {"color": 0.4, "grey": 0.2, "erase": 0.5, "rotate": 15.0}
+    parts = built(data={"name": "digits"}, network={"name": "small_cnn", "dim": 4}, augmentation=effects)
+    assert parts.loader.view is not None
+    assert parts.eval_loader.view is not None
+    assert {key: getattr(parts.loader.view, key) for key in effects} == effects
+    assert {getattr(parts.eval_loader.view, key) for key in effects} == {None}
+    assert manifest.of(parts)["recipe"]["augmentation"].items() >= effects.items()
+
+
+def test_vectors_have_no_effects() -> None:
+    with pytest.raises(ValueError, match=r"augmentation\.erase is 0\.5; it is for pictures, and \w+ holds vectors"):
+        built(augmentation={"erase": 0.5})
+
+
 def test_every_level_and_member_has_a_loss_of_its_own() -> None:
     network = {"name": "small_cnn", "dim": 4, "levels": ["low", "high"], "members": 2}
     parts = built(data={"name": "digits"}, network=network)
     assert isinstance(parts.model, Ensemble)
     wanted = ["0_low", "0_high", "1_low", "1_high"]
     assert list(dims_of(parts.model)) == list(parts.stages[0].losses) == wanted
-    assert list(outputs(parts.model, first_batch(parts).images)) == wanted
     assert len({id(loss.proxies) for loss in parts.stages[0].losses.values()}) == 4
 
 

@@ -52,6 +52,11 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"data": {"name": "digits", "settings": {"vector": True}}}, ["data.settings.vector", "'vectors'"]),
         ({"stages": {"epochs": 1}}, ["[[stages]]"]),
         ({"evaluation": {"size": 288, "resize": 256}}, ["evaluation.resize is 256", "288"]),
+        ({"augmentation": {"color": 1.5}}, ["augmentation.color is 1.5", "> 0.0 and ≤ 1.0"]),
+        ({"augmentation": {"grey": 0}}, ["augmentation.grey is 0.0", "> 0.0"]),
+        ({"augmentation": {"erase": True}}, ["augmentation.erase is true", "a number"]),
+        ({"augmentation": {"rotate": 360}}, ["augmentation.rotate is 360.0", "≤ 180.0"]),
+        ({"augmentation": {"colour": 0.4}}, ["augmentation.colour", "'augmentation.color'"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, Any], words: list[str]) -> None:
@@ -151,7 +156,7 @@ def rich() -> Recipe:
         table(
             data={"name": "glyphs", "settings": {"classes": 12}},
             split={"kind": "k_fold", "folds": 3, "fold": 1},
-            augmentation={"resize": None, "scale": [0.2, 1]},
+            augmentation={"resize": None, "scale": [0.2, 1], "color": 0.4, "rotate": 10},
             network={"name": "small_cnn", "dim": None, "head": "none", "members": 2},
             loss={"name": "raw", "mining": {"name": "valid_triplet", "margin": 0.2}},
             schedule={"name": "multi_step", "milestones": [2, 3]},
@@ -164,6 +169,19 @@ def rich() -> Recipe:
 def test_a_recipe_survives_its_file() -> None:
     assert from_dict(tomllib.loads(to_toml(rich()))) == rich()
     assert from_dict(to_dict(rich())) == rich()
+
+
+def test_effects_are_told_where_they_are_on() -> None:
+    # A recipe without them says what it said before there were any: its cells and runs are known by that.
+    assert [*to_dict(load_recipe(table()))["augmentation"]] == ["crop", "resize", "aspect", "scale", "ratio", "flip"]
+    recipe = load_recipe(table(augmentation={"color": 0.4, "grey": "none", "erase": 1}))
+    assert recipe.augmentation.effects == {"color": 0.4, "erase": 1.0}
+    told = to_dict(recipe)["augmentation"]
+    assert (told["color"], told["erase"], "grey" in told) == (0.4, 1.0, False)
+    assert difference(load_recipe(table()), recipe) == [
+        "augmentation.color: not set → 0.4",
+        "augmentation.erase: not set → 1.0",
+    ]
 
 
 def test_none_has_a_word_in_files() -> None:

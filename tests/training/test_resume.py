@@ -99,6 +99,10 @@ def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
         "network__levels": ["low", "high"],
         "augmentation__size": 8,
         "augmentation__crop": "random_resized",
+        "augmentation__color": 0.4,
+        "augmentation__grey": 0.2,
+        "augmentation__erase": 0.5,
+        "augmentation__rotate": 15,
         "training__epochs": 2,
     }
     chosen = recipe(pictures(tmp_path), **settings)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nearfar.data.batched import Layout
 from nearfar.data.buffers import Buffers
+from nearfar.data.effects import ROWS, Effects
 from nearfar.data.render import planar, window
 from nearfar.data.store import Store
 from nearfar.data.views import Plan
@@ -30,7 +31,7 @@ class Feed(Protocol):
 
     instant: bool  # whether loading is too little work for threads
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> Any:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Any:
         """What the host has to do."""
 
     def finish(self, loaded: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,19 +86,25 @@ class HostPictures:
         self._factor, self._shift = finish.factor.numpy(), finish.shift.numpy()
         self._buffers = Buffers(keep=4)
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> tuple[Tensor, Tensor, Tensor]:
+    def load(
+        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         assert plan is not None
         plain = self.normalize.normalization is None
         kind = np.uint8 if plain else np.float32
         images = self._buffers.take((len(indices), self.normalize.out_channels, *plan.size), kind)
         step = -1 if self.normalize.reverse else 1
         for i, picture in enumerate(pictures(self.store, self.pixels, indices)):
-            shown = planar(window(picture, plan, i)[..., ::step])
+            shown: NDArray[Any] = planar(window(picture, plan, i)[..., ::step])
+            if effects is not None:
+                shown = effects.recoloured_one(shown, i, reverse=self.normalize.reverse)
             if plain:
-                images[i] = shown
+                images[i] = shown if effects is None else shown.round()
             else:
                 np.multiply(shown, self._factor, out=images[i])
                 np.subtract(images[i], self._shift, out=images[i])
+            if effects is not None:
+                effects.wipe_one(images[i], i)
         tensor = torch.from_numpy(images)
         return tensor if plain else tensor.to(self.normalize.dtype), torch.from_numpy(labels), torch.from_numpy(indices)
 
@@ -110,7 +117,8 @@ class _Order:
     """A batch on its way to a device."""
 
     layout: Layout
-    table: Tensor  # the layout's, and two more rows: labels and indices
+    table: Tensor  # the layout's, that of effects where there are any, and two more rows: labels and indices
+    effects: Effects | None = None
     pixels: Tensor | None = None
     ready: Any = None  # the event of a copy under way
 
@@ -123,13 +131,14 @@ class ResidentPictures:
     def __init__(self, store: Store, packed: Tensor, finish: Finish) -> None:
         self.store, self.packed, self.normalize = store, packed, finish
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> _Order:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> _Order:
         assert plan is not None
         touched, channels = plan.touched(), self.store.channels
         pitch = self.store.sizes[indices, 1].astype(np.int64) * channels
         starts = self.store.offsets[indices] + touched[:, 0] * pitch + touched[:, 1] * channels
         layout = Layout.of(plan, touched, starts, pitch, channels)
-        return _Order(layout, _travelling(np.vstack([layout.table, labels, indices]), self.packed.device))
+        table = _table(layout, effects, labels, indices)
+        return _Order(layout, _travelling(table, self.packed.device), effects)
 
     def finish(self, loaded: _Order) -> tuple[Tensor, Tensor, Tensor]:
         return _finished(loaded, self.packed, self.normalize)
@@ -145,7 +154,7 @@ class StreamedPictures:
         self.device = finish.device
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> _Order:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> _Order:
         assert plan is not None
         touched, channels = plan.touched(), self.store.channels
         lengths = touched[:, 2] * touched[:, 3] * channels
@@ -157,12 +166,12 @@ class StreamedPictures:
             place = target[ends[i] - lengths[i] : ends[i]].reshape(height, width, channels)
             place[:] = picture[top : top + height, left : left + width]
         layout = Layout.of(plan, touched, ends - lengths, touched[:, 3] * channels, channels)
-        table = np.vstack([layout.table, labels, indices])
+        table = _table(layout, effects, labels, indices)
         if self.stream is None:
-            return _Order(layout, _travelling(table, self.device), packed)
+            return _Order(layout, _travelling(table, self.device), effects, packed)
         with torch.cuda.stream(self.stream):
             sent = packed.to(self.device, non_blocking=True)
-            return _Order(layout, _travelling(table, self.device), sent, self.stream.record_event())
+            return _Order(layout, _travelling(table, self.device), effects, sent, self.stream.record_event())
 
     def finish(self, loaded: _Order) -> tuple[Tensor, Tensor, Tensor]:
         assert loaded.pixels is not None
@@ -182,7 +191,7 @@ class ResidentVectors:
     def __init__(self, vectors: Tensor) -> None:
         self.vectors = vectors
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> Tensor:
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Tensor:
         return _travelling(np.stack([labels, indices]), self.vectors.device)
 
     def finish(self, loaded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -197,7 +206,9 @@ class StreamedVectors:
     def __init__(self, vectors: NDArray[Any], dtype: torch.dtype, device: torch.device) -> None:
         self.vectors, self.dtype, self.device = vectors, dtype, device
 
-    def load(self, indices: Indices, plan: Plan | None, labels: Indices) -> tuple[Tensor, Tensor]:
+    def load(
+        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
+    ) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(self.vectors[indices]).to(self.dtype)
         pair = torch.from_numpy(np.stack([labels, indices]))
         return (rows.pin_memory(), pair.pin_memory()) if self.device.type == "cuda" else (rows, pair)
@@ -234,6 +245,18 @@ def _travelling(table: NDArray[np.int64], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def _table(layout: Layout, effects: Effects | None, labels: Indices, indices: Indices) -> NDArray[np.int64]:
+    """All numbers of a batch in one table, which travels once; those of effects go by their bits."""
+    own = [] if effects is None else [effects.table(len(indices)).view(np.int64)]
+    return np.vstack([layout.table, *own, labels, indices])
+
+
 def _finished(order: _Order, packed: Tensor, finish: Finish) -> tuple[Tensor, Tensor, Tensor]:
-    images = finish(order.layout.render(packed, order.table[:-2], reverse=finish.reverse))
+    layout, effects, rows = order.layout, order.effects, len(order.layout.table)
+    pixels = layout.render(packed, order.table[:rows], reverse=finish.reverse)
+    if effects is None:
+        images = finish(pixels)
+    else:
+        numbers = order.table[rows : rows + ROWS].view(torch.float64).float()
+        images = effects.wiped(finish(effects.recoloured(pixels, numbers, reverse=finish.reverse)), numbers)
     return images, order.table[-2], order.table[-1]

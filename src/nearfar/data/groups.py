@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.sampling import Indices, Sampler
+from nearfar.data.sampling import Indices, Labels, Sampler
 from nearfar.data.streams import stream
 from nearfar.settings import whole
 
@@ -21,7 +21,7 @@ class _Grouped(Sampler):
 
     def __init__(
         self,
-        labels: NDArray[Any],
+        labels: Labels,
         classes: int,
         per_class: int,
         *,
@@ -109,7 +109,7 @@ class Groups(_Grouped):
 
     def __init__(
         self,
-        labels: NDArray[Any],
+        labels: Labels,
         *,
         classes: int,
         per_class: int,
@@ -139,7 +139,7 @@ class Pairs(Groups):
 
     def __init__(
         self,
-        labels: NDArray[Any],
+        labels: Labels,
         *,
         classes: int,
         steps: int | None = None,
@@ -176,7 +176,7 @@ class HardClasses(_Grouped):
 
     def __init__(
         self,
-        labels: NDArray[Any],
+        labels: Labels,
         *,
         classes: int,
         per_class: int = 2,

@@ -24,7 +24,7 @@ from nearfar.data.feeds import (
     StreamedVectors,
     to_device,
 )
-from nearfar.data.sampling import Indices, Sampler
+from nearfar.data.sampling import Indices, Labels, Sampler
 from nearfar.data.store import Store
 from nearfar.data.streams import stream
 from nearfar.data.views import View
@@ -73,7 +73,7 @@ class Loader:
         memory_limit   in bytes, half of the GPU's free memory unless told.
         workers        threads; 0 does the work where the batch is asked for.
         prefetch       batches that are prepared ahead.
-        seed           of crops and flips.
+        seed           of crops, flips and what else a view draws.
         dtype          of normalised images and of vectors.
 
     >>> store = Store.of_arrays(np.zeros((6, 8, 8), dtype=np.uint8))
@@ -85,7 +85,7 @@ class Loader:
     def __init__(
         self,
         store: Store | NDArray[Any],
-        labels: NDArray[Any],
+        labels: Labels,
         *,
         view: View | None = None,
         normalization: Normalization | None = None,
@@ -97,7 +97,7 @@ class Loader:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        labels = np.asarray(labels)
+        labels = labels.cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
         if labels.shape != (len(store),) or labels.dtype.kind not in "iu":
             raise ValueError(
                 f"labels is {labels.dtype} of shape {labels.shape}; needed are {len(store)} whole numbers, "
@@ -160,7 +160,8 @@ class Loader:
         """The batches of an epoch, from step ``start`` on.
 
         ``rows`` says which pictures of the store the sampler's positions stand for; without them, position i is
-        picture i. Crops and flips depend on seed, epoch, step and rank alone.
+        picture i. Crops and flips depend on seed, epoch, step and rank alone; what else a view draws, on seed, epoch,
+        step and the place in the batch of all ranks.
         """
         whole("start", start, low=0, high=len(sampler))
         places = self._places(rows)
@@ -169,8 +170,7 @@ class Loader:
         draw = sampler.drawing(epoch)
 
         def load(step: int) -> Any:
-            rng = stream(self.seed, "views", epoch, step, sampler.rank)
-            return self._load(places[draw(step)], rng)
+            return self._load(places[draw(step)], "views", epoch, step, sampler.rank, sampler.ranks)
 
         return self._run(load, range(start, len(sampler)))
 
@@ -179,7 +179,7 @@ class Loader:
         places, size = self._places(indices), whole("batch_size", batch_size)
 
         def load(step: int) -> Any:
-            return self._load(places[step * size : (step + 1) * size], stream(self.seed, "evaluation", 0, step))
+            return self._load(places[step * size : (step + 1) * size], "evaluation", 0, step)
 
         return self._run(load, range(-(-len(places) // size)))
 
@@ -194,11 +194,15 @@ class Loader:
             raise ValueError(f"indices contains {wrong}; the store holds {len(self.store)} pictures")
         return indices.astype(np.int64)
 
-    def _load(self, indices: Indices, rng: np.random.Generator) -> Any:
-        plan = None
+    def _load(self, indices: Indices, purpose: str, epoch: int, step: int, rank: int = 0, ranks: int = 1) -> Any:
+        def draw(effect: str) -> np.random.Generator:
+            return stream(self.seed, f"{purpose} {effect}", epoch, step)
+
+        plan, effects = None, None
         if self.view is not None and isinstance(self.store, Store):
-            plan = self.view.plan(self.store.sizes[indices], rng)
-        return self._feed.load(indices, plan, self.labels[indices])
+            plan = self.view.plan(self.store.sizes[indices], stream(self.seed, purpose, epoch, step, rank))
+            effects = self.view.effects(len(indices), draw, rank=rank, ranks=ranks)
+        return self._feed.load(indices, plan, self.labels[indices], effects)
 
     def _run(self, load: Callable[[int], Any], steps: range) -> Batches:
         """Batches in order, loaded by threads that end with the iterator, however it ends."""

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearfar.data.groups import Groups, HardClasses, Pairs
-from nearfar.data.sampling import Indices, Sampler
+from nearfar.data.sampling import BatchSampler, Indices, Labels, Sampler, checked_labels
 from nearfar.data.streams import stream
 from nearfar.settings import nearest, refuse_missing, refuse_unknown, whole
 
-__all__ = ["Groups", "HardClasses", "Pairs", "Random", "Sampler", "create", "fitting_classes", "names"]
+__all__ = ["BatchSampler", "Groups", "HardClasses", "Pairs", "Random", "Sampler", "create", "fitting_classes", "names"]
 
 
 class Random(Sampler):
@@ -30,7 +29,7 @@ class Random(Sampler):
 
     def __init__(
         self,
-        labels: NDArray[Any],
+        labels: Labels,
         *,
         batch_size: int,
         steps: int | None = None,
@@ -72,7 +71,7 @@ def names() -> list[str]:
     return sorted(SAMPLERS)
 
 
-def create(key: str, labels: NDArray[Any], **settings: Any) -> Sampler:
+def create(key: str, labels: Labels, **settings: Any) -> Sampler:
     """A sampler by key: "groups", "pairs", "random" or "hard_classes".
 
     >>> import numpy as np
@@ -92,7 +91,7 @@ def create(key: str, labels: NDArray[Any], **settings: Any) -> Sampler:
     return sampler(labels, **settings)
 
 
-def fitting_classes(labels: NDArray[Any], batch_size: int, per_class: int, ranks: int = 1) -> int:
+def fitting_classes(labels: Labels, batch_size: int, per_class: int, ranks: int = 1) -> int:
     """How many classes fill a batch, ``per_class`` pictures of each, or as many as there are; the same on each rank.
 
     >>> import numpy as np
@@ -100,6 +99,6 @@ def fitting_classes(labels: NDArray[Any], batch_size: int, per_class: int, ranks
     >>> fitting_classes(labels, batch_size=64, per_class=2)  # two of class 0, two of class 1
     2
     """
-    counts = np.unique(labels, return_counts=True)[1]
+    counts = np.unique(checked_labels(labels), return_counts=True)[1]
     most = int(np.minimum(counts[counts > 1], per_class).sum())
     return max(1, min(whole("batch_size", batch_size), most) // whole("per_class", per_class) // ranks) * ranks

@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from nearfar.inputs import Array, as_labels
 from nearfar.settings import whole
 
 Indices = NDArray[np.int64]
+Labels = Array | Sequence[int]
 
 
 class Sampler(ABC):
     """Draws batches of positions in ``labels``.
 
     Parameters
-        labels      [n], whole numbers, one for each picture; positions 0 to n − 1 are what is drawn.
+        labels      [n], whole numbers, one for each picture, in an array, a tensor or a list; positions 0 to n − 1 are
+                    what is drawn.
         batch_size  of all ranks together.
         steps       batches in an epoch, n // batch_size unless told.
         seed        of all randomness.
@@ -33,10 +37,8 @@ class Sampler(ABC):
 
     key = ""
 
-    def __init__(
-        self, labels: NDArray[Any], batch_size: int, *, steps: int | None, seed: int, rank: int, ranks: int
-    ) -> None:
-        self.labels = _checked(labels)
+    def __init__(self, labels: Labels, batch_size: int, *, steps: int | None, seed: int, rank: int, ranks: int) -> None:
+        self.labels = checked_labels(labels)
         self.batch_size = batch_size
         self.seed = whole("seed", seed, low=0, high=2**63 - 1)
         self.ranks = whole("ranks", ranks)
@@ -73,6 +75,23 @@ class Sampler(ABC):
         whole("start", start, low=0, high=len(self))
         return map(self.drawing(epoch), range(start, len(self)))
 
+    def batches(self, epoch: int = 0) -> BatchSampler:
+        """What torch's DataLoader takes as its ``batch_sampler``: lists of positions, epoch after epoch.
+
+        >>> from torch.utils.data import DataLoader
+        >>> from nearfar.data.samplers import create
+        >>> sampler = create("pairs", [0, 0, 1, 1, 2, 2], classes=2, steps=3)
+        >>> [len(batch) for batch in DataLoader(range(6), batch_sampler=sampler.batches())]
+        [4, 4, 4]
+        """
+        return BatchSampler(self, epoch)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            f"a {self.key} sampler draws any epoch and is in none: go through sampler.epoch(0), or give a DataLoader "
+            "sampler.batches() as its batch_sampler"
+        )
+
     def settings(self) -> dict[str, Any]:
         """What batches depend on besides labels and seed."""
         return {"batch_size": self.batch_size, "steps": self.steps}
@@ -106,14 +125,54 @@ class Sampler(ABC):
         return state["epoch"], state["step"]
 
 
-def _checked(labels: NDArray[Any]) -> Indices:
-    if not isinstance(labels, np.ndarray):
-        raise TypeError(f"labels is a {type(labels).__name__}; a NumPy array is needed")
-    if labels.ndim != 1 or len(labels) == 0:
-        raise ValueError(f"labels has shape {labels.shape}; needed is [n] with n ≥ 1")
-    if labels.dtype.kind not in "iu":
-        raise TypeError(f"labels is of {labels.dtype}; whole numbers are needed")
-    return labels.astype(np.int64)
+class BatchSampler:
+    """One epoch of a sampler each time it is gone through, and the next one the next time.
+
+    An epoch that was begun counts, also where it was left early; one that is only asked for does not.
+
+    Parameters
+        sampler  what draws; with ranks, its share of each batch.
+        epoch    the first one.
+
+    >>> from nearfar.data.samplers import create
+    >>> batches = create("random", list(range(6)), batch_size=2).batches()
+    >>> first, second = list(batches), list(batches)
+    >>> batches.set_epoch(0)
+    >>> list(batches) == first, first == second
+    (True, False)
+    """
+
+    def __init__(self, sampler: Sampler, epoch: int = 0) -> None:
+        self.sampler = sampler
+        self.set_epoch(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which epoch comes next."""
+        self.epoch = whole("epoch", epoch, low=0)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A DataLoader with workers asks twice before its first epoch: nothing must happen until a batch is wanted.
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        for batch in self.sampler.epoch(epoch):
+            yield batch.tolist()
+
+
+def checked_labels(labels: Labels) -> Indices:
+    """Labels [n] as int64, in memory of their own.
+
+    >>> checked_labels([3, 1]).tolist()
+    [3, 1]
+    """
+    found = np.array(labels) if isinstance(labels, (list, tuple)) else labels
+    if not isinstance(found, (Tensor, np.ndarray)):
+        raise TypeError(f"labels is a {type(labels).__name__}; an array, a tensor or a list of whole numbers is needed")
+    if isinstance(found, np.ndarray) and found.size and found.dtype.kind not in "iu":
+        raise TypeError(f"labels is of {found.dtype}; whole numbers are needed")  # others take words as well
+    return as_labels("labels", found).cpu().numpy().copy()
 
 
 def _check_place(epoch: int, step: int, last: int) -> None:

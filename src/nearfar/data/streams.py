@@ -6,7 +6,15 @@ import numpy as np
 
 from nearfar.settings import whole
 
-PURPOSES = ("batches", "order", "views", "evaluation")
+EFFECTS = ("color", "grey", "erase", "rotate")
+# Places in this list are keys of streams: what is new goes to its end.
+PURPOSES = (
+    "batches",
+    "order",
+    "views",
+    "evaluation",
+    *(f"{of} {name}" for of in ("views", "evaluation") for name in EFFECTS),
+)
 
 
 def stream(seed: int, purpose: str, epoch: int, step: int = 0, rank: int = 0) -> np.random.Generator:

@@ -1,25 +1,25 @@
 """How a picture is looked at: which part of it, how large, and from which side.
 
 Every view is four steps with whole numbers: cut a piece out of the picture, resize the piece, cut a window out of that,
-and perhaps mirror it. Plans are made for a whole batch at once; ``nearfar.data.render`` carries them out.
+and perhaps mirror it. Plans are made for a whole batch at once; ``nearfar.data.render`` carries them out. What else
+happens to the window, to its colours for instance, is told by ``nearfar.data.effects``.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.data.effects import Draw, Effects, draw_effects
+from nearfar.data.pieces import Whole, random_pieces
 from nearfar.settings import number, one_of, positive, whole
 
 CROPS = ("random", "center", "random_resized", "none")
 ASPECTS = ("keep", "squash", "shrink")
-TRIES = 10  # of a random piece to lie within the picture, before its middle is taken
-
-Whole = NDArray[np.int64]
+LIMITS = {"color": 1.0, "grey": 1.0, "erase": 1.0, "rotate": 180.0}  # of what there is of each effect
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,24 @@ class View:
         scale   of "random_resized": smallest and largest share of the picture's area.
         ratio   of "random_resized": smallest and largest width / height.
         flip    mirror every other picture, at random.
+        color   up to 1: brightness, contrast and saturation are multiplied, in this order, by random factors from
+                1 − ``color`` to 1 + ``color``. Pictures of one channel have no saturation.
+        grey    the share of pictures that become grey; those of one channel are, and stay as they are.
+        erase   the share of pictures in which a random rectangle is wiped out: 2 to 33 % of the window, 0.3 to 3.3
+                times as wide as high. It is zero after the normalization, which is the mean; without one, black.
+        rotate  up to so many degrees, either way, each window is turned about its middle. What comes in from outside is
+                its mirror image.
+
+    The last four are off where they are None. Each has random numbers of its own: crops, flips and the others stay the
+    same draws whether it is on or not.
+
+    Differences
+        Colours change as torchvision's ColorJitter changes them, but always in the same order, and hues stay. Random
+        erasing draws shapes on a logarithmic scale, as random crops do; the paper draws them evenly, and fills with
+        random values where it does not say otherwise.
+
+    Reference
+        Zhong et al., Random Erasing Data Augmentation, 2017.
 
     >>> view = View(size=224, crop="center", resize=256, flip=False)
     >>> view.plan(np.array([[512, 1024]])).boxes.tolist()
@@ -87,6 +105,10 @@ class View:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
+    color: float | None = None
+    grey: float | None = None
+    erase: float | None = None
+    rotate: float | None = None
 
     def __post_init__(self) -> None:
         one_of("crop", self.crop, CROPS)
@@ -99,6 +121,9 @@ class View:
             if positive(name, low) > number(name, high):
                 raise ValueError(f"{name} is {(low, high)}; the first must not be larger than the second")
         number("scale", self.scale[1], high=1.0)
+        for name, most in LIMITS.items():
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), low=0.0, high=most, open_low=True)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -123,7 +148,7 @@ class View:
         corners = np.zeros_like(sizes)
         if self.crop == "random_resized":
             assert rng is not None
-            pieces = _random_pieces(sizes, self.scale, self.ratio, rng)
+            pieces = random_pieces(sizes, self.scale, self.ratio, rng)
         elif self.crop != "none":
             resized = self._resized(sizes)
             room = resized - window
@@ -134,6 +159,20 @@ class View:
                 corners = np.rint(room / 2).astype(np.int64)
         flips = rng.random(len(sizes)) < 0.5 if self.flip and rng is not None else np.zeros(len(sizes), dtype=bool)
         return Plan(pieces, resized, corners, flips, self.window)
+
+    def effects(self, count: int, draw: Draw, *, rank: int = 0, ranks: int = 1) -> Effects | None:
+        """What happens to the windows of ``count`` pictures, None where nothing does.
+
+        Parameters
+            draw         gives the generator of an effect by its name: "color", "grey", "erase" or "rotate".
+            rank, ranks  which share of a batch these are, and of how many of one size.
+
+        >>> view = View(grey=0.5)
+        >>> view.effects(4, lambda name: np.random.default_rng(0)).greys.tolist()
+        [False, True, True, True]
+        """
+        settings = {name: getattr(self, name) for name in LIMITS}
+        return draw_effects(draw, count, self.window, **settings, rank=rank, ranks=ranks)
 
     def _resized(self, sizes: Whole) -> Whole:
         """[b, 2], how large whole pictures become before the window is cut out of them."""
@@ -149,28 +188,3 @@ class View:
         growth = np.maximum((np.array(self.window) / sizes).max(axis=1, keepdims=True), 1.0)
         grown: Whole = np.maximum(np.rint(sizes * growth).astype(np.int64), self.window)
         return grown
-
-
-def _random_pieces(
-    sizes: Whole, scale: tuple[float, float], ratio: tuple[float, float], rng: np.random.Generator
-) -> Whole:
-    """[b, 4], pieces of random area and, on a logarithmic scale, random shape.
-
-    Some tries for each picture are drawn together; the first that fits is taken. Where none does, it is the middle of
-    the picture, as much of it as the limits of the shape allow.
-    """
-    height, width = sizes[:, 0, None], sizes[:, 1, None]
-    area = height * width * rng.uniform(*scale, size=(len(sizes), TRIES))
-    shape = np.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1]), size=area.shape))
-    tall = np.rint(np.sqrt(area / shape)).astype(np.int64)
-    wide = np.rint(np.sqrt(area * shape)).astype(np.int64)
-    fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
-    found, first = fits.any(axis=1, keepdims=True), fits.argmax(axis=1)
-    each = np.arange(len(sizes))
-    piece = np.stack([tall[each, first], wide[each, first]], axis=1)
-    corner = rng.integers(0, np.maximum(sizes - piece, 0) + 1)
-    limits = np.concatenate([width / ratio[0], height * ratio[1]], axis=1)
-    middle = np.rint(np.minimum(sizes, limits)).astype(np.int64).clip(min=1)
-    piece = np.where(found, piece, middle)
-    corner = np.where(found, corner, (sizes - middle) // 2)
-    return np.concatenate([corner, piece], axis=1)

@@ -231,6 +231,10 @@ def _check_input(recipe: Recipe, dataset: DataSet, model: Model) -> None:
     if (model.normalization is None) != dataset.is_vectors:
         words = ("pictures", "vectors") if dataset.is_vectors else ("vectors", "pictures")
         raise ValueError(_other_input(recipe, *words))
+    effects = recipe.augmentation.effects
+    if dataset.is_vectors and effects:
+        key = next(iter(effects))
+        raise ValueError(f"augmentation.{key} is {effects[key]}; it is for pictures, and {dataset.name} holds vectors")
 
 
 def _check_warmup(recipe: Recipe, model: Model, stages: tuple[Stage, ...], epochs: int, steps: int) -> None:
@@ -276,6 +280,7 @@ def _loaders(
         scale=section.scale,
         ratio=section.ratio,
         flip=section.flip,
+        **section.effects,
     )
     size = evaluation.size or size
     resize = _resize(evaluation.resize, size)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nearfar.data.views import LIMITS
 from nearfar.settings import non_negative, number, positive, whole
 from nearfar.training.recipe_base import Section
 
@@ -86,6 +87,7 @@ class Augmentation(Section):
     """How training pictures are looked at, see ``nearfar.data.View``.
 
     ``size`` is the network's own unless told; ``resize`` "auto" is 8/7 of it, or the size itself for small pictures.
+    ``color``, ``grey``, ``erase`` and ``rotate`` are off unless told.
     """
 
     section = "augmentation"
@@ -96,6 +98,10 @@ class Augmentation(Section):
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
+    color: float | None = None
+    grey: float | None = None
+    erase: float | None = None
+    rotate: float | None = None
 
     def _check(self) -> None:
         self._whole("size")
@@ -107,6 +113,14 @@ class Augmentation(Section):
             if positive(f"augmentation.{key}", low) > high:
                 raise ValueError(f"augmentation.{key} is {[low, high]}; the first must not be larger than the second")
         number("augmentation.scale", self.scale[1], high=1.0)
+        for key, value in self.effects.items():
+            number(f"augmentation.{key}", value, low=0.0, high=LIMITS[key], open_low=True)
+
+    @property
+    def effects(self) -> dict[str, float]:
+        """What happens to pictures beside crops and flips, as far as anything does."""
+        given = {key: getattr(self, key) for key in LIMITS}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +134,7 @@ class Network(Section):
     section = "network"
     name: str
     dim: int | None = 512
-    pooling: Literal["avg", "max", "avg+max", "gem"] = "avg"
+    pooling: Literal["avg", "max", "avg+max", "gem", "token"] = "avg"
     normalize: bool = True
     head: Literal["linear", "linear_norm", "mlp", "none"] = "linear"
     levels: tuple[Literal["low", "mid", "high"], ...] | None = None
