@@ -123,6 +123,13 @@ def test_a_number_that_is_none_is_named(small: Path, capsys: pytest.CaptureFixtu
     assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; needed is" in error
 
 
+def test_a_query_that_is_no_picture_is_named(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (small / "notes.txt").write_text("words")
+    assert f"{small / 'notes.txt'}: text, not a picture" in refused(capsys, "search", small / "i", small / "notes.txt")
+    assert "that is no file" in refused(capsys, "search", small / "i", small / "photos")
+    assert f"{small / 'nope'} is not there" in refused(capsys, "embed", small / "nope", small / "photos")
+
+
 def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "photos" / "digit 1" / "001.png").unlink()
     said = run(capsys, "index", "update", small / "i", small / "photos", "--prune")

@@ -195,6 +195,14 @@ def test_iterations_may_end_within_an_epoch() -> None:
     assert parts.schedule(parts.optimizer()).steps == 70
 
 
+def test_weights_are_looked_for_before_pictures_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
+    monkeypatch.setattr("nearfar.networks.weights._in_package", lambda weights: None)
+    with pytest.raises(FileNotFoundError, match="the weights of efficientnet_lite0 are not on this machine"):
+        built(data={"name": "digits"}, network={"name": "efficientnet_lite0", "pretrained": True})
+    assert not list(tmp_path.glob("digits*"))
+
+
 @pytest.mark.parametrize(("batch_size", "ranks", "classes"), [(64, 1, 5), (64, 2, 4), (19, 1, 4), (16, 2, 4)])
 def test_a_batch_by_its_size_has_as_many_classes_as_there_are(batch_size: int, ranks: int, classes: int) -> None:
     sampler = built(sampler={"per_class": 4, "batch_size": batch_size}, ranks=ranks).sampler

@@ -318,6 +318,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
             pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number}.png")
     (tmp_path / "photos" / "a" / "broken.png").write_bytes(b"nothing")
+    (tmp_path / "photos" / "a" / "notes.txt").write_text("nothing")
     said: list[str] = []
 
     class Hears(Silent):
@@ -335,6 +336,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
     )
     train(chosen, tmp_path / "run", display=Hears(), cache=tmp_path / "cache")
     assert said[0].startswith("without 1 file that gave no picture (a/broken.png);")
+    assert said[1].startswith("folder: a/notes.txt: no picture, going by its ending; left out;")
     (named,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["data"]["left_out"]
     assert named.startswith("a/broken.png: ")
 

@@ -165,6 +165,10 @@ def read_card(where: str | Path) -> tuple[Path, dict[str, Any]]:
     """The file with the weights, and what is written beside it."""
     file = _weights_file(where)
     beside = file.with_suffix(".json")
+    if not file.parent.exists():
+        raise FileNotFoundError(f"{file.parent} is not there; needed is a folder with {file.name} and {beside.name}")
+    if not file.is_file() and (file.parent / "recipe.toml").is_file():
+        raise FileNotFoundError(f"{file.parent} is a run, whose network nearfar.load({str(file.parent)!r}) opens")
     for each in (file, beside):
         if not each.is_file():
             raise FileNotFoundError(f"{each} is not there; a saved network is {file.name} and {beside.name}")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from nearfar.data.decode import BadImage
 from nearfar.search.backends import NOTHING
 from nearfar.search.encoder import Picture, thumbnail
 from nearfar.search.filters import Where
@@ -77,9 +78,13 @@ def _read(index: Lookup, query: Query) -> tuple[str, NDArray[np.float32], int | 
     if isinstance(query, (str, Path)):
         file = Path(query)
         if not file.is_file():
-            raise FileNotFoundError(f"query is {str(query)!r}; there is no such file")
+            why = "that is no file" if file.exists() else "there is no such file"
+            raise FileNotFoundError(f"query is {str(query)!r}; {why}")
         data = file.read_bytes()
-        return file.name, index.embed([data])[0], None, thumbnail(data), None
+        try:
+            return file.name, index.embed([data])[0], None, thumbnail(data), None
+        except BadImage as error:
+            raise BadImage(f"{query}: {error}") from None
     if isinstance(query, (bytes, Image.Image)) or (isinstance(query, np.ndarray) and query.dtype == np.uint8):
         return "a picture", index.embed([query])[0], None, thumbnail(query), None
     raise TypeError(

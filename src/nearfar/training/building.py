@@ -17,7 +17,7 @@ from nearfar import networks
 from nearfar.data import DataSet, Loader, Split, Store, View, samplers
 from nearfar.data.sampling import Sampler
 from nearfar.inputs import as_device
-from nearfar.networks import Embedder, Ensemble
+from nearfar.networks import Embedder, Ensemble, weights
 from nearfar.networks import registry as backbones
 from nearfar.networks.preprocessing import SMALL, Preprocessing
 from nearfar.progress import Watch
@@ -121,6 +121,7 @@ def build(
     device = device_of(recipe.training.device, rank)
     dataset = open_data(recipe)
     split = split_of(recipe, dataset)
+    _find_weights(recipe)
     store = store_of(recipe, dataset, cache, watch)
     rows = rows_of(split, store)
     labels, num_classes = labels_of(dataset, store, rows)
@@ -209,6 +210,13 @@ def _read_off(recipe: Recipe, store: Store | Vectors) -> dict[str, Any]:
     sides = np.unique(store.sizes)
     size = recipe.augmentation.size or (int(sides[0]) if len(sides) == 1 else None)
     return {"channels": store.channels, **({} if size is None else {"size": size})}
+
+
+def _find_weights(recipe: Recipe) -> None:
+    """Published weights are looked for, or downloaded, before pictures are decoded, which may take long."""
+    name = recipe.network.name
+    if recipe.network.pretrained is True and ":" not in name and weights.locate(weights.get(name)) is None:
+        weights.fetch(weights.get(name))
 
 
 def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:

@@ -48,7 +48,8 @@ def table(
     """
     file = Path(root)
     if not file.is_file():
-        raise FileNotFoundError(f"root is {file}; there is no such file")
+        why = "a table is needed, such as photos.csv" if file.exists() else "there is no such file"
+        raise FileNotFoundError(f"root is {file}; {why}")
     content = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
     for column in (path, label):
         if column not in content:
