@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_index import FakeIndex, encoded, picture
-from fake_runs import fake_run
+from served_runs import fake_run
 from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_runs import fake_run
 from fastapi.testclient import TestClient
+from served_runs import fake_run
 
 from nearfar.bench import results, tournaments
 from nearfar.serve.runs import leaderboard, listed
