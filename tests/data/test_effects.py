@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_feed import feeds
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from nearfar import pixels
 from nearfar.data import from_arrays, pictures
 from nearfar.data.effects import Effects
-from nearfar.data.feeds import Feed, Finish, HostPictures, ResidentPictures, StreamedPictures
+from nearfar.data.feeds import Finish
 from nearfar.data.loader import Batch, Loader
 from nearfar.data.render import render
 from nearfar.data.samplers import create
@@ -43,15 +44,6 @@ def effects_of(view: View, count: int, seed: int = 3, **share: int) -> Effects:
     found = view.effects(count, lambda name: stream(seed, f"views {name}", 0), **share)
     assert found is not None
     return found
-
-
-def feeds(store: Store, normalization: pixels.Normalization | None) -> dict[str, Feed]:
-    finish = Finish(normalization, torch.float32, store.channels, torch.device("cpu"))
-    return {
-        "host": HostPictures(store, store.pixels, finish),
-        "resident": ResidentPictures(store, torch.from_numpy(store.pixels), finish),
-        "streamed": StreamedPictures(store, store.pixels, finish),
-    }
 
 
 def assert_same(found: list[Batch], expected: list[Batch]) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from every_feed import feeds
 from numpy.typing import NDArray
 
 from nearfar import pixels
-from nearfar.data.feeds import Feed, Finish, HostPictures, ResidentPictures, StreamedPictures
 from nearfar.data.loader import Batch, Loader
 from nearfar.data.render import render
 from nearfar.data.samplers import create
@@ -77,16 +77,6 @@ NORMALIZATIONS = {
     "grey": pixels.GREY,
     "none": None,
 }
-
-
-def feeds(store: Store, normalization: pixels.Normalization | None) -> dict[str, Feed]:
-    """All ways to a batch, here on a CPU."""
-    finish = Finish(normalization, torch.float32, store.channels, torch.device("cpu"))
-    return {
-        "host": HostPictures(store, store.pixels, finish),
-        "resident": ResidentPictures(store, torch.from_numpy(store.pixels), finish),
-        "streamed": StreamedPictures(store, store.pixels, finish),
-    }
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -11,6 +11,7 @@ from typing import Protocol
 from nearfar.bench.job import Job
 from nearfar.bench.nursery import Nursery
 from nearfar.bench.processes import Processes
+from nearfar.data.preparing import processors
 from nearfar.settings import whole
 
 
@@ -92,11 +93,6 @@ def _gpus(device: str | None) -> list[str]:
     if not number.isdecimal() or int(number) >= count:
         raise ValueError(f"device is {device!r}; GPUs here are cuda:0 to cuda:{count - 1}")
     return [every[int(number)]]
-
-
-def processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers(Protocol):

@@ -14,9 +14,9 @@ import torch
 
 from nearfar import plugins
 from nearfar.bench import tuning_results
-from nearfar.bench.local_engine import processors
 from nearfar.bench.tuning import open_study, tune
 from nearfar.bench.tuning_plan import Plan
+from nearfar.data.preparing import processors
 from nearfar.settings import whole
 from nearfar.training.live import Display, Lines, Silent
 from nearfar.training.signals import Stopped, listening

@@ -78,7 +78,7 @@ def damaged(dataset: DataSet, *, workers: int | None = None, progress: Progress 
     """The files of a data set that are no pictures. All are decoded, nothing is kept."""
     if not dataset.is_encoded:
         return []
-    threads = whole("workers", workers) if workers is not None else _processors()
+    threads = whole("workers", workers) if workers is not None else processors()
     found = []
     with _quiet(), closing(_decoded(dataset.source, range(len(dataset)), {}, threads)) as results:
         for done, result in enumerate(results, start=1):
@@ -125,7 +125,7 @@ def prepare(
     """
     settings = _settings(side, aspect, channels)
     one_of("on_error", on_error, ON_ERROR)
-    threads = whole("workers", workers) if workers is not None else _processors()
+    threads = whole("workers", workers) if workers is not None else processors()
     if dataset.is_vectors:
         raise ValueError(f"data set {dataset.name} holds vectors; only pictures are prepared")
     if not len(dataset):
@@ -155,7 +155,8 @@ def _folder(name: str, cache: str | Path | None, settings: dict[str, Any]) -> Pa
     return Path(cache or cache_folder()) / f"{safe}-{key}"
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
