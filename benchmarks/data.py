@@ -40,11 +40,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from nearfar import data
-from nearfar.data import samplers
 from nearfar.data.loader import Loader
-from nearfar.data.preparing import prepare
-from nearfar.data.views import View
-from nearfar.pixels import IMAGENET
+from nearfar.data.sampling import registry
+from nearfar.data.store.prepare import prepare
+from nearfar.data.transforms.view import View
+from nearfar.utils.normalization import IMAGENET
 
 COLUMNS = ["work", "way", "images/s", "ratio", "ms/batch", "first ms", "setup s"]
 VIEWS = {
@@ -134,7 +134,7 @@ def theirs(files: list[bytes], view: View, batch: int, device: str) -> Turn:
 
 
 def ours(loader: Loader, batch: int) -> Turn:
-    sampler = samplers.create("random", loader.labels, batch_size=min(batch, len(loader.labels)), steps=10**9)
+    sampler = registry.create("random", loader.labels, batch_size=min(batch, len(loader.labels)), steps=10**9)
     return lambda: loader.epoch(sampler, 0)
 
 
@@ -203,9 +203,9 @@ def sampling(pictures: int = 1_000_000, classes: int = 100_000, batch: int = 512
     }
     for key, settings in cases.items():
         start = time.perf_counter()
-        sampler = samplers.create(key, labels, **settings)
+        sampler = registry.create(key, labels, **settings)
         setup, times = time.perf_counter() - start, []
-        if isinstance(sampler, samplers.HardClasses):
+        if isinstance(sampler, registry.HardClasses):
             sampler.update(rng.standard_normal((len(sampler.class_labels), 128), dtype=np.float32))
         for step in range(101):
             start = time.perf_counter()

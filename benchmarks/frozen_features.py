@@ -25,11 +25,11 @@ from torch import Tensor
 import nearfar as nf
 from nearfar import data, networks
 from nearfar.data.loader import Loader
-from nearfar.data.preparing import prepare
-from nearfar.data.views import View
-from nearfar.networks import weights
+from nearfar.data.store.prepare import prepare
+from nearfar.data.transforms.view import View
 from nearfar.networks.preprocessing import usual
-from nearfar.progress import bars
+from nearfar.networks.weights import published
+from nearfar.utils.progress import bars
 
 COLUMNS = ["network", "pooling", "pictures", "dim", "recall@1", "recall@2", "recall@4", "recall@8", "least", "seconds"]
 KS = (1, 2, 4, 8)
@@ -39,9 +39,9 @@ LEAST = {"efficientnet_lite0": 56.0, "mobilenet_v2": 49.0}  # recall@1
 def available(options: argparse.Namespace) -> list[str]:
     """The networks to measure: those asked for, or all whose weights need no download."""
     if options.weights is not None:
-        return [options.only] if options.only else [weights.recognise(options.weights)]
-    names = [known.name for known in weights.KNOWN if options.only in known.name]
-    here = [name for name in names if weights.locate(weights.get(name)) is not None]
+        return [options.only] if options.only else [published.recognise(options.weights)]
+    names = [known.name for known in published.KNOWN if options.only in known.name]
+    here = [name for name in names if published.locate(published.get(name)) is not None]
     if not here:
         raise SystemExit(f"no weights of {', '.join(names) or options.only} are on this machine: nearfar weights list")
     return here

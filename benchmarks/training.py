@@ -10,7 +10,8 @@ gradient and the look for what is no number, on the same batch. "training" is wh
 loader, the step, the schedule, and the book that is kept of losses. Pictures are as large as a cache of 8/7 of the
 size keeps them; they are cut at random (--crop random) or resized and cut (random_resized), and flipped. The three take
 turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be. On a GPU a training
-replays the recorded kernels of the network (``nearfar.training.recorded``); the bare one is called as anybody would.
+replays the recorded kernels of the network (``nearfar.training.loop.cuda_graphs``); the bare one is called as
+anybody would.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from common import Clock, Step, parse, report, show_line
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.samplers import create as create_sampler
-from nearfar.data.store import Store
-from nearfar.data.views import View
+from nearfar.data.sampling.registry import create as create_sampler
+from nearfar.data.store.store import Store
+from nearfar.data.transforms.view import View
 from nearfar.losses import PairLoss
-from nearfar.training import optimizers, schedules
-from nearfar.training import steps as training
-from nearfar.training.ahead import ahead
-from nearfar.training.ledger import Ledger
-from nearfar.training.recipe_sections import Optimizer, Schedule
-from nearfar.training.recorded import Recorded
+from nearfar.training.loop import optimizers, schedules
+from nearfar.training.loop import step as training
+from nearfar.training.loop.cuda_graphs import Recorded
+from nearfar.training.loop.prefetch import ahead
+from nearfar.training.loop.step_records import Ledger
+from nearfar.training.recipe.sections import Optimizer, Schedule
 
 COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
 TARGET = 1.10

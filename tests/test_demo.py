@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from nearfar import demo
-from nearfar.metrics.bootstrap import Interval
+from nearfar.metrics.intervals import Interval
 from nearfar.search import Index
-from nearfar.training.recipe_file import to_dict
+from nearfar.training.recipe.files import to_dict
 
 
 @pytest.fixture

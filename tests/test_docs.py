@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.training.recipe_file import SECTIONS
-from nearfar.training.recipe_sections import Stage
+from nearfar.training.recipe.files import SECTIONS
+from nearfar.training.recipe.sections import Stage
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.data import Loader, View, samplers
-from nearfar.inputs import as_device
-from nearfar.progress import bars
-from nearfar.training.steps import Member, Step, mixed
-from nearfar.writing import write_json
+from nearfar.data import Loader, View
+from nearfar.data.sampling import registry
+from nearfar.training.loop.step import Member, Step, mixed
+from nearfar.utils.atomic import write_json
+from nearfar.utils.inputs import as_device
+from nearfar.utils.progress import bars
 
 CLASSES, PER_CLASS = 10, 6
 EMBEDDED = 5000
@@ -53,7 +54,7 @@ def train(loss: nf.losses.Loss, loader: Loader, rows: Any, labels: Any, options:
     optimizer = torch.optim.Adam(groups, lr=options.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.iterations)
     step = Step([Member(network, {"high": loss})], optimizer, clip=options.clip, skip=True)
-    sampler = samplers.create("groups", labels, classes=CLASSES, per_class=PER_CLASS, seed=options.seed)
+    sampler = registry.create("groups", labels, classes=CLASSES, per_class=PER_CLASS, seed=options.seed)
     start, done, skipped = time.perf_counter(), 0, 0
     with bars() as watch:
         tell = watch(loss.key)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nearfar import bench, data, losses, metrics, mining, networks
-    from nearfar.evaluating import evaluate_model as evaluate
-    from nearfar.plugins import use
     from nearfar.search import Index
     from nearfar.training import load, train
+    from nearfar.training.evaluation.command import evaluate_model as evaluate
+    from nearfar.utils.plugins import use
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
 _ROOMS = ("bench", "data", "losses", "metrics", "mining", "networks")
 _ELSEWHERE = {
     "Index": ("search", "Index"),
-    "evaluate": ("evaluating", "evaluate_model"),
+    "evaluate": ("training.evaluation.command", "evaluate_model"),
     "load": ("training", "load"),
     "train": ("training", "train"),
-    "use": ("plugins", "use"),
+    "use": ("utils.plugins", "use"),
 }
 
 

@@ -20,12 +20,12 @@ import torch
 from torch.nn import functional
 
 from nearfar import losses, metrics
-from nearfar.data.sources import Vectors
-from nearfar.metrics.bootstrap import Interval
-from nearfar.progress import Watch, bars
+from nearfar.data.store.sources import Vectors
+from nearfar.metrics.intervals import Interval
+from nearfar.utils.progress import Watch, bars
 
 if TYPE_CHECKING:
-    from nearfar.training.recipe import Recipe
+    from nearfar.training.recipe.schema import Recipe
 
 KS = (1, 2, 4, 8)
 DIMENSIONS = 16
@@ -105,9 +105,9 @@ def baselines(*, seed: int = 0) -> Iterator[Result]:
 
 def train(loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch: Watch = lambda work: None) -> Result:
     """Train a loss into a run folder, and see what it finds of the unseen digits."""
-    from nearfar.training import live
-    from nearfar.training.starting import start
-    from nearfar.training.tested import embeddings_of
+    from nearfar.training.api import start
+    from nearfar.training.evaluation.models import embeddings_of
+    from nearfar.training.run import console as live
 
     tell = watch(loss)
 
@@ -131,8 +131,8 @@ def index(folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
     """Make an index of the unseen digits with the model of a run; gives how many they are."""
     from nearfar import data
     from nearfar.search import Index
-    from nearfar.search.gathering import of_dataset
-    from nearfar.training.starting import model_folder
+    from nearfar.search.pictures import of_dataset
+    from nearfar.training.api import model_folder
 
     digits = of_dataset(data.open("digits"), "test")
     with Index.build(model_folder(folder), digits, out=out, device="cpu", watch=watch) as made:
@@ -176,7 +176,7 @@ def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, 
     """Run and print: bars on a terminal, plain lines elsewhere, then the ranking, a page and an index."""
     from rich.console import Console
 
-    from nearfar.training.report import report
+    from nearfar.reports.run_report import report
 
     out = free_folder() if out is None else out
     if out.exists() and any(out.iterdir()):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import FLOOR, Tile, masked, positive_columns, scatter_mask
-from nearfar.settings import number, refuse_unknown
+from nearfar.utils.validation import number, refuse_unknown
 
 CERTAIN = 2.0**52  # the whole number that stands for a probability of one: finer than float32 is
 

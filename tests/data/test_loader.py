@@ -14,13 +14,13 @@ import torch
 from every_feed import feeds
 from numpy.typing import NDArray
 
-from nearfar import pixels
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.render import render
-from nearfar.data.samplers import create
-from nearfar.data.store import Store
-from nearfar.data.streams import stream
-from nearfar.data.views import View
+from nearfar.data.sampling.registry import create
+from nearfar.data.store.store import Store
+from nearfar.data.transforms.cpu import render
+from nearfar.data.transforms.random_streams import stream
+from nearfar.data.transforms.view import View
+from nearfar.utils import normalization as pixels
 
 SIZES = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
 LABELS = np.arange(40) // 4

@@ -13,7 +13,7 @@ from checks import assert_same, make_batch, run
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import Step, Tile, differentiable, graphs
+from nearfar.engine import Step, Tile, cuda_graphs, differentiable
 
 STEPS = 12
 
@@ -21,9 +21,9 @@ STEPS = 12
 class Replayed:
     """In place of a CUDA graph: computes from the buffers of a recording what the step would."""
 
-    recording: graphs.Recording
+    recording: cuda_graphs.Recording
 
-    def __init__(self, again: Callable[[], tuple[Tensor, graphs.Gradients]]) -> None:
+    def __init__(self, again: Callable[[], tuple[Tensor, cuda_graphs.Gradients]]) -> None:
         self.again = again
 
     def pool(self) -> None: ...
@@ -46,18 +46,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         current: Any,
         pool: Any,
         number: int,
-    ) -> graphs.Recording:
+    ) -> cuda_graphs.Recording:
         made.append(lasting)
         copies = [
             None if tensor is None else tensor.detach() if number in lasting else tensor.detach().clone()
             for number, tensor in enumerate(tensors)
         ]
         graph: Any = Replayed(lambda: step.compute(copies[:inputs], copies[inputs:], needed))
-        graph.recording = graphs.Recording(graph, copies, lasting, torch.zeros(()), [], number)
+        graph.recording = cuda_graphs.Recording(graph, copies, lasting, torch.zeros(()), [], number)
         return graph.recording
 
-    monkeypatch.setattr(graphs, "_record", record)
-    monkeypatch.setattr(graphs, "_gains", lambda tensor: True)
+    monkeypatch.setattr(cuda_graphs, "_record", record)
+    monkeypatch.setattr(cuda_graphs, "_gains", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return made
@@ -169,7 +169,7 @@ def test_every_loss_of_the_registry_is_recordable(key: str) -> None:
 def test_without_a_graph_no_gradient_is_computed(mode: Callable[[], Any]) -> None:
     asked = []
 
-    def compute(inputs: Any, constants: Any, needed: graphs.Needed) -> tuple[Tensor, graphs.Gradients]:
+    def compute(inputs: Any, constants: Any, needed: cuda_graphs.Needed) -> tuple[Tensor, cuda_graphs.Gradients]:
         asked.append(needed)
         return inputs[0].detach().sum(), [torch.ones(3) if needed[0] else None, None]
 

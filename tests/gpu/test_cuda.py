@@ -23,7 +23,7 @@ from torch import Tensor
 from waiting import no_waiting
 
 import nearfar as nf
-from nearfar.engine import graphs
+from nearfar.engine import cuda_graphs
 
 # A loss that could not be recorded says so in a warning.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUDA graph")]
@@ -435,4 +435,4 @@ def test_recording_can_be_turned_off() -> None:
     embeddings.requires_grad_()
     for _ in range(STEPS):
         loss(embeddings, labels).backward()
-    assert loss not in graphs._recordings
+    assert loss not in cuda_graphs._recordings

@@ -15,17 +15,18 @@ from waiting import no_waiting
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.samplers import create
-from nearfar.data.store import Store
-from nearfar.data.views import View
-from nearfar.training import evaluation, optimizers
-from nearfar.training.ahead import ahead
-from nearfar.training.ledger import Ledger
-from nearfar.training.memory import Memory
-from nearfar.training.recipe_sections import Optimizer
-from nearfar.training.recorded import Recorded
-from nearfar.training.signals import Stopped
-from nearfar.training.steps import Member, Step
+from nearfar.data.sampling.registry import create
+from nearfar.data.store.store import Store
+from nearfar.data.transforms.view import View
+from nearfar.training.evaluation import measure
+from nearfar.training.loop import optimizers
+from nearfar.training.loop.cuda_graphs import Recorded
+from nearfar.training.loop.memory import Memory
+from nearfar.training.loop.prefetch import ahead
+from nearfar.training.loop.signals import Stopped
+from nearfar.training.loop.step import Member, Step
+from nearfar.training.loop.step_records import Ledger
+from nearfar.training.recipe.sections import Optimizer
 
 pytestmark = pytest.mark.gpu
 
@@ -232,10 +233,10 @@ def test_a_short_last_batch_is_filled_and_embeds_as_alone() -> None:
     view = View(size=64, crop="none", flip=False)
     loader = Loader(store, LABELS[:11], view=view, normalization=model.normalization, device="cuda")
     rows = np.arange(11)
-    found = evaluation.embed(model, loader, rows, batch_size=4)
+    found = measure.embed(model, loader, rows, batch_size=4)
     assert found.points.shape == (11, 32)
     assert found.labels.tolist() == LABELS[:11].tolist()
-    alone = evaluation.embed(model, loader, rows[8:], batch_size=4)
+    alone = measure.embed(model, loader, rows[8:], batch_size=4)
     torch.testing.assert_close(found.points[8:], alone.points, rtol=1e-3, atol=1e-4)
 
 

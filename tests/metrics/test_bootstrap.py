@@ -13,7 +13,7 @@ import torch
 import nearfar as nf
 from nearfar.metrics import Interval, bootstrap
 
-module = importlib.import_module("nearfar.metrics.bootstrap")
+module = importlib.import_module("nearfar.metrics.intervals")
 
 NAN = math.nan
 

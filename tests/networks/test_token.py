@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nearfar import training
 from nearfar.networks import Embedder, Ensemble, create, export, pooling
-from nearfar.networks.saving import describe, load, save
+from nearfar.networks.weights.save import describe, load, save
 
 SIDE, PATCH, WIDTH = 16, 4, 8
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from search_cases import digit, model, photos, vectors
 
+from nearfar.reports.contact_sheet import BAD, GOOD
 from nearfar.search import Index, Item, Results, duplicates
 from nearfar.search.results import Neighbour, write
-from nearfar.search.sheets import BAD, GOOD
 
 
 def pairs_by_hand(points: np.ndarray, threshold: float) -> list[set[int]]:
@@ -77,7 +77,7 @@ def test_clusters_of_groups_that_lie_apart(tmp_path: Path) -> None:
 
 
 def results(label: str | None = "jay") -> Results:
-    from nearfar.search import thumbnails
+    from nearfar.search.storage import thumbnails
 
     picture = thumbnails.make(Image.fromarray(digit(0)))
     names = [("jay", "<b>&.jpg"), ("wren", "b.jpg"), (None, "c.jpg")]

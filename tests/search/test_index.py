@@ -17,14 +17,14 @@ from search_cases import digit, model, model_folder, photos, vectors
 
 from nearfar import networks
 from nearfar.data import from_arrays
-from nearfar.data.decode import BadImage
-from nearfar.networks import saving
+from nearfar.data.store.decode import BadImage
 from nearfar.networks.preprocessing import Preprocessing
-from nearfar.pixels import GREY
+from nearfar.networks.weights import save
 from nearfar.search import Index, Item, encoder
-from nearfar.search.folder import BadIndex
 from nearfar.search.items import MissingItem
-from nearfar.search.table import Table
+from nearfar.search.storage.folder import BadIndex
+from nearfar.search.storage.table import Table
+from nearfar.utils.normalization import GREY
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_items_know_their_name_class_and_hash(built: Path) -> None:
 
 
 def test_vectors_are_what_the_model_gives(built: Path) -> None:
-    network = saving.load(built / "model")
+    network = save.load(built / "model")
     with Index.open(built / "i", read_only=True) as index:
         pixels = torch.from_numpy(np.stack([np.array(Image.open(built / "photos" / i.name)) for i in index.items]))
         with torch.no_grad():
@@ -77,9 +77,9 @@ def test_an_item_does_not_find_itself(built: Path) -> None:
 def test_pictures_are_seen_as_the_card_says(tmp_path: Path) -> None:
     """A loaded model knows its preprocessing, and so does the index that is made with it."""
     squash = Preprocessing(size=8, resize=8, aspect="squash", crop="none", normalization=GREY)
-    network = saving.load(saving.save(model(), tmp_path / "model", preprocessing=squash).parent)
-    assert saving.preprocessing_of(network) == squash
-    assert saving.load_preprocessing(saving.save(network, tmp_path / "again").parent) == squash
+    network = save.load(save.save(model(), tmp_path / "model", preprocessing=squash).parent)
+    assert save.preprocessing_of(network) == squash
+    assert save.load_preprocessing(save.save(network, tmp_path / "again").parent) == squash
     wide = np.zeros((8, 32), dtype=np.uint8)
     wide[:, :8] = 255  # the centre is black; squashed, a quarter is white
     data = from_arrays(np.stack([wide, np.zeros_like(wide)]), np.array([0, 1]))
@@ -211,7 +211,7 @@ def test_another_model_is_refused(built: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_was_exchanged_is_refused(built: Path, tmp_path: Path) -> None:
     Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu").close()
-    saving.save(model(seed=1), tmp_path / "i" / "model")
+    save.save(model(seed=1), tmp_path / "i" / "model")
     with Index.open(tmp_path / "i") as index:
         assert index.search(3, 2).ids  # by id needs no model
         with pytest.raises(BadIndex, match="is not the model of"):

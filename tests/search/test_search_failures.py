@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from search_cases import vectors
 
-from nearfar.search import Index, folder, shelf
+from nearfar.search import Index
 from nearfar.search.backends.exact import Exact
-from nearfar.search.backends.faiss_backend import Faiss
-from nearfar.search.folder import BadIndex
-from nearfar.search.shelf import Shelf
+from nearfar.search.backends.faiss import Faiss
+from nearfar.search.storage import folder, shelf
+from nearfar.search.storage.folder import BadIndex
+from nearfar.search.storage.shelf import Shelf
 
 POINTS = vectors(30)
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from search_cases import vectors
 
-from nearfar.search import Index, folder, journal
-from nearfar.search.folder import journal_file
-from nearfar.search.journal import HEAD, Journal
+from nearfar.search import Index
+from nearfar.search.storage import folder, journal
+from nearfar.search.storage.folder import journal_file
+from nearfar.search.storage.journal import HEAD, Journal
 
 
 def filled(file: Path) -> list[int]:

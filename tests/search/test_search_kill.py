@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("NEARFAR_KILLS", "10"))
 def test_kills_lose_no_acknowledged_change(tmp_path: Path) -> None:
     place = tmp_path / "i"
     Index.from_vectors(vectors(20), out=place).close()
-    words = [sys.executable, str(Path(__file__).with_name("adding_worker.py")), str(place)]
+    words = [sys.executable, str(Path(__file__).parents[1] / "helpers" / "adding_worker.py"), str(place)]
     pause = random.Random(0)
     added: set[int] = set(range(20))
     removed: set[int] = set()

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from search_cases import digit, model, photos
 
-from nearfar.search import Index, building
+from nearfar.search import Index, build
 from nearfar.search.encoder import Encoder
-from nearfar.search.folder import BadIndex
-from nearfar.search.gathering import gather
+from nearfar.search.pictures import gather
+from nearfar.search.storage.folder import BadIndex
 
 
 @pytest.fixture
@@ -220,11 +220,11 @@ def test_a_build_that_is_refused_leaves_the_model_of_another(tmp_path: Path, mon
     photos(tmp_path / "photos", 3)
 
     def late(*words: object) -> object:
-        monkeypatch.setattr(building, "gather", gather)
+        monkeypatch.setattr(build, "gather", gather)
         Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu").close()
         return gather(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(building, "gather", late)
+    monkeypatch.setattr(build, "gather", late)
     with pytest.raises(BadIndex, match="holds an index already"):
         Index.build(model(seed=1), tmp_path / "photos", out=tmp_path / "i", device="cpu")
     with Index.open(tmp_path / "i", device="cpu") as index:

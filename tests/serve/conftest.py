@@ -16,7 +16,8 @@ from fake_index import FakeIndex
 from fastapi.testclient import TestClient
 from waiting import wait_for
 
-from nearfar.serve import create, running
+from nearfar.serve import create
+from nearfar.serve import server as running
 
 Client = Callable[..., TestClient]
 Site = Callable[..., str]

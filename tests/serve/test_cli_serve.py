@@ -63,7 +63,7 @@ def test_a_model_that_is_gone_ends_in_one_line(
 
 def test_the_page_is_opened_with_its_token(small_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("nearfar.serve.running.run", lambda app, listening, *, started: started())
+    monkeypatch.setattr("nearfar.serve.server.run", lambda app, listening, *, started: started())
     monkeypatch.setattr("webbrowser.open", opened.append)
     words = ["--read-only", "--device", "cpu", "--port", "0", "--open", "--token", "a-token-of-100%25"]
     assert call("serve", str(small_index), *words) == 0

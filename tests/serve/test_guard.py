@@ -10,8 +10,9 @@ import pytest
 from fake_index import FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
 
-from nearfar.serve import Limits, create, pages, running
+from nearfar.serve import Limits, create, server
 from nearfar.serve import token as tokens
+from nearfar.serve.routes import page
 
 API = "/api/v1"
 TOKEN = "correct-horse-battery"
@@ -140,9 +141,9 @@ def test_weak_tokens_are_refused(token: str) -> None:
 def test_a_network_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.2", "photos.example"):
         with pytest.raises(ValueError, match="that needs a token"):
-            running.check_exposure(host, None)
-        running.check_exposure(host, TOKEN)
-    running.check_exposure("127.0.0.1", None)
+            server.check_exposure(host, None)
+        server.check_exposure(host, TOKEN)
+    server.check_exposure("127.0.0.1", None)
 
 
 def test_large_uploads_are_refused_by_their_length_and_by_their_bytes(client: Client) -> None:
@@ -221,7 +222,7 @@ def test_no_request_reaches_a_file(client: Client, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_asks_nobody_else() -> None:
-    for path, (content, _) in pages.read().items():
+    for path, (content, _) in page.read().items():
         text = content.decode()
         for word in ("https://", "//cdn", "eval(", "innerHTML", "insertAdjacentHTML", "document.write"):
             assert word not in text, (path, word)

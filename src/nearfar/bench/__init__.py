@@ -6,10 +6,10 @@
 """
 
 from nearfar.bench import papers
-from nearfar.bench.comparing import compare, standings
-from nearfar.bench.fairness import Verdict, differences, judge
-from nearfar.bench.results import Outcome, find, read, repetitions, unfinished
-from nearfar.bench.tournaments import Standing, tournament
+from nearfar.bench.comparison.comparison import compare, standings
+from nearfar.bench.comparison.fairness import Verdict, differences, judge
+from nearfar.bench.comparison.outcomes import Outcome, find, read, repetitions, unfinished
+from nearfar.bench.comparison.tournament import Standing, tournament
 
 __all__ = [
     "Outcome",

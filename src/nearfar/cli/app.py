@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 import nearfar
-from nearfar import plugins
-from nearfar.cli.tables import visible
+from nearfar.cli.output import visible
+from nearfar.utils import plugins
 
 app = typer.Typer(
     name="nearfar",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import print_table, say
+from nearfar.cli.output import print_table, say
 
 if TYPE_CHECKING:
-    from nearfar.bench.running import Ran
+    from nearfar.bench.grid.runner import Ran
 
 bench = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(bench, name="bench", short_help="Compare losses fairly: run a grid, rank its runs, show them.")
@@ -66,18 +66,18 @@ def run_grid(
 
     Example: nearfar bench run recipes/grids/cub.toml --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
-    from nearfar.bench import running, watching
-    from nearfar.bench.records import CELLS
+    from nearfar.bench.grid import console, runner
+    from nearfar.bench.grid.records import CELLS
 
     roots, labels, overrides = data or (), only or (), settings or ()
     if dry_run:
-        planned = running.plan(grid, out, roots=roots, only=labels, overrides=overrides)
+        planned = runner.plan(grid, out, roots=roots, only=labels, overrides=overrides)
         print_table(("cell", "state", "folder"), [(one.name, one.state, one.folder.name) for one in planned.records])
         say(f"{len(planned.records)} cells, folders in {planned.folder / CELLS}")
         return
-    watcher = watching.create(quiet=quiet)
+    watcher = console.create(quiet=quiet)
     try:
-        ran = running.run(
+        ran = runner.run(
             grid,
             out,
             engine=engine,

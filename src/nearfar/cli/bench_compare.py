@@ -42,19 +42,19 @@ def compare_runs(
 
     Example: nearfar bench compare bench/cub_mining --part validation
     """
-    from nearfar.bench import comparing, results
+    from nearfar.bench.comparison import comparison, outcomes
 
-    found = comparing.compare(results.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
+    found = comparison.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
     show(found, runs, format, out)
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a comparison and what was left out of it; exit code 1 where it was refused to rank."""
-    from nearfar.bench import results
-    from nearfar.bench.comparing import Comparison
-    from nearfar.bench.tables import write
-    from nearfar.cli.tables import say
-    from nearfar.writing import write_text
+    from nearfar.bench.comparison import outcomes
+    from nearfar.bench.comparison.comparison import Comparison
+    from nearfar.bench.comparison.tables import write
+    from nearfar.cli.output import say
+    from nearfar.utils.atomic import write_text
 
     assert isinstance(found, Comparison)
     written = write(found.table, format)
@@ -63,7 +63,7 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
     else:
         write_text(out, written + "\n")
         say(f"wrote {out}")
-    for folder in results.unfinished(*runs):
+    for folder in outcomes.unfinished(*runs):
         print(f"nearfar: left out {folder}: it is not finished", file=sys.stderr)
     if not found.ranked:
         print("nearfar: not ranked, as the comparison is unfair; --anyway ranks all the same", file=sys.stderr)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.bench import bench
-from nearfar.cli.tables import say
-from nearfar.progress import bars
+from nearfar.cli.output import say
+from nearfar.utils.progress import bars
 
 
 @bench.command(name="report", short_help="Show runs on a page: ranks, plots, curves, time and memory.")
@@ -33,8 +33,8 @@ def report_runs(
 
     Example: nearfar bench report bench/digits -o digits.html
     """
-    from nearfar.bench import page
+    from nearfar.reports import leaderboard
 
     with bars() as watch:
-        file = page.write(places, out, title=title, metric=metric, anyway=anyway, watch=watch)
+        file = leaderboard.write(places, out, title=title, metric=metric, anyway=anyway, watch=watch)
     say(f"wrote {file}")

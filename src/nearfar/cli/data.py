@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import SHOWN, print_list, print_table, say, say_more
-from nearfar.cli.words import setting
-from nearfar.progress import bars
+from nearfar.cli.output import SHOWN, print_list, print_table, say, say_more
+from nearfar.cli.values import setting
+from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
-    from nearfar.data.dataset import DataSet
-    from nearfar.data.store import Bad, Store
+    from nearfar.data.datasets.base import DataSet
+    from nearfar.data.store.store import Bad, Store
 
 data = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(data, name="data", short_help="List, check, prepare and look at data sets.")
@@ -52,7 +52,7 @@ def list_sets() -> None:
     Example: nearfar data list
     """
     from nearfar import data as room
-    from nearfar.data.registry import takes_root
+    from nearfar.data.datasets.registry import takes_root
 
     needs = {True: "ROOT", False: "[ROOT]", None: "–"}
     rows = [(name, needs[takes_root(name)], room.summary(name)) for name in room.names()]
@@ -75,8 +75,8 @@ def tell(
     Example: nearfar data info folder photos/
     """
     from nearfar import data as room
-    from nearfar.data.preparing import stores_of
-    from nearfar.data.registry import takes_root
+    from nearfar.data.datasets.registry import takes_root
+    from nearfar.data.store.prepare import stores_of
 
     if not roots and not settings and takes_root(name) is not None:
         print(room.describe(name))
@@ -114,7 +114,7 @@ def verify(
     Example: nearfar data verify cub CUB_200_2011/
     """
     from nearfar import data as room
-    from nearfar.data.preparing import damaged
+    from nearfar.data.store.prepare import damaged
 
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
@@ -147,7 +147,7 @@ def prepare_set(
 
     Example: nearfar data prepare folder photos/ --side 256 --on-error skip
     """
-    from nearfar.data.preparing import BadFiles, prepare
+    from nearfar.data.store.prepare import BadFiles, prepare
 
     dataset = _open(name, roots, settings)
     start = time.monotonic()
@@ -211,17 +211,17 @@ def show(
 
     Example: nearfar data show cub CUB_200_2011/ --view random_resized --out grid.png
     """
-    from nearfar.data import pictures
-    from nearfar.settings import one_of, whole
+    from nearfar.data import preview
+    from nearfar.utils.validation import one_of, whole
 
-    pictures.check_file(out)
+    preview.check_file(out)
     one_of("view", view, ("auto", "random", "random_resized", "center", "none"))
     whole("per_class", per_class)
     dataset = _open(name, roots, settings)
     if dataset.is_vectors:
         raise ValueError(f"{name} holds vectors; there are no pictures to show")
     looked_at = _view(dataset, view, size, resize, flip)
-    images, labels = pictures.first_batch(
+    images, labels = preview.first_batch(
         dataset,
         view=looked_at,
         part=part,
@@ -231,7 +231,7 @@ def show(
         side=max(side, looked_at.resize or 0),
         cache=cache,
     )
-    pictures.write(pictures.grid(images, [dataset.classes[label] for label in labels]), out)
+    preview.write(preview.grid(images, [dataset.classes[label] for label in labels]), out)
     height, width = looked_at.window
     say(
         f"wrote {out}: {len(images)} pictures of {len(set(labels.tolist()))} classes of {part}, {looked_at.crop} view, "
@@ -240,7 +240,7 @@ def show(
 
 
 def _view(dataset: DataSet, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:
-    from nearfar.data.views import View
+    from nearfar.data.transforms.view import View
 
     array = getattr(dataset.source, "array", None)
     if crop == "auto" and array is not None and max(array.shape[1:3]) < 64:

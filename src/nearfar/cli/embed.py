@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import print_list, say
-from nearfar.progress import bars
+from nearfar.cli.output import print_list, say
+from nearfar.utils.progress import bars
 
 
 @app.command(name="embed", short_help="Write what a model makes of pictures.")
@@ -29,8 +29,8 @@ def embed_pictures(
 
     Example: nearfar embed runs/birds photos/ -o birds.safetensors && nearfar evaluate birds.safetensors
     """
-    from nearfar.search.embedding import check_file, embed
-    from nearfar.training.starting import model_folder
+    from nearfar.search.embedding_files import check_file, embed
+    from nearfar.training.api import model_folder
 
     check_file(out)
     with bars() as watch:

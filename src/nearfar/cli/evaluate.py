@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import STDOUT, print_json, print_table, say
-from nearfar.cli.words import whole_numbers
-from nearfar.progress import bars
+from nearfar.cli.output import STDOUT, print_json, print_table, say
+from nearfar.cli.values import whole_numbers
+from nearfar.utils.progress import bars
 
 NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 
@@ -73,7 +73,7 @@ def evaluate_files(
 
     Example: nearfar evaluate runs/one runs/two --ensemble
     """
-    from nearfar import evaluating as evaluation
+    from nearfar.training.evaluation import command as evaluation
 
     if gallery is None and gallery_labels is not None:
         raise ValueError("--gallery-labels goes with --gallery")

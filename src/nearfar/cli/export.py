@@ -22,14 +22,14 @@ def export_network(
 
     Example: nearfar export runs/birds --format onnx --out birds.onnx
     """
-    from nearfar.networks import saving
-    from nearfar.networks.exporting import FORMATS, export
-    from nearfar.settings import one_of
-    from nearfar.training.starting import model_folder
+    from nearfar.networks.weights import save
+    from nearfar.networks.weights.export import FORMATS, export
+    from nearfar.training.api import model_folder
+    from nearfar.utils.validation import one_of
 
     one_of("--format", format, FORMATS)
     if out is None and format == "safetensors":
         raise ValueError("--out is needed for safetensors: RUN holds such files already")
     place = model_folder(run)
-    model, used = saving.load(place), saving.load_preprocessing(place)
+    model, used = save.load(place), save.load_preprocessing(place)
     print(f"wrote {export(model, out or run / 'model.onnx', format=format, preprocessing=used)}")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import SHOWN, STDOUT, print_json, print_list, print_table, say
-from nearfar.progress import bars
-from nearfar.settings import few
+from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say
+from nearfar.utils.progress import bars
+from nearfar.utils.validation import few
 
 if TYPE_CHECKING:
     from nearfar.search import Index
-    from nearfar.search.gathering import Labels, Pictures
-    from nearfar.search.updating import Update
+    from nearfar.search.pictures import Labels, Pictures
+    from nearfar.search.update import Update
 
 index = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.add_typer(index, name="index", short_help="Build, change and look into an index of pictures.")
@@ -74,7 +74,7 @@ def build(
     Example: nearfar index build runs/digits --data digits -o digits.index
     """
     from nearfar.search import Index
-    from nearfar.training.starting import model_folder
+    from nearfar.training.api import model_folder
 
     pictures, labels, about = _described(photos, metadata, no_labels, data, part)
     with (
@@ -276,8 +276,8 @@ def _described(
     part: str | None = None,
 ) -> tuple[Pictures, Labels, dict[str, dict[str, Any]] | None]:
     """Pictures, their classes, and what else is known of them."""
-    from nearfar.search import notes
-    from nearfar.search.gathering import gather, of_dataset
+    from nearfar.search import metadata as notes
+    from nearfar.search.pictures import gather, of_dataset
 
     if part is not None and data is None:
         raise ValueError(f"--part is {part!r}; it goes with --data")

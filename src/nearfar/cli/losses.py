@@ -9,8 +9,8 @@ import typer
 
 import nearfar
 from nearfar.cli.app import app
-from nearfar.cli.words import setting
-from nearfar.settings import one_of
+from nearfar.cli.values import setting
+from nearfar.utils.validation import one_of
 
 KINDS = ("weights", "transfer", "ranks")
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import say
-from nearfar.progress import bars
-from nearfar.writing import write_text
+from nearfar.cli.output import say
+from nearfar.utils.atomic import write_text
+from nearfar.utils.progress import bars
 
 
 @app.command(name="report", short_help="Show a run on a page, or runs beside what the papers print.")
@@ -42,7 +42,7 @@ def report_run(
     if papers or table is not None:
         _beside_papers(runs or [], out, table, metric, format)
         return
-    from nearfar.training.report import report
+    from nearfar.reports.run_report import report
 
     if not runs or len(runs) > 1:
         raise ValueError(f"{len(runs or [])} run folders are given; a page shows one, and --papers any number")
@@ -55,12 +55,12 @@ def report_run(
 
 
 def _beside_papers(runs: list[Path], out: Path | None, table: str | None, metric: str, format: str) -> None:
-    from nearfar.bench import beside, results, tables
+    from nearfar.bench.comparison import outcomes, published, tables
 
     if table is not None:
-        found = beside.printed(table)
+        found = published.printed(table)
     else:
-        found = beside.beside(results.find(*runs), metric=metric) if runs else beside.catalogue()
+        found = published.beside(outcomes.find(*runs), metric=metric) if runs else published.catalogue()
     written = tables.write(found, format)
     if out is None:
         print(written)

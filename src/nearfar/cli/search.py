@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import STDOUT, print_json, print_table, say
+from nearfar.cli.output import STDOUT, print_json, print_table, say
 
 
 @app.command(name="search", short_help="Find the pictures of an index that are like a picture.")
@@ -46,7 +46,7 @@ def search_index(
     """
     from nearfar.search import Index, filters
     from nearfar.search.results import write
-    from nearfar.training.starting import model_folder
+    from nearfar.training.api import model_folder
 
     queries: list[Path | int] = [*(images or ()), *(ids or ())]
     if not queries:

@@ -43,18 +43,18 @@ def serve_index(
     Example: nearfar serve my.index --runs runs/ --open
     """
     from nearfar.search import Index
-    from nearfar.serve import Limits, create, running
+    from nearfar.serve import Limits, create, server
     from nearfar.serve import token as tokens
 
     if token == "new":
         token = tokens.new()
         print(f"token: {token}", flush=True)
-    running.check_exposure(host, token)
+    server.check_exposure(host, token)
     limits = Limits(upload_bytes=int(max_upload * 2**20), pixels=int(max_pixels * 1e6))
     for place in runs or ():
         if not place.is_dir():
             raise FileNotFoundError(f"--runs is {str(place)!r}; there is no such folder")
-    with running.listen(host, port) as listening:  # before the model is loaded: a port in use is told at once
+    with server.listen(host, port) as listening:  # before the model is loaded: a port in use is told at once
         local = tokens.is_loopback(host)
         application = create(
             Index.open(index, read_only=read_only, device=device),
@@ -66,13 +66,13 @@ def serve_index(
             hosts=[*(allow_host or ()), *(() if local else (host, socket.gethostname(), socket.getfqdn()))],
             addresses=not local,
         )
-        address = running.address_of(listening)
+        address = server.address_of(listening)
 
         def started() -> None:
             print(f"{index} is served at {address}  (Ctrl-C stops)", flush=True)
             if not local:
                 print("other machines reach it, without encryption: see docs/serve.md", file=sys.stderr, flush=True)
             if open_page:
-                webbrowser.open(running.link(address, token))
+                webbrowser.open(server.link(address, token))
 
-        running.run(application, listening, started=started)
+        server.run(application, listening, started=started)

@@ -24,6 +24,6 @@ def hold_tournament(
 
     Example: nearfar tournament bench/cub bench/cub_dims --format csv -o tournament.csv
     """
-    from nearfar.bench import comparing, results
+    from nearfar.bench.comparison import comparison, outcomes
 
-    show(comparing.standings(results.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)
+    show(comparison.standings(outcomes.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)

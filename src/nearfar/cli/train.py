@@ -43,9 +43,9 @@ def train_recipe(
 
     Example: torchrun --nproc-per-node 4 -m nearfar train recipes/cub/fast_proxy_anchor.toml --data CUB_200_2011
     """
-    from nearfar.training import live
-    from nearfar.training.recipe_overrides import parse_override
-    from nearfar.training.starting import start
+    from nearfar.training.api import start
+    from nearfar.training.recipe.overrides import parse_override
+    from nearfar.training.run import console
 
     overrides = dict(map(parse_override, settings or ()))
     if data:
@@ -53,7 +53,7 @@ def train_recipe(
     if device is not None:
         overrides["training.device"] = device
     main = os.environ.get("RANK", "0") == "0"  # of many processes one speaks
-    display = live.create(quiet=quiet or not main)
+    display = console.create(quiet=quiet or not main)
     try:
         result = start(
             recipe, out=out, resume=resume, overrides=overrides, display=display, loggers=log or (), cache=cache
@@ -62,4 +62,4 @@ def train_recipe(
         display.close()
     if main:
         measured = {part: values for part, values in result.metrics.items() if isinstance(values, Mapping)}
-        print(f"{result.folder}: {'  '.join(live.shown(measured))}")
+        print(f"{result.folder}: {'  '.join(console.shown(measured))}")

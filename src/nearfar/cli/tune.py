@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.cli.tables import say
+from nearfar.cli.output import say
 
 
 @app.command(name="tune", short_help="Search for settings of a recipe, judged by its validation classes.")
@@ -56,16 +56,16 @@ def tune_recipe(
     Example: nearfar tune recipes/digits/proxy_anchor.toml --space recipes/spaces/proxy_anchor.toml --trials 20 --set
     split.kind=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
-    from nearfar.bench import tuning, tuning_results, tuning_workers
-    from nearfar.training import live
-    from nearfar.training.recipe_overrides import parse_override
+    from nearfar.bench.tuning import results, tuner, workers
+    from nearfar.training.recipe.overrides import parse_override
+    from nearfar.training.run import console
 
     overrides = dict(map(parse_override, settings or ()))
     if data:
         overrides["data.root"] = data[0] if len(data) == 1 else data
     if device is not None:
         overrides["training.device"] = device
-    plan = tuning.plan(
+    plan = tuner.plan(
         recipe,
         space,
         out or Path("tuning") / f"{recipe.absolute().parent.name}-{recipe.stem}",
@@ -79,16 +79,16 @@ def tune_recipe(
         cache=cache,
         overrides=overrides,
     )
-    display = live.create(quiet=quiet) if jobs == 1 else live.Silent() if quiet else live.Lines()
+    display = console.create(quiet=quiet) if jobs == 1 else console.Silent() if quiet else console.Lines()
     if plan.prune and plan.recipe.evaluation.every == 0:
         display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 measures each epoch")
     try:
-        found = tuning_workers.run(plan, jobs=jobs, display=display)
+        found = workers.run(plan, jobs=jobs, display=display)
     finally:
         display.close()
     best = found.best
     if best is None:
-        raise RuntimeError(f"no trial has finished; what each came to stands in {plan.out / tuning_results.LIST}")
+        raise RuntimeError(f"no trial has finished; what each came to stands in {plan.out / results.LIST}")
     say(f"trial {best.number} of {len(found.trials)}: validation {found.metric} {best.value:.4f}")
-    say(f"  {tuning_results.shown(best.values)}")
-    say(f"wrote {plan.out / tuning_results.BEST} and {plan.out / tuning_results.PAGE}")
+    say(f"  {results.shown(best.values)}")
+    say(f"wrote {plan.out / results.BEST} and {plan.out / results.PAGE}")

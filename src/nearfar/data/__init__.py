@@ -9,17 +9,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from nearfar.data import samplers, splits
-from nearfar.data.dataset import DataSet
+from nearfar.data import splits
+from nearfar.data.datasets import from_arrays
+from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.registry import describe, names, open, problems, register, summary
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.registry import describe, names, open, problems, register, summary
-from nearfar.data.sets import from_arrays
+from nearfar.data.sampling import registry as samplers
 from nearfar.data.splits import Split
-from nearfar.data.store import Bad, Store
-from nearfar.data.views import View
+from nearfar.data.store.store import Bad, Store
+from nearfar.data.transforms.view import View
 
 if TYPE_CHECKING:
-    from nearfar.data.preparing import prepare
+    from nearfar.data.store.prepare import prepare
 
 __all__ = [
     "Bad",
@@ -45,7 +46,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """``prepare`` brings Pillow, which is not needed to look at a data set."""
     if name == "prepare":
-        from nearfar.data.preparing import prepare
+        from nearfar.data.store.prepare import prepare
 
         return prepare
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.data.batched import Layout
 from nearfar.data.buffers import Buffers
-from nearfar.data.effects import ROWS, Effects
-from nearfar.data.render import planar, window
-from nearfar.data.store import Store
-from nearfar.data.views import Plan
-from nearfar.pixels import Normalization
+from nearfar.data.store.store import Store
+from nearfar.data.transforms.cpu import planar, window
+from nearfar.data.transforms.effects import ROWS, Effects
+from nearfar.data.transforms.gpu import Layout
+from nearfar.data.transforms.view import Plan
+from nearfar.utils.normalization import Normalization
 
 Indices = NDArray[np.int64]
 BLOCK = 1 << 28  # bytes that go to a device together

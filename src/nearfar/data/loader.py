@@ -24,12 +24,12 @@ from nearfar.data.feeds import (
     StreamedVectors,
     to_device,
 )
-from nearfar.data.sampling import Indices, Labels, Sampler
-from nearfar.data.store import Store
-from nearfar.data.streams import stream
-from nearfar.data.views import View
-from nearfar.pixels import Normalization
-from nearfar.settings import one_of, whole
+from nearfar.data.sampling.base import Indices, Labels, Sampler
+from nearfar.data.store.store import Store
+from nearfar.data.transforms.random_streams import stream
+from nearfar.data.transforms.view import View
+from nearfar.utils.normalization import Normalization
+from nearfar.utils.validation import one_of, whole
 
 MODES = ("auto", "resident", "streaming")
 FREE_SHARE = 0.5  # of a GPU's free memory that "auto" lets the pixels take
@@ -64,7 +64,7 @@ class Loader:
     next batches need ahead. On a CPU the modes differ only in whether a file is read into memory first.
 
     Parameters
-        store          a :class:`~nearfar.data.store.Store`, or vectors [n, d].
+        store          a :class:`~nearfar.data.store.store.Store`, or vectors [n, d].
         labels         [n], whole numbers, one for each picture or vector.
         view           how pictures are looked at; none for vectors.
         normalization  what the network wants; without one, images are uint8 pixels.

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.dataset import DataSet, indices
-from nearfar.data.sources import Ints
-from nearfar.settings import few, number, whole
+from nearfar.data.datasets.base import DataSet, indices
+from nearfar.data.store.sources import Ints
+from nearfar.utils.validation import few, number, whole
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 FEWEST = 2  # classes that validate

@@ -1,8 +1,9 @@
 """Rows and tiles: everything a pair-based loss stands on."""
 
-from nearfar.engine.classes import class_loss
-from nearfar.engine.function import by_autograd, differentiable
-from nearfar.engine.graphs import Step
+from nearfar.engine.autograd import by_autograd, differentiable
+from nearfar.engine.batch import DEFAULT_BUDGET, Batch, Mean, RowLoss, Tile, Totals
+from nearfar.engine.class_tiles import class_loss
+from nearfar.engine.cuda_graphs import Step
 from nearfar.engine.histograms import SoftHistograms, running_sum
 from nearfar.engine.masks import (
     FLOOR,
@@ -17,7 +18,6 @@ from nearfar.engine.masks import (
 )
 from nearfar.engine.measures import Measure, show_nan, unit
 from nearfar.engine.measures import create as measure
-from nearfar.engine.problem import DEFAULT_BUDGET, Batch, Mean, RowLoss, Tile, Totals
 from nearfar.engine.rows import Row, count_nonzero, row_hinge, row_logsumexp, row_sum
 from nearfar.engine.tiles import pair_weights, row_loss
 

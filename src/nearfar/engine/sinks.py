@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from nearfar.engine.problem import Problem, Tile
+from nearfar.engine.batch import Problem, Tile
 
 
 class Sink(Protocol):

@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from nearfar.engine import graphs
-from nearfar.engine.function import differentiable, uncompiled
-from nearfar.engine.graphs import Step
+from nearfar.engine import cuda_graphs
+from nearfar.engine.autograd import differentiable, uncompiled
+from nearfar.engine.batch import Batch, Mean, Problem, Tile, Totals
+from nearfar.engine.cuda_graphs import Step
 from nearfar.engine.masks import masked
 from nearfar.engine.measures import show_nan
-from nearfar.engine.problem import Batch, Mean, Problem, Tile, Totals
 from nearfar.engine.rows import Row
 from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
 
@@ -222,7 +222,7 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, wanted: bool, keep_graph: bo
 
 def _compute(
     batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, needed: tuple[bool, ...]
-) -> tuple[Tensor, graphs.Gradients]:
+) -> tuple[Tensor, cuda_graphs.Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
     problem = Problem(batch, embeddings, gallery, anchor_values, columns_move=needed[1] or gallery is None)
     height, width = problem.height, problem.width
@@ -251,8 +251,8 @@ def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_va
     gallery_labels = None if gallery is None else batch.gallery_labels
 
     def compute(
-        inputs: graphs.Tensors, constants: graphs.Tensors, needed: graphs.Needed
-    ) -> tuple[Tensor, graphs.Gradients]:
+        inputs: cuda_graphs.Tensors, constants: cuda_graphs.Tensors, needed: cuda_graphs.Needed
+    ) -> tuple[Tensor, cuda_graphs.Gradients]:
         anchors, columns, values = inputs
         labels, column_labels, positions, noise = constants
         assert anchors is not None

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar.engine import FLOOR, Step, differentiable, masks, measure, show_nan
-from nearfar.engine.graphs import Gradients, Needed, Tensors
+from nearfar.engine.cuda_graphs import Gradients, Needed, Tensors
 from nearfar.losses.base import Loss
 from nearfar.losses.registry import register
-from nearfar.settings import number
+from nearfar.utils.validation import number
 
 # Σ_n e^(4 t² s_an) e^(4 t² s_pn), each factor relative to the largest of its row, is at least e^(−8 t²): with
 # t = tan 70° that is 6e-27, far from where float32 ends.

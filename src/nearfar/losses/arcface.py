@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar.engine import masked
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.settings import number, positive, whole
+from nearfar.utils.validation import number, positive, whole
 
 
 @register

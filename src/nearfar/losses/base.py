@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from nearfar import mining as minings
 from nearfar.engine import Batch, Mean, Row, RowLoss, Tile, pair_weights, row_loss
-from nearfar.inputs import check_vectors, is_integer, readable
 from nearfar.mining import Choice, Mining
+from nearfar.utils.inputs import check_vectors, is_integer, readable
 
 
 class Loss(nn.Module, ABC):

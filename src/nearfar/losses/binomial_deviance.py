@@ -10,7 +10,7 @@ from nearfar.engine import Row, count, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import number, positive
+from nearfar.utils.validation import number, positive
 
 
 @register

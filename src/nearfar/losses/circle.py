@@ -11,7 +11,7 @@ from nearfar.engine import FLOOR, Mean, Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import number, positive
+from nearfar.utils.validation import number, positive
 
 
 @register

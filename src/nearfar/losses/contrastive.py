@@ -11,7 +11,7 @@ from nearfar.engine import Mean, Row, count_nonzero, masked, row_hinge, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import number, one_of
+from nearfar.utils.validation import number, one_of
 
 MARGINS = {"cosine": 0.5, "distance": 1.0}
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.settings import non_negative, positive
+from nearfar.utils.validation import non_negative, positive
 
 
 @register

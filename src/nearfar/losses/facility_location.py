@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar.engine import masked, unit
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
-from nearfar.settings import non_negative, whole
+from nearfar.utils.validation import non_negative, whole
 
 TIE = 1e-9  # scores as near as this are equal but for rounding, and then the lowest index is taken
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from nearfar.engine import Mean, Row, SoftHistograms, masked, running_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.settings import whole
+from nearfar.utils.validation import whole
 
 
 @register

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from nearfar.engine import FLOOR, Step, by_autograd, differentiable, masked, unit
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
-from nearfar.settings import non_negative, one_of, positive, whole
+from nearfar.utils.validation import non_negative, one_of, positive, whole
 
 SMALLEST_SUPPORT = 1e-30  # a class that nobody supports costs about 69 in each iteration, not infinity
 

@@ -12,7 +12,7 @@ from nearfar.engine import Mean, Row, Tile, count, masked, masked_logsumexp, pos
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import number
+from nearfar.utils.validation import number
 
 
 @register

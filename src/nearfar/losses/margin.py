@@ -13,7 +13,7 @@ from nearfar.engine import Mean, Row, Tile, masked, row_hinge
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import non_negative, number, positive, whole
+from nearfar.utils.validation import non_negative, number, positive, whole
 
 
 @register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearfar.settings import whole
+from nearfar.utils.validation import whole
 
 
 class Memory(nn.Module):

@@ -9,7 +9,7 @@ from nearfar.engine import FLOOR, Row, masked, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import non_negative
+from nearfar.utils.validation import non_negative
 
 
 @register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.settings import positive
+from nearfar.utils.validation import positive
 
 
 @register

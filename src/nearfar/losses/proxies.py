@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nearfar.engine import DEFAULT_BUDGET, Measure, class_loss, measure
 from nearfar.losses.base import Loss, check_classes, refuse_gallery
-from nearfar.settings import number, positive, whole
+from nearfar.utils.validation import number, positive, whole
 
 
 class ProxyLoss(Loss):

@@ -8,7 +8,7 @@ from torch import Tensor
 from nearfar.engine import Batch, Row, RowLoss, Tile, row_logsumexp, row_loss
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
-from nearfar.settings import number, positive
+from nearfar.utils.validation import number, positive
 
 
 @register

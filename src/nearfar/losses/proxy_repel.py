@@ -23,7 +23,7 @@ from nearfar.engine import (
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.proxy_anchor import pull, share_of_present
 from nearfar.losses.registry import register
-from nearfar.settings import number, positive
+from nearfar.utils.validation import number, positive
 
 
 @register

@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar.engine import FLOOR, Mean, Row, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.settings import non_negative, one_of, positive
+from nearfar.utils.validation import non_negative, one_of, positive
 
 
 @register

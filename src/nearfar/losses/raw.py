@@ -9,7 +9,7 @@ from nearfar.engine import Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice, ValidTriplet
-from nearfar.settings import number, positive
+from nearfar.utils.validation import number, positive
 
 
 @register

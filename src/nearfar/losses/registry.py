@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, TypeVar
 
 from nearfar.losses.base import Loss
-from nearfar.settings import nearest, refuse_missing, refuse_unknown
+from nearfar.utils.validation import nearest, refuse_missing, refuse_unknown
 
 L = TypeVar("L", bound=type[Loss])
 _LOSSES: dict[str, type[Loss]] = {}

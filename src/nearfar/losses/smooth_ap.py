@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar.engine import Mean, Row, masked, positive_columns, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.settings import positive
+from nearfar.utils.validation import positive
 
 
 @register

@@ -8,7 +8,7 @@ from torch import Tensor
 from nearfar.engine import masked, unit
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.settings import non_negative, positive, whole
+from nearfar.utils.validation import non_negative, positive, whole
 
 
 @register

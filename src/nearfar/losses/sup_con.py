@@ -12,7 +12,7 @@ from nearfar.engine import Mean, Row, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.settings import positive
+from nearfar.utils.validation import positive
 
 
 @register

@@ -14,7 +14,7 @@ from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice, Paired, Triplets
-from nearfar.settings import number, one_of
+from nearfar.utils.validation import number, one_of
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
 MOST_PASSES = 64  # with more positives than this in a row, sorting is faster

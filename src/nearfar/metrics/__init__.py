@@ -9,8 +9,8 @@
 1.0
 """
 
-from nearfar.metrics.bootstrap import Interval, bootstrap
 from nearfar.metrics.clustering import clustering
+from nearfar.metrics.intervals import Interval, bootstrap
 from nearfar.metrics.kmeans import KMeans, kmeans
 from nearfar.metrics.retrieval import retrieval
 from nearfar.metrics.scores import ami, f1, nmi

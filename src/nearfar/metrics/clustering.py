@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as to_unit
 
-from nearfar.inputs import Array, as_labels, as_vectors, check_finite
 from nearfar.metrics import scores
 from nearfar.metrics.kmeans import MEMORY_BUDGET, kmeans
-from nearfar.progress import Progress
-from nearfar.settings import one_of, whole
+from nearfar.utils.inputs import Array, as_labels, as_vectors, check_finite
+from nearfar.utils.progress import Progress
+from nearfar.utils.validation import one_of, whole
 
 BACKENDS = ("torch", "faiss")
 

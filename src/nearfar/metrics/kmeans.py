@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.inputs import BLOCK_BYTES, Array, as_vectors, blocks, check_finite
-from nearfar.precision import full_precision, unit_rows
-from nearfar.progress import Progress
-from nearfar.settings import non_negative, whole
+from nearfar.utils.inputs import BLOCK_BYTES, Array, as_vectors, blocks, check_finite
+from nearfar.utils.precision import full_precision, unit_rows
+from nearfar.utils.progress import Progress
+from nearfar.utils.validation import non_negative, whole
 
 MEMORY_BUDGET = 256 * 1024 * 1024
 CPU_SIDE, GPU_SIDE = 1024, 8192  # rows and columns of a tile: what fits a cache, what keeps a GPU busy

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
-from nearfar.precision import unit_rows
-from nearfar.settings import one_of, whole
+from nearfar.utils.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
+from nearfar.utils.precision import unit_rows
+from nearfar.utils.validation import one_of, whole
 
 MEASURES = ("cosine", "euclidean")
 CPU_BUDGET, GPU_BUDGET = 256 * 1024 * 1024, 2 * 1024 * 1024 * 1024

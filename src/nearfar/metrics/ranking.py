@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nearfar.metrics.points import SAME, Sides
-from nearfar.progress import Progress
+from nearfar.utils.progress import Progress
 
 MANY_POSITIVES = 64  # beyond this, sorting beats counting
 CPU_BLOCK = 1024  # rows and columns of a block that stays in the cache

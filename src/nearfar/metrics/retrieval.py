@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.inputs import Array, as_label_pair, as_labels
 from nearfar.metrics.points import Sides, as_sides
 from nearfar.metrics.ranking import Ranking
-from nearfar.precision import full_precision
-from nearfar.progress import Progress
-from nearfar.settings import one_of
+from nearfar.utils.inputs import Array, as_label_pair, as_labels
+from nearfar.utils.precision import full_precision
+from nearfar.utils.progress import Progress
+from nearfar.utils.validation import one_of
 
 AT_K = ("recall", "precision", "map")
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.inputs import Array, as_labels
-from nearfar.settings import one_of
+from nearfar.utils.inputs import Array, as_labels
+from nearfar.utils.validation import one_of
 
 NORMALIZATIONS = ("arithmetic", "geometric")
 CHUNK = 1 << 20  # probabilities held at a time

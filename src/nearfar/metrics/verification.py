@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.inputs import Array
 from nearfar.metrics.points import SAME, Points, Sides, as_sides
-from nearfar.precision import full_precision
-from nearfar.progress import Progress
-from nearfar.settings import number
+from nearfar.utils.inputs import Array
+from nearfar.utils.precision import full_precision
+from nearfar.utils.progress import Progress
+from nearfar.utils.validation import number
 
 CPU_SIDE = 2048  # rows and columns of a tile
 

@@ -1,18 +1,18 @@
 """Networks: backbones with the keys of their published weights, pooling, heads, levels, ensembles."""
 
-from nearfar.networks.backbone import LEVELS, Backbone
-from nearfar.networks.bn_inception import BNInception
-from nearfar.networks.efficientnet_lite import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
+from nearfar.networks.backbones.base import LEVELS, Backbone
+from nearfar.networks.backbones.bn_inception import BNInception
+from nearfar.networks.backbones.efficientnet_lite import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
+from nearfar.networks.backbones.googlenet import GoogLeNet
+from nearfar.networks.backbones.mobilenet_v2 import MobileNetV2
+from nearfar.networks.backbones.resnet import ResNet18, ResNet50
+from nearfar.networks.backbones.small import MLP, Linear, SmallCNN
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
-from nearfar.networks.exporting import export
-from nearfar.networks.googlenet import GoogLeNet
-from nearfar.networks.mobilenet_v2 import MobileNetV2
 from nearfar.networks.pooling import GeM, Pooling
 from nearfar.networks.registry import create, create_backbone, defaults, get, names, register
-from nearfar.networks.resnet import ResNet18, ResNet50
-from nearfar.networks.saving import load, save
-from nearfar.networks.small import MLP, Linear, SmallCNN
+from nearfar.networks.weights.export import export
+from nearfar.networks.weights.save import load, save
 
 __all__ = [
     "LEVELS",

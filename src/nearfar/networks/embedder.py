@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks import heads, pooling
-from nearfar.networks.backbone import Backbone
-from nearfar.pixels import Normalization
-from nearfar.settings import non_negative, positive
+from nearfar.networks.backbones.base import Backbone
+from nearfar.utils.normalization import Normalization
+from nearfar.utils.validation import non_negative, positive
 
 
 class Embedder(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from nearfar.settings import one_of, whole
+from nearfar.utils.validation import one_of, whole
 
 NAMES = ("linear", "linear_norm", "mlp", "none")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nearfar.settings import one_of, positive
+from nearfar.utils.validation import one_of, positive
 
 MAPS = ("avg", "max", "avg+max", "gem")
 NAMES = (*MAPS, "token")

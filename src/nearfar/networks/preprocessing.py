@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from nearfar.pixels import Normalization
-from nearfar.settings import one_of, whole
+from nearfar.utils.normalization import Normalization
+from nearfar.utils.validation import one_of, whole
 
 SMALL = 96  # below this side, pictures are digits and thumbnails: nothing is cut off
 INTERPOLATION = "bilinear, antialiased"

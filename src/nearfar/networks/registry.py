@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nearfar.networks.backbone import Backbone
+from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.embedder import Embedder
-from nearfar.settings import nearest, refuse_missing, refuse_unknown
+from nearfar.utils.validation import nearest, refuse_missing, refuse_unknown
 
 B = TypeVar("B", bound=type[Backbone])
 _BACKBONES: dict[str, type[Backbone]] = {}
@@ -94,15 +94,15 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
     32
     """
     if ":" in name:
-        from nearfar.networks import adapters
+        from nearfar.networks.backbones import external
 
-        return adapters.create(name, pretrained=pretrained, settings=settings)
+        return external.create(name, pretrained=pretrained, settings=settings)
     allowed = defaults(name)
     refuse_unknown(name, settings, allowed)
     refuse_missing(name, settings, allowed)
     backbone = get(name)(**settings)
     if pretrained is not False:
-        from nearfar.networks import weights
+        from nearfar.networks.weights import published
 
-        weights.load_pretrained(backbone, name, pretrained, ignore=backbone.ignored_keys)
+        published.load_pretrained(backbone, name, pretrained, ignore=backbone.ignored_keys)
     return backbone

@@ -5,9 +5,8 @@
 ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
 """
 
-from nearfar.plots.pictures import check_file
-from nearfar.plots.ranks import draw_ranks, draw_transfer
-from nearfar.plots.weights import (
+from nearfar.plots.nra_ranks import draw_ranks, draw_transfer
+from nearfar.plots.pair_weights import (
     CLASSES,
     DIMENSIONS,
     Curves,
@@ -18,6 +17,7 @@ from nearfar.plots.weights import (
     draw_weights,
     has_weights,
 )
+from nearfar.plots.style import check_file
 
 __all__ = [
     "CLASSES",

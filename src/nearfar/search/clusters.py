@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nearfar.metrics.kmeans import kmeans
-from nearfar.progress import Watch
+from nearfar.reports.search_pages import cluster_page
 from nearfar.search.items import Item
-from nearfar.search.pages import cluster_page
-from nearfar.settings import whole
-from nearfar.writing import write_text
+from nearfar.utils.atomic import write_text
+from nearfar.utils.progress import Watch
+from nearfar.utils.validation import whole
 
 if TYPE_CHECKING:
     from nearfar.search.lookup import Lookup

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from nearfar.precision import full_precision
-from nearfar.progress import Watch
 from nearfar.search.items import Item
-from nearfar.settings import number
+from nearfar.utils.precision import full_precision
+from nearfar.utils.progress import Watch
+from nearfar.utils.validation import number
 
 if TYPE_CHECKING:
     from nearfar.search.lookup import Lookup

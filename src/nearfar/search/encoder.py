@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from nearfar.data.decode import decode, shrink
-from nearfar.data.render import planar, window
-from nearfar.data.views import View
-from nearfar.inputs import as_device
-from nearfar.networks import Embedder, Ensemble, saving
-from nearfar.search import thumbnails
+from nearfar.data.store.decode import decode, shrink
+from nearfar.data.transforms.cpu import planar, window
+from nearfar.data.transforms.view import View
+from nearfar.networks import Embedder, Ensemble
+from nearfar.networks.weights import save
+from nearfar.search.storage import thumbnails
+from nearfar.utils.inputs import as_device
 
 Model = Embedder | Ensemble
 Pixels = NDArray[np.uint8]
@@ -36,7 +37,7 @@ class Encoder:
     """A model that is ready to look at pictures.
 
     Parameters
-        model   what ``nearfar.networks.saving`` loads, in evaluation mode.
+        model   what ``nearfar.networks.weights.save`` loads, in evaluation mode.
         device  where it computes: "auto", "cpu", "cuda", "cuda:1", …
 
     >>> from nearfar import networks
@@ -46,14 +47,14 @@ class Encoder:
     """
 
     def __init__(self, model: Model, *, device: str = "auto") -> None:
-        found = saving.preprocessing_of(model)
+        found = save.preprocessing_of(model)
         if found is None:
             raise ValueError("model reads vectors; an index of pictures needs one that reads pictures")
         self.preprocessing = found
         self.device = as_device("device", device)
         self.model = model.to(self.device).eval()
         self.dim, self.unit = int(model.dim), bool(model.normalize)
-        self.fingerprint = saving.fingerprint(model)
+        self.fingerprint = save.fingerprint(model)
         self._view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
         self._lock = threading.Lock()
 

@@ -8,14 +8,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from nearfar.inputs import as_device
-from nearfar.progress import Watch
-from nearfar.search import building, updating
+from nearfar.search import build as building
+from nearfar.search import update as updating
 from nearfar.search.encoder import Model, Picture
-from nearfar.search.gathering import Labels, Pictures
 from nearfar.search.lookup import Lookup
-from nearfar.search.shelf import Shelf
-from nearfar.search.updating import Update
+from nearfar.search.pictures import Labels, Pictures
+from nearfar.search.storage.shelf import Shelf
+from nearfar.search.update import Update
+from nearfar.utils.inputs import as_device
+from nearfar.utils.progress import Watch
 
 
 class Index(Lookup):
@@ -64,7 +65,7 @@ class Index(Lookup):
             measure     what is near: "cosine" or "euclidean".
             device      where the model computes: "auto", "cpu", "cuda", …
             batch_size  pictures that the model reads at once.
-            watch       is told of the progress, see ``nearfar.progress``.
+            watch       is told of the progress, see ``nearfar.utils.progress``.
         """
         return building.build(
             cls,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
-from nearfar.settings import nearest
+from nearfar.utils.validation import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.networks import saving
-from nearfar.progress import Watch
-from nearfar.search import asking, filters, folder, plane
+from nearfar.networks.weights import save
+from nearfar.search import filters, projection
+from nearfar.search import query as asking
 from nearfar.search.backends import NOTHING
 from nearfar.search.encoder import Encoder, Model, Picture
 from nearfar.search.items import Hit, Item, Items
-from nearfar.search.shelf import Shelf
-from nearfar.search.table import Ids, Vectors, checked_vectors
-from nearfar.settings import whole
+from nearfar.search.storage import folder
+from nearfar.search.storage.shelf import Shelf
+from nearfar.search.storage.table import Ids, Vectors, checked_vectors
+from nearfar.utils.progress import Watch
+from nearfar.utils.validation import whole
 
 if TYPE_CHECKING:
     from nearfar.search.clusters import Clusters
@@ -106,7 +108,7 @@ class Lookup:
 
     def plane(self, method: str = "pca") -> tuple[Ids, NDArray[np.float32]]:
         """The ids [n] of all items and their places [n, 2] on the map, both of one moment."""
-        return plane.places(self._shelf, method)
+        return projection.places(self._shelf, method)
 
     # --- searching ----------------------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class Lookup:
 
     def _checked(self, model: str | Path | Model, name: str) -> Encoder:
         """The model, if it is the one that the index was made with."""
-        encoder = Encoder(saving.load(model) if isinstance(model, (str, Path)) else model, device=self._device)
+        encoder = Encoder(save.load(model) if isinstance(model, (str, Path)) else model, device=self._device)
         known = self._shelf.card["model"]
         if known is None or encoder.fingerprint != known["fingerprint"]:
             own = "no model, but vectors" if known is None else f"{known['name']} {known['fingerprint'][:12]}"

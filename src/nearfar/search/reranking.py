@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.search.backends import NOTHING
-from nearfar.search.table import Ids, Vectors
+from nearfar.search.storage.table import Ids, Vectors
 
 if TYPE_CHECKING:
     from nearfar.search.lookup import Lookup

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from nearfar.search.items import Item
-from nearfar.writing import write_text
+from nearfar.utils.atomic import write_text
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Results(Sequence[Neighbour]):
 
 def write(found: Sequence[Results], file: str | Path) -> None:
     """Several queries and what they found, as a page or a picture, by the ending of the file's name."""
-    from nearfar.search import pages, sheets
+    from nearfar.reports import contact_sheet, search_pages
 
     file = Path(file)
     if file.suffix.lower() in (".html", ".htm"):
-        write_text(file, pages.results_page(found))
+        write_text(file, search_pages.results_page(found))
     else:
-        sheets.write(found, file)
+        contact_sheet.write(found, file)

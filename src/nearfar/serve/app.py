@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nearfar.serve.limits import Limits
-from nearfar.serve.wants import Searchable
+from nearfar.serve.protocols import Searchable
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -42,11 +42,12 @@ def create(
         import python_multipart  # noqa: F401
     except ImportError as error:
         raise ImportError("serving needs fastapi; install it with: pip install 'nearfar[serve]'") from error
-    from nearfar.serve import answers, comparing, keeping, pages, searching, telling
     from nearfar.serve import token as tokens
     from nearfar.serve.errors import answer_in_words
-    from nearfar.serve.guard import Guard
-    from nearfar.serve.room import Room
+    from nearfar.serve.routes import common, items, page, search, system
+    from nearfar.serve.routes import runs as comparing
+    from nearfar.serve.security import Guard
+    from nearfar.serve.state import Room
 
     if token is not None:
         tokens.check(token)
@@ -63,25 +64,25 @@ def create(
         description="Search pictures by pictures.",
         version="1",
         lifespan=life,
-        openapi_url=f"{answers.API}/openapi.json",
+        openapi_url=f"{common.API}/openapi.json",
         docs_url=None,  # their pages would fetch scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )
     answer_in_words(app)
-    app.include_router(telling.router(room, name=name, token=token, runs=bool(runs)))
-    app.include_router(searching.router(room))
-    app.include_router(keeping.router(room))
+    app.include_router(system.router(room, name=name, token=token, runs=bool(runs)))
+    app.include_router(search.router(room))
+    app.include_router(items.router(room))
     if runs:
         app.include_router(comparing.router(runs))
-    app.include_router(pages.router())
-    telling.fit_schema(app, room)
+    app.include_router(page.router())
+    system.fit_schema(app, room)
     app.add_middleware(
         Guard,
         limits=room.limits,
         metrics=room.metrics,
         secret=token,
-        public=[*pages.read(), *telling.PUBLIC],
+        public=[*page.read(), *system.PUBLIC],
         names=hosts,
         addresses=addresses,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from nearfar.settings import whole
+from nearfar.utils.validation import whole
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nearfar.settings import positive, whole
+from nearfar.utils.validation import positive, whole
 
 MIB = 2**20
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.fairness import judge
-from nearfar.bench.results import Outcome, find, repetitions, unfinished
-from nearfar.bench.tournaments import experiments, labels, shared, tournament
-from nearfar.training.run import RunFolder, finite
+from nearfar.bench.comparison.fairness import judge
+from nearfar.bench.comparison.outcomes import Outcome, find, repetitions, unfinished
+from nearfar.bench.comparison.tournament import experiments, labels, shared, tournament
+from nearfar.training.run.folder import RunFolder, finite
 
 CURVE = "recall@1"
 POINTS = 200  # of a curve

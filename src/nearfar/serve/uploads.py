@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import UploadFile
 from PIL import Image
 
-from nearfar.data.decode import BadImage, decode
+from nearfar.data.store.decode import BadImage, decode
 from nearfar.serve.errors import Refusal
 from nearfar.serve.limits import Limits
-from nearfar.serve.metrics import Metrics
+from nearfar.serve.prometheus import Metrics
 
 SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
 LONGEST = 8 * SIDE  # pixels of the longer side that are kept

@@ -13,10 +13,10 @@
 {'alpha': 16}
 """
 
-from nearfar.training.recipe import Recipe
-from nearfar.training.recipe_file import RecipeError
-from nearfar.training.recipe_file import load as load_recipe
-from nearfar.training.starting import open_model as load
-from nearfar.training.starting import train
+from nearfar.training.api import open_model as load
+from nearfar.training.api import train
+from nearfar.training.recipe.files import RecipeError
+from nearfar.training.recipe.files import load as load_recipe
+from nearfar.training.recipe.schema import Recipe
 
 __all__ = ["Recipe", "RecipeError", "load", "load_recipe", "train"]

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from nearfar.settings import nearest
+from nearfar.utils.validation import nearest
 
 KEYS = ("thesis", "nra", "unified_view", "ranked_list", "group")
 MISSING = "-"
@@ -182,7 +182,7 @@ def figures(
 def scores(key: str, numbers: Iterable[str], metric: str = "recall@1") -> dict[str, dict[str, float]]:
     """Tables as a tournament takes them: {table: {row: value}}.
 
-    >>> from nearfar.bench.tournaments import tournament
+    >>> from nearfar.bench.comparison.tournament import tournament
     >>> [row.loss for row in tournament(scores("thesis", ["6a", "6b", "6c", "6d"]))[:3]]
     ['ProxyAnchor', 'MultiSimilarity', 'SoftTriple']
     """

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from nearfar.progress import Progress
 from nearfar.search.backends.base import MEASURES, NOTHING, Backend, Ids, Vectors
-from nearfar.search.backends.behind import Behind, let_go
 from nearfar.search.backends.exact import Exact
+from nearfar.search.backends.fallback import Behind, let_go
+from nearfar.utils.progress import Progress
 
 __all__ = [
     "MEASURES",
@@ -69,7 +69,7 @@ def choose(name: str, count: int) -> str:
     if check_name(name) == "auto":
         name = "faiss" if count >= MANY and find_spec("faiss") is not None else "exact"
     if name == "faiss":
-        from nearfar.search.backends.faiss_backend import kind_for
+        from nearfar.search.backends.faiss import kind_for
 
         return f"faiss:{kind_for(count)}"
     return name
@@ -79,7 +79,7 @@ def make(name: str, vectors: Vectors, ids: Ids, around: Surroundings) -> Backend
     """A new backend, of a name that ``choose`` gave, for these vectors."""
     kind, _, words = name.partition(":")
     if kind == "faiss":
-        from nearfar.search.backends.faiss_backend import Faiss
+        from nearfar.search.backends.faiss import Faiss
 
         return Faiss.make(vectors, ids, kind=words, measure=around.measure, progress=around.progress)
     if kind == "milvus":
@@ -95,7 +95,7 @@ def reopen(
     """A backend as it was saved in a folder, with what it told then."""
     kind, _, words = name.partition(":")
     if kind == "faiss":
-        from nearfar.search.backends.faiss_backend import Faiss
+        from nearfar.search.backends.faiss import Faiss
 
         return Faiss.open(folder, vectors, ids, kind=words, measure=around.measure, facts=facts)
     if kind == "milvus":

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.inputs import as_vectors
-from nearfar.precision import full_precision
 from nearfar.search.backends.base import NOTHING, Ids, Scores, Vectors, best, rows_of
-from nearfar.search.table import Growing
-from nearfar.settings import one_of
+from nearfar.search.storage.table import Growing
+from nearfar.utils.inputs import as_vectors
+from nearfar.utils.precision import full_precision
+from nearfar.utils.validation import one_of
 
 ROWS, COLUMNS = 256, 32_768  # of a tile
 FEW = 8  # one in so many allowed: these are picked out

@@ -1,0 +1,1 @@
+"""Where the cells of a grid run: this process, local processes, or Ray."""

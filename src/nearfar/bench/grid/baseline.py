@@ -1,0 +1,79 @@
+"""The baseline: how well a network finds unseen classes before any training."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from nearfar.bench.grid.grid import FROZEN
+from nearfar.training.evaluation.judge import Judge
+from nearfar.training.loop import device
+from nearfar.training.loop.builder import build
+from nearfar.training.recipe.files import to_dict, to_toml
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run import manifest
+from nearfar.training.run.folder import RunFolder, finite
+from nearfar.utils.atomic import write_json, write_text
+
+
+def frozen(recipe: Recipe) -> Recipe:
+    """The same recipe with a network as it comes: pooled features of pretrained weights, without a head.
+
+    A network without such weights stays whole: it is measured with its random ones.
+    """
+    network = recipe.network
+    if network.pretrained is False:
+        return recipe
+    plain = dataclasses.replace(network, dim=None, head="none", levels=None, members=1)
+    return dataclasses.replace(recipe, network=plain)
+
+
+def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:
+    """Measure what training is compared with, and leave a folder like that of a run.
+
+    Parameters
+        recipe   that of the runs it is compared with: the same test, pictures looked at in the same way.
+        folder   for manifest.json (which says "baseline"), recipe.toml, metrics.json and what the queries found.
+        cache    where decoded pictures are kept.
+
+    >>> import tempfile
+    >>> from nearfar.training import load_recipe
+    >>> recipe = load_recipe({
+    ...     "data": {"name": "digits", "settings": {"vectors": True}},
+    ...     "sampler": {"classes": 5, "per_class": 8},
+    ...     "network": {"name": "linear", "dim": 8},
+    ...     "loss": {"name": "raw"},
+    ...     "optimizer": {"lr": 0.01},
+    ...     "training": {"epochs": 1, "device": "cpu"},
+    ... })
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     metrics = measure(recipe, folder)
+    >>> metrics["steps"], 0.5 < metrics["test"]["recall@1"] < 1
+    (0, True)
+    """
+    run = RunFolder(folder)
+    with run.owned(), device.chosen(deterministic=recipe.training.deterministic):
+        start = time.monotonic()
+        parts = build(frozen(recipe), cache=cache)
+        device.forget_peak_memory(parts.device)
+        about = {**manifest.of(parts), "recipe": to_dict(recipe), "selection": "no training", "baseline": FROZEN}
+        write_json(run.manifest, finite(about))
+        write_text(run.recipe, to_toml(recipe))
+        judge = Judge(parts)
+        found = judge.embedded()
+        measured, queries = judge.measured(found)
+        judge.write(run.embeddings, found)
+        judge.write_queries(run.queries, found, queries)
+        metrics = {
+            "selection": about["selection"],
+            "epoch": -1,  # none
+            "steps": 0,
+            "seconds": round(time.monotonic() - start, 2),
+            "memory": round(device.peak_memory(parts.device), 1) or None,
+            "skipped": 0,
+            **measured,
+        }
+        write_json(run.metrics, metrics)
+    return metrics

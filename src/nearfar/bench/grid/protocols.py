@@ -1,0 +1,64 @@
+"""How runs are measured: which classes validate, and what the number is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nearfar.utils.validation import number, one_of, refuse_unknown, whole
+
+NAMES = ("default", "fixed_validation", "kfold")
+KINDS = {"default": "standard", "fixed_validation": "fixed_validation", "kfold": "k_fold"}  # as recipes call them
+SETTINGS = {"default": (), "fixed_validation": ("share", "seed"), "kfold": ("folds", "seed")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """One of the thesis's three ways to arrive at a number. The test classes are the same in all of them.
+
+    "default": half of the classes train, the last epoch counts. "fixed_validation": a share of the training classes
+    validates and names the epoch that counts; the thesis tries the shares 0.3, 0.2, 0.1 and 0.05 (Table 14), and takes
+    0.1. "kfold": the training classes validate in turn, fold after fold; each fold is a run, and mean and deviation
+    of their tests are the number.
+
+    Parameters
+        name    "default", "fixed_validation" or "kfold".
+        share   of the training classes that validate.
+        folds   how many.
+        seed    of which classes validate; the same for all seeds of training.
+
+    >>> [fold for fold, _ in Protocol(name="kfold", folds=3).splits()]
+    [0, 1, 2]
+    >>> Protocol(name="fixed_validation").splits()
+    [(None, {'kind': 'fixed_validation', 'share': 0.1, 'seed': 0})]
+    """
+
+    name: str = "default"
+    share: float = 0.1
+    folds: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("protocol", self.name, NAMES)
+        number("protocol_settings.share", self.share, low=0.0, high=1.0, open_low=True)
+        whole("protocol_settings.folds", self.folds, low=2)
+        whole("protocol_settings.seed", self.seed, low=0)
+
+    def splits(self) -> list[tuple[int | None, dict[str, Any]]]:
+        """The fold, None where there are none, and the section [split] of each run that a number takes."""
+        kind = KINDS[self.name]
+        if self.name == "default":
+            return [(None, {"kind": kind})]
+        if self.name == "fixed_validation":
+            return [(None, {"kind": kind, "share": self.share, "seed": self.seed})]
+        return [
+            (fold, {"kind": kind, "folds": self.folds, "fold": fold, "seed": self.seed}) for fold in range(self.folds)
+        ]
+
+
+def create(name: str, settings: Mapping[str, Any]) -> Protocol:
+    """A protocol with its own settings and no others."""
+    one_of("protocol", name, NAMES)
+    refuse_unknown(f"protocol {name!r}", settings, SETTINGS[name])
+    return Protocol(name=name, **settings)

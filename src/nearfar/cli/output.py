@@ -1,0 +1,76 @@
+"""Tables and lists on the terminal, plain where there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SHOWN = 20  # lines of a list that may be long
+STDOUT = Path("-")  # a file that is none: what would be written there is printed, and nothing else
+COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # to a terminal, or no text at all
+
+
+def visible(text: str) -> str:
+    r"""Text that moves nothing on a terminal, whatever a file is called: control characters are spelled out.
+
+    >>> visible("\x1b[31mred.jpg")
+    '\\x1b[31mred.jpg'
+    """
+    return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: str) -> None:
+    """A line, or several, as they are: no markup, and not broken."""
+    from rich.console import Console
+
+    lines = "\n".join(visible(line) for line in text.split("\n"))
+    Console(highlight=False, soft_wrap=True).print(lines, markup=False)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """Rows of text; the columns numbered in ``right`` are of numbers."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    Console(highlight=False).print(table)
+
+
+def print_json(file: Path, value: Any) -> None:
+    """Write a value to a file and say so, or print it."""
+    from nearfar.utils.atomic import write_json
+
+    if file == STDOUT:
+        print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    write_json(file, value)
+    say(f"wrote {file}")
+
+
+def print_list(title: str, lines: Sequence[str], everything: bool | None = None) -> None:
+    """Lines below a title that counts them; the first ones unless everything is wanted.
+
+    ``everything`` is what --all says, and None where a command has no such option.
+    """
+    if not lines:
+        return
+    shown = lines if everything else lines[:SHOWN]
+    say(f"{len(lines):,} {title}:")
+    for line in shown:
+        say(f"  {visible(line)}")
+    say_more(len(lines), len(shown), "" if everything is None else "; --all lists them")
+
+
+def say_more(count: int, shown: int, how: str = "; --all lists them") -> None:
+    """That a list went on, and how to see the rest."""
+    if count > shown:
+        say(f"  … and {count - shown:,} more{how}")

@@ -1,0 +1,27 @@
+"""One file for each data set; importing them makes them known."""
+
+from nearfar.data.datasets.arrays import arrays, from_arrays
+from nearfar.data.datasets.cars196 import cars196
+from nearfar.data.datasets.cub import cub
+from nearfar.data.datasets.digits import digits
+from nearfar.data.datasets.folder import folder
+from nearfar.data.datasets.glyphs import glyphs
+from nearfar.data.datasets.inshop import inshop
+from nearfar.data.datasets.mnist import fashion_mnist, mnist
+from nearfar.data.datasets.sop import sop
+from nearfar.data.datasets.table import table
+
+__all__ = [
+    "arrays",
+    "cars196",
+    "cub",
+    "digits",
+    "fashion_mnist",
+    "folder",
+    "from_arrays",
+    "glyphs",
+    "inshop",
+    "mnist",
+    "sop",
+    "table",
+]

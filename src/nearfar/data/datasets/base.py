@@ -1,0 +1,122 @@
+"""A data set: what there is, before anything of it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from nearfar.data.store.sources import Arrays, Ints, Source, Vectors
+
+PARTS = ("train", "validation", "test", "query", "gallery", "all")
+Column = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Pictures (or vectors), their classes, and the parts they belong to.
+
+    Parameters
+        name      of the data set.
+        source    where the pictures are; see ``nearfar.data.store.sources``.
+        labels    [n] int64: the class of each, 0 … C − 1. Class numbers are in the order of the protocol.
+        classes   the names of the classes, by number.
+        parts     indices, sorted and without overlap: "train" and "test", or "train", "query" and "gallery", or "all".
+        columns   what else is known, [n] each.
+        notes     how it differs from what was published, and what was left out: one line each.
+
+    >>> from nearfar.data.store.sources import Vectors
+    >>> vectors = Vectors(np.eye(4, dtype=np.float32))
+    >>> data = DataSet("four", vectors, np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
+    >>> len(data), data.num_classes
+    (4, 2)
+    """
+
+    name: str
+    source: Source
+    labels: Ints
+    classes: tuple[str, ...]
+    parts: Mapping[str, Ints]
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        labels = indices("labels", self.labels)
+        if len(labels) != len(self.source):
+            raise ValueError(f"labels has {len(labels)} rows; needed are {len(self.source)}, one for each picture")
+        if len(labels) and not (labels.min() >= 0 and labels.max() < len(self.classes)):
+            raise ValueError(
+                f"labels go from {labels.min()} to {labels.max()}; allowed are 0 to {len(self.classes) - 1}, "
+                f"as there are {len(self.classes)} classes"
+            )
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise ValueError(f"two classes have the name {twice!r}")
+        parts = {name: indices(f"parts[{name!r}]", part) for name, part in self.parts.items()}
+        _check_parts(parts, len(labels))
+        for name, column in self.columns.items():
+            if column.shape != labels.shape:
+                raise ValueError(f"columns[{name!r}] has shape {list(column.shape)}; needed is [{len(labels)}]")
+        for name, value in (
+            ("labels", labels),
+            ("classes", tuple(self.classes)),
+            ("parts", MappingProxyType(parts)),
+            ("columns", MappingProxyType(dict(self.columns))),
+            ("notes", tuple(self.notes)),
+        ):
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Views of mappings cannot be pickled.
+        values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns), self.notes)
+        return DataSet, values
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {len(part)}" for name, part in self.parts.items())
+        return f"DataSet({self.name!r}: {len(self)} of {self.num_classes} classes; {parts}; {len(self.notes)} notes)"
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def is_vectors(self) -> bool:
+        """Whether it holds vectors instead of pictures."""
+        return isinstance(self.source, Vectors)
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether its pictures have to be decoded."""
+        return not isinstance(self.source, Arrays)
+
+
+def indices(name: str, array: Column) -> Ints:
+    """Whole numbers [n] as an int64 copy that nobody changes by accident."""
+    if not isinstance(array, np.ndarray) or array.ndim != 1:
+        shape = list(array.shape) if isinstance(array, np.ndarray) else type(array).__name__
+        raise ValueError(f"{name} is {shape}; a NumPy array of shape [n] is needed")
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name} is of {array.dtype}; whole numbers are needed")
+    copy = array.astype(np.int64)
+    copy.flags.writeable = False
+    return copy
+
+
+def _check_parts(parts: Mapping[str, Ints], count: int) -> None:
+    owner: dict[int, str] = {}
+    taken = np.full(count, -1)
+    for number, (name, part) in enumerate(parts.items()):
+        if name not in PARTS:
+            raise ValueError(f"parts has {name!r}; allowed are {', '.join(PARTS)}")
+        if len(part) and (part[0] < 0 or part[-1] >= count or (np.diff(part) <= 0).any()):
+            raise ValueError(f"parts[{name!r}] must be rising numbers from 0 to {count - 1}")
+        again = part[taken[part] >= 0]
+        if len(again):
+            raise ValueError(f"parts[{name!r}] and parts[{owner[int(taken[again[0]])]!r}] share row {again[0]}")
+        taken[part], owner[number] = number, name

@@ -1,0 +1,115 @@
+"""Caltech-UCSD Birds-200-2011."""
+
+from __future__ import annotations
+
+import re
+
+from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.layouts import (
+    Published,
+    Roots,
+    assemble,
+    class_folders,
+    from_list,
+    lines,
+    number,
+    refuse,
+)
+from nearfar.data.datasets.registry import register
+from nearfar.data.datasets.tree import Tree, open_tree
+
+TRAINED = 100  # classes 1 to 100 are for training
+LOOKED_FOR = (
+    "images.txt with image_class_labels.txt and images/, or class folders named like 001.Black_footed_Albatross "
+    "(also below train/ and test/), or zip or tar files of these"
+)
+_EXCEPTIONS = {
+    **{5: 44, 6: 41, 7: 53, 8: 48, 18: 45, 24: 52, 32: 53, 65: 50, 84: 53, 101: 50, 105: 49, 113: 50, 151: 51, 187: 50},
+    **dict.fromkeys((12, 22, 178), 56),
+    **dict.fromkeys((17, 75), 57),
+    **dict.fromkeys((3, 15, 16, 58, 141, 190), 58),
+    **dict.fromkeys((9, 19, 20, 23, 28, 33, 34, 37, 39, 43, 60, 78, 97, 107, 115, 117, 119, 124, 125, 126), 59),
+    **dict.fromkeys((135, 149, 153, 157, 160, 166, 168, 169, 179, 181, 196), 59),
+}
+PUBLISHED = Published(
+    {"train": (5864, 100), "test": (5924, 100)}, {label: _EXCEPTIONS.get(label, 60) for label in range(1, 201)}
+)
+
+
+@register
+def cub(root: Roots) -> DataSet:
+    """CUB-200-2011: 11,788 photographs of 200 kinds of birds.
+
+    Classes 1 to 100 are for training (5,864 pictures), 101 to 200 for the test (5,924). A class's number
+    is the prefix of its folder: 001.Black_footed_Albatross.
+
+    Layouts
+        The official archive, unpacked or not: images.txt, image_class_labels.txt, images/. Its own train and test
+        pictures, which are of the same classes, are kept as the column "official".
+        One folder for each class, also below train/ and test/, also in a zip file or in one or several tar files.
+    """
+    tree = open_tree(root)
+    images, labels = tree.find("images.txt"), tree.find("image_class_labels.txt")
+    return _folders(tree) if images is None or labels is None else _official(tree, images, labels)
+
+
+def _part(label: int) -> str:
+    return "train" if label <= TRAINED else "test"
+
+
+def _official(tree: Tree, images: int, labels: int) -> DataSet:
+    paths = dict(lines(tree, images, 2))
+    groups = {key: number(tree, labels, word) for key, word in lines(tree, labels, 2)}
+    unlabelled = [key for key in paths if key not in groups]
+    if unlabelled:
+        raise ValueError(
+            f"{tree.names[labels]} in {tree.root} has no class for {len(unlabelled)} pictures; "
+            f"the first is {paths[unlabelled[0]]}"
+        )
+    split = tree.find("train_test_split.txt")
+    official = {} if split is None else dict(lines(tree, split, 2))
+    columns = {"official": ["train" if official.get(key) == "1" else "test" for key in paths]} if official else {}
+    classes = {groups[key]: path.split("/")[0] for key, path in paths.items()}
+    numbers = [groups[key] for key in paths]
+    return from_list(
+        "cub",
+        tree,
+        "images.txt",
+        list(paths.values()),
+        numbers,
+        [_part(label) for label in numbers],
+        classes=classes,
+        columns=columns,
+        published=PUBLISHED,
+        folder="images/",
+    )
+
+
+def _folders(tree: Tree) -> DataSet:
+    grouped = class_folders(tree)
+    if not grouped.rows:
+        refuse("cub", tree, LOOKED_FOR)
+    prefixes = {row.group: re.match(r"(\d+)", row.group) for row in grouped.rows}
+    nameless = sorted(group for group, prefix in prefixes.items() if prefix is None)
+    if nameless:
+        refuse("cub", tree, f"{LOOKED_FOR}; no number begins the name of {', '.join(nameless[:5])}")
+    labels = {group: int(prefix[1]) for group, prefix in prefixes.items() if prefix}
+    classes = {label: group for group, label in sorted(labels.items(), reverse=True)}
+    notes = [*tree.remarks, *grouped.notes]
+    if len(classes) < len(labels):
+        twice = sorted(group for group, label in labels.items() if classes[label] != group)
+        raise ValueError(f"cub in {tree.root}: two class folders have the number of {', '.join(twice[:5])}")
+    for row in grouped.rows:
+        if row.part and row.part != _part(labels[row.group]):
+            notes.append(f"{tree.names[row.file]}: below {row.part}/, but its class is for {_part(labels[row.group])}")
+    groups = [labels[row.group] for row in grouped.rows]
+    return assemble(
+        "cub",
+        tree,
+        [row.file for row in grouped.rows],
+        groups,
+        [_part(label) for label in groups],
+        classes=classes,
+        published=PUBLISHED,
+        notes=notes,
+    )

@@ -1,0 +1,127 @@
+"""Made-up characters: as many fine-grained classes as wanted, drawn on the spot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.registry import register
+from nearfar.data.store.sources import Arrays
+from nearfar.utils.validation import number, one_of, whole
+
+POINTS = 6  # of the line that a character is drawn with
+TOGETHER = 64  # pictures drawn at a time; they fit into the processor's cache
+TURN, ZOOM, SHIFT = 0.2, 0.15, 0.07  # radians, share of the size, share of the picture
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@register
+def glyphs(
+    *,
+    classes: int = 100,
+    per_class: int = 20,
+    side: int = 32,
+    color: str = "gray",
+    siblings: int = 4,
+    difference: float = 0.15,
+    seed: int = 0,
+) -> DataSet:
+    """Made-up characters: any number of classes and pictures, the same for the same seed; nothing to fetch.
+
+    A character is a line through six points. Siblings share all points but one, so they are told apart by one
+    corner; pictures of a class differ in turn, size, place, thickness, ink, paper and grain. The first half of the
+    classes is for training, the second for the test; no family is torn apart except the one in the middle, if any.
+
+    Settings
+        classes, per_class   how many, 100 and 20.
+        side                 height and width in pixels, 32.
+        color                "gray" or "rgb".
+        siblings             classes that look alike, 4.
+        difference           how far their corner lies from the place they would share, as a share of the side, 0.15.
+        seed                 of characters and pictures.
+
+    >>> glyphs(classes=6, per_class=3)
+    DataSet('glyphs': 18 of 6 classes; train 9, test 9; 0 notes)
+    """
+    whole("classes", classes, low=2)
+    whole("per_class", per_class)
+    whole("side", side, low=8, high=1024)
+    whole("siblings", siblings, high=26)
+    number("difference", difference, low=0.0, high=0.5, open_low=True)
+    whole("seed", seed, low=0)
+    channels = 1 if one_of("color", color, ("gray", "rgb")) == "gray" else 3
+    shapes = _characters(classes, siblings, difference, seed)
+    pictures = np.empty((classes * per_class, side, side, channels), dtype=np.uint8)
+    for chunk, start in enumerate(range(0, len(pictures), TOGETHER)):
+        rows = np.arange(start, min(start + TOGETHER, len(pictures)))
+        _draw(shapes[rows // per_class], pictures[rows[0] : rows[-1] + 1], np.random.default_rng([seed, 1, chunk]))
+    labels = np.repeat(np.arange(classes), per_class)
+    width = len(str((classes - 1) // siblings))
+    trained = labels < (classes + 1) // 2
+    return DataSet(
+        "glyphs",
+        Arrays(pictures[..., 0] if channels == 1 else pictures),
+        labels,
+        tuple(f"{at // siblings:0{width}d}{chr(ord('a') + at % siblings)}" for at in range(classes)),
+        {"train": np.flatnonzero(trained), "test": np.flatnonzero(~trained)},
+    )
+
+
+def _characters(classes: int, siblings: int, difference: float, seed: int) -> Floats:
+    """Points [classes, POINTS, 2] between −1/2 and 1/2. The first classes are the same however many there are."""
+    families = -(-classes // siblings)
+    drawn = np.random.default_rng([seed, 0]).random((families, 9 + 2 * POINTS + 2))
+    # Each point in another ninth of the picture, so that no two fall together.
+    ninth = drawn[:, :9].argsort(axis=1)[:, :POINTS]
+    inside = 0.5 * drawn[:, 9:-2].reshape(-1, POINTS, 2) - 0.25
+    spread = 0.25 * (np.stack([ninth // 3 - 1, ninth % 3 - 1], axis=2) + inside)
+    points = np.repeat(spread, siblings, axis=0)[:classes]
+    member = np.arange(classes)
+    angle = 2 * np.pi * (drawn[member // siblings, -1] + member % siblings / siblings)
+    # Not the ends: where one moves along its stretch, little changes.
+    corner = 1 + (drawn[member // siblings, -2] * (POINTS - 2)).astype(np.int64)
+    points[member, corner] += difference * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return points.astype(np.float32)
+
+
+def _draw(points: Floats, pictures: Bytes, rng: np.random.Generator) -> None:
+    count, side, channels = len(points), pictures.shape[1], pictures.shape[3]
+    # Random numbers for a whole chunk, so that a shorter last one begins alike.
+    turn, zoom, thick = (2 * rng.random((3, TOGETHER), dtype=np.float32) - 1)[:, :count]
+    shift = SHIFT * (2 * rng.random((TOGETHER, 1, 2), dtype=np.float32) - 1)[:count]
+    ink, paper = 255 * rng.random((2, TOGETHER, 1, 1, channels), dtype=np.float32)[:, :count]
+    # Ink and paper are 96 levels apart, or more, in every channel.
+    paper = np.where(np.abs(ink - paper) < 96, (ink + 128) % 256, paper)
+    sine, cosine = np.sin(TURN * turn), np.cos(TURN * turn)
+    turned = np.stack([cosine, -sine, sine, cosine], axis=1).reshape(-1, 2, 2) * (1 + ZOOM * zoom)[:, None, None]
+    cover = _cover(points @ turned + shift, side, 0.03 * (1 + 0.4 * thick))[..., None]
+    grain = rng.integers(0, 25, (count, side, side, 1), dtype=np.uint8)
+    pictures[:] = np.clip(paper + (ink - paper) * cover + grain - 12, 0, 255)
+
+
+def _cover(points: Floats, side: int, thickness: Floats) -> Floats:
+    """How much of each pixel the line covers, [count, side, side]: by its distance from the nearest stretch."""
+    at = (np.arange(side, dtype=np.float32) + 0.5) / side - 0.5
+    nearest = np.full((len(points), side, side), np.inf, dtype=np.float32)
+    for stretch in range(POINTS - 1):
+        start, way = points[:, stretch], points[:, stretch + 1] - points[:, stretch]
+        length = np.maximum(np.hypot(way[:, 0], way[:, 1]), 1e-6)
+        # Along the stretch and across it; both are a number of the row plus one of the column.
+        unit, middle = way / length[:, None], start + way / 2
+        rows, columns = at - middle[:, :1], at - middle[:, 1:]
+        along = (rows * unit[:, :1])[:, :, None] + (columns * unit[:, 1:])[:, None, :]
+        across = (rows * -unit[:, 1:])[:, :, None] + (columns * unit[:, :1])[:, None, :]
+        np.abs(along, out=along)
+        along -= length[:, None, None] / 2
+        np.maximum(along, 0, out=along)
+        along *= along
+        across *= across
+        along += across
+        np.minimum(nearest, along, out=nearest)
+    np.sqrt(nearest, out=nearest)
+    cover: Floats = np.clip((thickness[:, None, None] - nearest) * side + 0.5, 0, 1)
+    return cover

@@ -1,0 +1,77 @@
+"""DeepFashion In-Shop Clothes Retrieval."""
+
+from __future__ import annotations
+
+from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.layouts import Published, Roots, assemble, class_folders, from_list, lines, refuse
+from nearfar.data.datasets.registry import register
+from nearfar.data.datasets.tree import Tree, open_tree
+
+PARTS = ("train", "query", "gallery")
+PUBLISHED = Published({"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)})
+LOOKED_FOR = (
+    "list_eval_partition.txt (also below Eval/ or Anno/) with img/, or class folders below train/, query/ and "
+    "gallery/, or zip or tar files of these"
+)
+
+
+@register
+def inshop(root: Roots) -> DataSet:
+    """In-Shop Clothes Retrieval: photographs of 7,982 pieces of clothing, with queries and a gallery.
+
+    25,882 pictures of 3,997 classes are for training. 14,218 queries look through a gallery of 12,612 pictures; both
+    show the same 3,985 other classes.
+
+    Layouts
+        The official files: list_eval_partition.txt, here or below Eval/ or Anno/, and img/.
+        One folder for each class below train/, query/ and gallery/, also in a zip file or in tar files.
+    """
+    tree = open_tree(root)
+    listing = tree.find("list_eval_partition.txt")
+    return _folders(tree) if listing is None else _official(tree, listing)
+
+
+def _official(tree: Tree, listing: int) -> DataSet:
+    rows = lines(tree, listing, 3, skip=2)
+    strange = sorted({part for _, _, part in rows} - set(PARTS))
+    if strange:
+        raise ValueError(
+            f"{tree.names[listing]} in {tree.root} has {strange[0]!r} where {', '.join(PARTS)} are allowed"
+        )
+    place = _places([(group, part) for _, group, part in rows])
+    return from_list(
+        "inshop",
+        tree,
+        "list_eval_partition.txt",
+        [path for path, _, _ in rows],
+        [place[group] for _, group, _ in rows],
+        [part for _, _, part in rows],
+        classes={label: group for group, label in place.items()},
+        columns={},
+        published=PUBLISHED,
+    )
+
+
+def _folders(tree: Tree) -> DataSet:
+    grouped = class_folders(tree)
+    if grouped.parts != set(PARTS):
+        refuse("inshop", tree, LOOKED_FOR)
+    rows = [(row.file, row.group, row.part or "") for row in grouped.rows]
+    place = _places([(group, part) for _, group, part in rows])
+    return assemble(
+        "inshop",
+        tree,
+        [index for index, _, _ in rows],
+        [place[group] for _, group, _ in rows],
+        [part for _, _, part in rows],
+        classes={label: group for group, label in place.items()},
+        published=PUBLISHED,
+        notes=[*tree.remarks, *grouped.notes],
+    )
+
+
+def _places(rows: list[tuple[str, str]]) -> dict[str, int]:
+    """Training classes first."""
+    trained = {group for group, part in rows if part == "train"}
+    ordered = sorted({group for group, _ in rows}, key=lambda group: (group not in trained, group))
+    return {group: at for at, group in enumerate(ordered, start=1)}

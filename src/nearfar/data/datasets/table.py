@@ -1,0 +1,162 @@
+"""Pictures listed in a table."""
+
+from __future__ import annotations
+
+import csv
+import os
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.labels import is_whole, parts_from, places
+from nearfar.data.datasets.registry import Root, register
+from nearfar.data.datasets.tree import open_tree
+from nearfar.data.store.sources import Files, Source, is_inside
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Table = dict[str, list[Any]]
+
+
+@register
+def table(
+    root: Root,
+    *,
+    path: str = "path",
+    label: str = "label",
+    split: str = "split",
+    images: Root | None = None,
+    name: str = "table",
+) -> DataSet:
+    """Your own pictures, listed in a CSV or Parquet file: path, label, maybe split, and whatever else.
+
+    Rows keep their order and further columns are kept. Labels are text: 07 and 7 are two classes. Classes are in the
+    order of their names, or of their numbers where all are whole numbers. Rows without a label, without a picture, or
+    with a picture that was listed before are noted and left out.
+
+    Layouts
+        A .csv file (commas, semicolons or tabs; the first line names the columns), a .tsv or a .parquet file.
+
+    Settings
+        path, label, split    the names of these columns; there need not be a split. Its words are train, validation,
+                              test, query and gallery.
+        images                the folder, zip or tar file that paths start from; the table's own folder if not given.
+        name                  what the data set is called in results.
+    """
+    file = Path(root)
+    if not file.is_file():
+        why = "a table is needed, such as photos.csv" if file.exists() else "there is no such file"
+        raise FileNotFoundError(f"root is {file}; {why}")
+    content = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
+    for column in (path, label):
+        if column not in content:
+            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}")
+    notes: list[str] = []
+    source, rows = _pictures(
+        file, Path(images) if images is not None else file.parent, content[path], content[label], notes
+    )
+    classes, labels = places(np.array([_label(content[label][row]) for row in rows]))
+    words = (
+        ["" if content[split][row] is None else str(content[split][row]) for row in rows] if split in content else None
+    )
+    extra = {key: _values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
+    return DataSet(name, source, labels, classes, parts_from(words, len(rows)), extra, tuple(notes))
+
+
+def _pictures(
+    file: Path, images: Path, paths: Sequence[Any], labels: Sequence[Any], notes: list[str]
+) -> tuple[Source, list[int]]:
+    """The pictures that are there and have a label, and their rows."""
+    if not images.exists():
+        raise FileNotFoundError(f"images is {images}; there is nothing")
+    tree = None if images.is_dir() else open_tree(images)
+    members = {} if tree is None else {member: index for index, member in enumerate(tree.names)}
+    first: dict[str, int] = {}
+    for row, written in enumerate(paths):
+        where = _relative(str(written or ""), images)
+        said = f"row {row + 1}, {written}"
+        if not written:
+            notes.append(f"row {row + 1}: no path; left out")
+        elif not is_inside(where):
+            raise ValueError(f"{file}: {said} is not below {images}; images can name a folder further up")
+        elif _label(labels[row]) == "":
+            notes.append(f"{said}: no label; left out")
+        elif where not in members if tree is not None else not os.path.isfile(images / where):
+            notes.append(f"{said}: not there; left out")
+        elif where in first:
+            before = labels[first[where]]
+            other = "" if before == labels[row] else f" (there as {before}, here as {labels[row]})"
+            notes.append(f"{said}: listed before in row {first[where] + 1}{other}; left out")
+        else:
+            first[where] = row
+    if not first:
+        raise FileNotFoundError(f"{file}: none of {len(paths)} rows has a label and a picture below {images}")
+    if tree is None:
+        return Files(images, list(first)), list(first.values())
+    return tree.files.take([members[where] for where in first]), list(first.values())
+
+
+def _relative(path: str, images: Path) -> str:
+    """A path as it would be below the folder of pictures."""
+    path = path.replace("\\", "/")
+    if posixpath.isabs(path):
+        path = posixpath.relpath(path, os.path.abspath(images).replace("\\", "/"))
+    return posixpath.normpath(path) if path else ""
+
+
+def _label(value: Any) -> str:
+    """A label as text; whole numbers that some tools write as 3.0 are whole again."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _values(values: Any) -> Array:
+    """A column as whole numbers, as numbers (an empty field is NaN), or else as text."""
+    column = list(values)
+    texts = ["" if value is None else str(value).strip() for value in column]
+    if all(is_whole(text) and (text == "0" or not text.lstrip("-").startswith("0")) for text in texts):
+        numbers = [int(text) for text in texts]
+        if all(abs(value) < 1 << 62 for value in numbers):
+            return np.array(numbers, dtype=np.int64)
+    try:
+        return np.array([float(text) if text else np.nan for text in texts])
+    except ValueError:
+        return np.array(["" if value is None else str(value) for value in column])
+
+
+def _read_csv(file: Path) -> Table:
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as stream:
+            header = stream.readline()
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=max(",;\t", key=header.count))
+            rows = [(reader.line_num, row) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{file} cannot be read as a table in UTF-8: {error}") from error
+    if not rows:
+        raise ValueError(f"{file} is empty; its first line should name the columns")
+    names = [name.strip() for name in rows[0][1]]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{file} has two columns of the same name: {', '.join(names)}")
+    for line, row in rows[1:]:
+        if len(row) != len(names):
+            raise ValueError(f"{file}, line {line}: {len(row)} fields, but {len(names)} columns")
+    return {name: [row[at] for _, row in rows[1:]] for at, name in enumerate(names)}
+
+
+def _read_parquet(file: Path) -> Table:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
+    try:
+        content = parquet.read_table(file)
+    except (ArrowInvalid, OSError) as error:
+        raise ValueError(f"{file} cannot be read as a table: {error}") from error
+    return {name: content.column(name).to_pylist() for name in content.column_names}

@@ -1,0 +1,177 @@
+"""A batch to look at: drawn as training would draw it, as one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from nearfar.data import splits
+from nearfar.data.datasets.base import DataSet
+from nearfar.data.loader import Loader
+from nearfar.data.sampling import registry
+from nearfar.data.store.decode import BadImage, decode
+from nearfar.data.store.prepare import BadFiles, prepare, store_folder
+from nearfar.data.store.store import Bad, Store
+from nearfar.data.transforms.view import View
+from nearfar.utils.atomic import whole_file
+
+ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
+TILE = (96, 192)  # pixels: smaller pictures are enlarged, larger ones shrunk
+GAP, MARGIN, FONT = 4, 16, 15
+COLUMNS = 8  # where classes have too few pictures to fill a line each
+
+Pixels = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+def part_rows(dataset: DataSet, part: str) -> Ints:
+    """The rows of a part; of a data set without parts, "train" and "test" are the halves of its classes."""
+    if part in dataset.parts:
+        return dataset.parts[part]
+    if set(dataset.parts) == {"all"} and part in ("train", "test"):
+        split = splits.standard(dataset)
+        return split.train if part == "train" else split.test["test"]
+    allowed = [*dataset.parts] + (["train", "test"] if set(dataset.parts) == {"all"} else [])
+    raise ValueError(f"part is {part!r}; {dataset.name} has {', '.join(allowed)}")
+
+
+def first_batch(
+    dataset: DataSet,
+    *,
+    view: View,
+    part: str = "train",
+    classes: int | None = None,
+    per_class: int = 4,
+    seed: int = 0,
+    side: int = 256,
+    cache: str | Path | None = None,
+) -> tuple[Pixels, Ints]:
+    """Pictures [b, height, width, channels] and labels [b] of the first batch of groups that this seed trains on.
+
+    Where the data set was prepared, pictures come from its store; otherwise only those of the batch are decoded.
+    """
+    store = _prepared(dataset, side, cache)
+    rows = part_rows(dataset, part)
+    if store is not None:
+        rows = store.rows[store.places(rows)]  # without what was skipped
+    labels = dataset.labels[rows]
+    if not len(labels):
+        raise ValueError(f"part {part} of {dataset.name} has no pictures")
+    if classes is None:
+        full = int(np.minimum(np.bincount(labels), per_class).sum()) // per_class
+        classes = max(1, min(8, full))
+    sampler = registry.create("groups", labels, classes=classes, per_class=per_class, seed=seed)
+    if store is None:
+        needed = np.sort(rows[sampler.batch(0, 0)])
+        store = Store.of_arrays(_decoded(dataset, needed, side), rows=needed)
+        places = np.zeros(len(rows), dtype=np.int64)  # of rows outside this batch nobody asks
+        places[np.searchsorted(rows, needed)] = np.arange(len(needed))
+    else:
+        places = store.places(rows)
+    loader = Loader(store, dataset.labels[store.rows], view=view, workers=0, seed=seed)
+    batch = next(loader.epoch(sampler, 0, rows=places))
+    return batch.images.permute(0, 2, 3, 1).numpy(), batch.labels.numpy()
+
+
+def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Image:
+    """Pictures of one size in lines, one for each run of equal captions, which stands above it.
+
+    Short runs, of one or two pictures, share lines.
+
+    >>> grid(np.zeros((6, 32, 32, 3), dtype=np.uint8), ["jay"] * 3 + ["wren"] * 3).size
+    (328, 274)
+    """
+    if len(images) != len(captions) or not len(images):
+        raise ValueError(
+            f"there are {len(images)} images and {len(captions)} captions; needed is one for each, and one"
+        )
+    tiles = [_tile(image) for image in images]
+    runs = [(caption, [at for at, _ in run]) for caption, run in groupby(enumerate(captions), key=lambda pair: pair[1])]
+    longest = max(len(places) for _, places in runs)
+    columns = longest if longest > 2 else max(longest, min(COLUMNS, len(tiles)))
+    width, height = tiles[0].width + GAP, tiles[0].height + GAP + FONT + 8
+    lines: list[list[tuple[int, str, list[int]]]] = [[]]
+    column = 0
+    for caption, places in runs:
+        if column + len(places) > columns:
+            lines.append([])
+            column = 0
+        lines[-1].append((column, caption, places))
+        column += len(places)
+    sheet = Image.new("RGB", (2 * MARGIN + columns * width - GAP, 2 * MARGIN + len(lines) * height - GAP), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT)
+    for number, line in enumerate(lines):
+        top = MARGIN + number * height
+        for column, caption, places in line:
+            left = MARGIN + column * width
+            room = len(places) * width - GAP
+            draw.text((left, top), _fitting(caption, room, font), fill=(40, 40, 40), font=font)
+            for at, place in enumerate(places):
+                corner = (left + at * width, top + FONT + 6)
+                sheet.paste(tiles[place], corner)
+                edges = (corner[0] - 1, corner[1] - 1, corner[0] + tiles[0].width, corner[1] + tiles[0].height)
+                draw.rectangle(edges, outline=(215, 215, 215))  # or a white picture would not be seen
+    return sheet
+
+
+def check_file(file: Path) -> None:
+    """That a picture can be written there, before anything is computed."""
+    if file.suffix.lower() not in ENDINGS:
+        raise ValueError(f"out is {str(file)!r}; needed is a file that ends with {', '.join(ENDINGS)}")
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
+
+
+def write(sheet: Image.Image, file: Path) -> None:
+    """Write a picture, in the format of its ending."""
+    check_file(file)
+    with whole_file(file) as draft:
+        sheet.save(draft, ENDINGS[file.suffix.lower()])
+
+
+def _prepared(dataset: DataSet, side: int, cache: str | Path | None) -> Store | None:
+    if not dataset.is_encoded:
+        return prepare(dataset, side=side)
+    try:
+        return Store.open(store_folder(dataset, side=side, cache=cache))
+    except ValueError:
+        return None
+
+
+def _decoded(dataset: DataSet, indices: Ints, side: int) -> list[Pixels]:
+    images, bad = [], []
+    for index in indices.tolist():
+        try:
+            images.append(decode(dataset.source.read(index), side=side))
+        except (BadImage, OSError) as error:
+            bad.append(Bad(index, dataset.source.name(index), str(error), isinstance(error, OSError)))
+    if bad:
+        raise BadFiles(tuple(bad), len(indices))
+    return images
+
+
+def _tile(image: Pixels) -> Image.Image:
+    tile = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
+    low, high = TILE
+    longest = max(tile.size)
+    if longest < low:  # whole pixels, so that each can be seen
+        return tile.resize((tile.width * (low // longest), tile.height * (low // longest)), Image.Resampling.NEAREST)
+    if longest > high:
+        scale = high / longest
+        return tile.resize((max(1, round(tile.width * scale)), max(1, round(tile.height * scale))))
+    return tile
+
+
+def _fitting(text: str, room: int, font: Any) -> str:
+    """A caption, cut where it would run into the next."""
+    if font.getlength(text) <= room:
+        return text
+    while text and font.getlength(text + "…") > room:
+        text = text[:-1]
+    return text + "…"

@@ -1,0 +1,1 @@
+"""Images decoded once and kept as pixels."""

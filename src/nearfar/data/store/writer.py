@@ -1,0 +1,152 @@
+"""A store in the making: what is finished of it survives the process that makes it.
+
+Pixels are appended to one file. After each block of pictures a line in a journal says which they were, how large, and
+what checksum their pixels have. Whoever goes on reads the journal, cuts off the pixels behind the last whole block, and
+appends. So a store that was interrupted ends up the same, byte for byte, as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearfar.data.store.store import PIXELS, Bad
+
+JOURNAL = "journal.jsonl"
+Result = NDArray[np.uint8] | Bad
+
+
+class Draft:
+    """The folder of an unfinished store. Only who holds its lock may open it."""
+
+    def __init__(self, folder: Path, channels: int) -> None:
+        self.folder, self.channels = folder, channels
+        folder.mkdir(parents=True, exist_ok=True)
+        self.done = 0  # pictures of the data set, good and bad
+        self.rows: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.bad: list[Bad] = []
+        self._pixels = open(folder / PIXELS, "ab+", buffering=0)  # noqa: SIM115
+        self._journal = open(folder / JOURNAL, "ab+", buffering=0)  # noqa: SIM115
+        self._resume()
+
+    def add(self, results: Sequence[Result]) -> None:
+        """A block of pictures, next in the order of the data set."""
+        crc = 0
+        sizes: list[tuple[int, ...] | None] = []
+        for result in results:
+            if isinstance(result, Bad):
+                sizes.append(None)
+                continue
+            pixels = result.reshape(-1).data
+            _write(self._pixels, pixels)
+            crc = zlib.crc32(pixels, crc)
+            sizes.append(result.shape[:2])
+        bad = [result for result in results if isinstance(result, Bad)]
+        block = {"first": self.done, "sizes": sizes, "bad": [asdict(one) for one in bad], "crc": crc}
+        _write(self._journal, json.dumps(block).encode() + b"\n")
+        self._count(block)
+
+    def close(self) -> None:
+        self._pixels.close()
+        self._journal.close()
+
+    def _resume(self) -> None:
+        """Take over the blocks that are whole, cut off what is not."""
+        self._journal.seek(0)
+        self._pixels.seek(0)
+        kept_lines = kept_pixels = 0
+        for line in self._journal.read().splitlines(keepends=True):
+            block = _block(line)
+            if block is None or block["first"] != self.done:
+                break
+            length = self.channels * sum(size[0] * size[1] for size in block["sizes"] if size is not None)
+            if _checksum(self._pixels, length) != block["crc"]:
+                break
+            self._count(block)
+            kept_lines, kept_pixels = kept_lines + len(line), kept_pixels + length
+        self._journal.truncate(kept_lines)
+        self._pixels.truncate(kept_pixels)
+
+    def _count(self, block: dict[str, Any]) -> None:
+        for index, size in enumerate(block["sizes"], start=block["first"]):
+            if size is not None:
+                self.rows.append(index)
+                self.sizes.append((size[0], size[1]))
+        self.bad += [Bad(**one) for one in block["bad"]]
+        self.done = block["first"] + len(block["sizes"])
+
+
+def finished(folder: Path) -> int:
+    """How many pictures of a draft, perhaps someone else's, are done."""
+    try:
+        lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    except OSError:
+        return 0
+    block = next((block for block in map(_block, reversed(lines)) if block is not None), None)
+    return 0 if block is None else int(block["first"]) + len(block["sizes"])
+
+
+def _block(line: bytes) -> dict[str, Any] | None:
+    """A line of the journal; None where its writing was cut short."""
+    try:
+        block: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return block if line.endswith(b"\n") and block.keys() == {"first", "sizes", "bad", "crc"} else None
+
+
+def _checksum(file: IO[bytes], length: int) -> int | None:
+    """Of the next so many bytes; None where there are fewer."""
+    crc = 0
+    while length:
+        piece = file.read(min(length, 1 << 24))
+        if not piece:
+            return None
+        crc, length = zlib.crc32(piece, crc), length - len(piece)
+    return crc
+
+
+def _write(file: IO[bytes], data: bytes | memoryview) -> None:
+    """All of it: an unbuffered write may stop early, as on a disk that is filling up."""
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+@contextmanager
+def locked(file: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Alone among all processes that lock this file; ``waiting`` is called again and again until then.
+
+    The lock goes away with the process that holds it, however that ends.
+    """
+    with open(file, "ab") as handle:
+        while not _try_lock(handle):
+            waiting()
+            time.sleep(0.2)
+        yield
+
+
+def _try_lock(handle: IO[bytes]) -> bool:
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True

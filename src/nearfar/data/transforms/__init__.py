@@ -1,0 +1,1 @@
+"""Crops, resizing and augmentation, on a CPU and on a GPU."""

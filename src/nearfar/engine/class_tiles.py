@@ -1,0 +1,301 @@
+"""Embeddings against the proxies of all classes, one tile of classes at a time.
+
+A cross-entropy sees two numbers of an embedding's row of similarities: the similarity to its own class, and
+the log-sum-exp over the other classes. So a first pass over the classes finds these two, the loss and its
+slopes follow from them, and a second pass computes each tile once more and carries its weights to the
+embeddings and the proxies. Nothing of size batch × classes has to exist. Where it fits the memory budget there
+is one tile, and it is computed once.
+
+Proxies are not copied to be normalised: their lengths are divided out of the similarities and of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from nearfar.engine.autograd import differentiable
+from nearfar.engine.batch import CPU_TILE_PAIRS
+from nearfar.engine.cuda_graphs import Gradients, Needed, Step, Tensors
+from nearfar.engine.masks import FLOOR, masked
+from nearfar.engine.measures import Measure, inverse
+
+BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and what their making takes
+CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
+NEGLIGIBLE = 1e-30  # smaller probabilities count as this: processors are slow with the tiniest numbers
+
+
+class ClassLoss(Protocol):
+    """What the engine asks of a loss."""
+
+    @property
+    def comparison(self) -> Measure:
+        """How embeddings and proxies are compared."""
+
+    @property
+    def sharpness(self) -> float:
+        """What similarities are multiplied by in the log-sum-exp."""
+
+    @property
+    def include_positive(self) -> bool:
+        """Whether the own class is part of the log-sum-exp, as in a cross-entropy."""
+
+    @property
+    def pools(self) -> bool:
+        """Whether a class has several proxies, and ``pool`` is to be asked."""
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the proxies of a class cost something by themselves, and ``penalty`` is to be asked."""
+
+    @property
+    def memory_budget(self) -> int:
+        """Working memory for a tile."""
+
+    def recordable(self) -> Hashable:
+        """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
+
+    def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What stands for the scaled similarity to the own class, [m], and its derivative by that; None: 1."""
+
+    def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""
+
+    def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """What the similarities within each class, [c, k, k], cost in sum, and its derivative by them."""
+
+
+@dataclass
+class _Tile:
+    """All embeddings against some classes."""
+
+    proxies: Tensor  # [c · k, d]
+    inverse_norms: Tensor | None  # [c · k]; None: the proxies are raw
+    values: Tensor  # [m, c · k], similarities times the problem's ``spread``
+    slopes: Tensor | None  # [m, c, k], of class similarities by proxy similarities
+    probabilities: Tensor  # [m, c], softmax over classes without the own one
+    logsumexp: Tensor  # [m, 1], over the same classes
+    own: Tensor  # [m, 1], scaled similarity to the own class
+    column: Tensor  # [m, 1], where the own class stands
+    inside: Tensor | None  # [m, 1], whether it does; None: always
+
+
+class _Problem:
+    """A batch and the classes it is compared with."""
+
+    def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> None:
+        self.loss, self.labels, self.proxies = loss, labels, proxies
+        self.centers = proxies.shape[1] if loss.pools else 1
+        self.spread = 1.0 if loss.pools else loss.sharpness  # similarities are scaled at once where nothing is pooled
+        self.tiles = self._slices(len(embeddings), len(proxies))
+        self.factors: Tensor | None = None  # [m, 1], what embeddings are multiplied by to be ``scaled``
+        self.scaled = embeddings if self.spread == 1.0 else embeddings * self.spread
+        if loss.comparison.unit:
+            lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+            self.factors = inverse(lengths) if self.spread == 1.0 else inverse(lengths).mul_(self.spread)
+            self.scaled = embeddings * self.factors
+        self._rooms: dict[str, Tensor] = {}
+
+    def _room(self, name: str, columns: int) -> Tensor:
+        """A matrix to work in, [m, columns]; every tile gets the same memory, the first is the widest."""
+        height = len(self.scaled)
+        if name not in self._rooms:
+            self._rooms[name] = self.scaled.new_empty(height * columns)
+        return self._rooms[name][: height * columns].view(height, columns)
+
+    def _slices(self, height: int, count: int) -> list[slice]:
+        """The classes, cut so that a tile keeps to the budget."""
+        pairs = height * (self.centers + (2 if self.loss.pools else 0))  # what is pooled needs room, too
+        bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * pairs
+        size = self.loss.memory_budget // bytes_per_class
+        if size < count and self.proxies.device.type == "cpu":
+            # When there must be several tiles, they may as well stay in the cache.
+            size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * self.centers)))
+        size = min(max(1, size), count)
+        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+    def tile(self, classes: slice, others: Tensor | None = None) -> _Tile:
+        """The classes of one slice. Probabilities are among them or, where ``others`` is known, among all classes.
+
+        ``others``, [m, 1], is the log-sum-exp over all classes but the own one.
+        """
+        proxies = self.proxies[classes].flatten(0, -2)
+        values = torch.mm(self.scaled, proxies.T, out=self._room("values", len(proxies)))
+        lengths, slopes = None, None
+        if self.factors is not None:
+            lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
+            values.mul_(lengths)
+        logits = values
+        if self.loss.pools:
+            logits, slopes = self.loss.pool(values.view(len(values), -1, self.centers))
+            logits.mul_(self.loss.sharpness)
+        column, inside = self.labels.unsqueeze(1), None
+        if len(self.tiles) > 1:
+            column = column - classes.start
+            inside = (column >= 0) & (column < logits.shape[1])
+            column = column.clamp_(0, logits.shape[1] - 1)
+        own = logits.gather(1, column)
+        hidden = torch.full_like(own, FLOOR) if inside is None else masked(own, ~inside, FLOOR)
+        logits.scatter_(1, column, hidden)
+        probabilities = self._room("probabilities", logits.shape[1])
+        if others is None:
+            torch.softmax(logits, dim=1, out=probabilities)
+            # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
+            logsumexp = logits.amax(dim=1, keepdim=True).sub_(probabilities.amax(dim=1, keepdim=True).log_())
+            if len(self.tiles) == 1:
+                probabilities.clamp_(min=NEGLIGIBLE)
+        else:
+            logsumexp = others
+            torch.sub(logits, others, out=probabilities).clamp_(min=math.log(NEGLIGIBLE)).exp_()
+        if logits is values:
+            values.scatter_(1, column, own)
+        return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own, column, inside)
+
+    def weights(self, tile: _Tile, by_own: Tensor) -> Tensor:
+        """The derivatives by the similarities of a tile, each row up to its own factor, [m, c · k]."""
+        weights = tile.probabilities
+        if tile.inside is not None:
+            by_own = torch.where(tile.inside, by_own, weights.gather(1, tile.column))
+        weights.scatter_(1, tile.column, by_own)
+        return weights if tile.slopes is None else tile.slopes.mul_(weights.unsqueeze(2)).flatten(1)
+
+    def penalty(self, tile: _Tile) -> tuple[Tensor, Tensor]:
+        """What the proxies of a tile cost by themselves, and M, [c, k, k], with the gradient M · proxies."""
+        proxies = tile.proxies.view(-1, self.centers, tile.proxies.shape[1])
+        similarity, lengths = proxies @ proxies.transpose(1, 2), proxies.new_ones(len(proxies), self.centers)
+        if tile.inverse_norms is not None:
+            lengths = tile.inverse_norms.view_as(lengths)
+        both = lengths.unsqueeze(1) * lengths.unsqueeze(2)
+        cost, slopes = self.loss.penalty(similarity.mul_(both))
+        along = (slopes * similarity).sum(dim=2)
+        moves = slopes * both
+        if tile.inverse_norms is not None:
+            moves.diagonal(dim1=1, dim2=2).sub_(along * lengths.square())
+        return cost / len(self.proxies), moves / len(self.proxies)
+
+
+def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the scaled similarities.
+
+    Those are the last number, [m, 1], times the probability of another class, or times the middle number for
+    the own class.
+    """
+    target, slope = loss.target(own)
+    gap, share = others - target, 1.0 / len(own)
+    if loss.include_positive:
+        value, by_others = softplus(gap, threshold=50.0).mean(), gap.sigmoid_().mul_(share)
+    else:
+        present = ~(others <= FLOOR / 2)  # where there is no other class there is nothing to tell apart; NaN stays
+        value, by_others = masked(gap, present).mean(), present.to(gap.dtype).mul_(share)
+    return value, torch.full_like(own, -1.0) if slope is None else slope.neg(), by_others
+
+
+def _compute(
+    loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, needed: Needed
+) -> tuple[Tensor, Gradients]:
+    """The loss and the needed gradients by embeddings and proxies."""
+    problem = _Problem(loss, embeddings, labels, proxies)
+    # A label beyond the classes is found in no tile, and shows as NaN.
+    own, sums, costs, kept = embeddings.new_full((len(labels), 1), math.nan), [], [], None
+    for classes in problem.tiles:
+        tile = problem.tile(classes)
+        own = tile.own if tile.inside is None else torch.where(tile.inside, tile.own, own)
+        sums.append(tile.logsumexp)
+        if loss.penalizes and not any(needed):
+            costs.append(problem.penalty(tile)[0])
+        kept = tile if len(problem.tiles) == 1 else None
+        del tile  # its memory is the next one's
+    others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
+    value, by_own, by_others = _slopes(loss, own, others)
+    gradients: Gradients = [None, None]
+    if any(needed):
+        gradients = _gradients(problem, kept, others, by_own, by_others, needed, costs)
+    return value + torch.stack(costs).sum() if costs else value, gradients
+
+
+def _gradients(
+    problem: _Problem,
+    only: _Tile | None,
+    others: Tensor,
+    by_own: Tensor,
+    by_others: Tensor,
+    needed: Needed,
+    costs: list[Tensor],
+) -> Gradients:
+    """The gradients by embeddings and proxies; what proxies cost by themselves is added to ``costs``.
+
+    ``only`` is the tile of all classes where one holds them.
+    """
+    loss = problem.loss
+    by_row = by_others * loss.sharpness if loss.pools else by_others
+    scaled = problem.scaled * by_row
+    by_embeddings: Tensor | None = None
+    by_proxies = torch.empty_like(problem.proxies, memory_format=torch.contiguous_format) if needed[1] else None
+    along: Tensor | None = None  # [m, 1], how much of the gradient is along the embedding, and does not turn it
+    for classes in problem.tiles:
+        tile = problem.tile(classes, others) if only is None else only
+        weights, lengths = problem.weights(tile, by_own), tile.inverse_norms
+        terms = None
+        if lengths is not None:
+            terms = tile.values.mul_(weights)
+            sums = terms.sum(dim=1, keepdim=True)
+            along = sums if along is None else along.add_(sums)
+            weights.mul_(lengths)
+        if needed[0]:
+            by_embeddings = (
+                weights @ tile.proxies if by_embeddings is None else by_embeddings.addmm_(weights, tile.proxies)
+            )
+        if by_proxies is not None:
+            by_some = by_proxies[classes].flatten(0, -2)
+            if lengths is None or terms is None:
+                torch.mm(weights.T, scaled, out=by_some)
+            else:
+                # The part of the gradient along the proxy comes off.
+                off = (terms.T @ by_row).mul_(lengths.square().neg_().unsqueeze(1))
+                torch.mul(tile.proxies, off, out=by_some).addmm_(weights.T, scaled)
+        if loss.penalizes:
+            cost, moves = problem.penalty(tile)
+            costs.append(cost)
+            if by_proxies is not None:
+                grouped = (len(moves), problem.centers, -1)
+                by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
+        del tile, weights, terms  # their memory is the next tile's
+    if by_embeddings is not None and along is not None and problem.factors is not None:
+        by_embeddings.addcmul_(problem.scaled, along, value=-1.0 / problem.spread**2)
+        by_embeddings.mul_(by_row * problem.factors)
+    elif by_embeddings is not None:
+        by_embeddings.mul_(by_row if problem.spread == 1.0 else by_row * problem.spread)
+    return [by_embeddings, by_proxies]
+
+
+def class_loss(
+    loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, sampled: Tensor | None = None
+) -> Tensor:
+    """The mean loss of a batch against proxies, [C, d] or [C, k, d], differentiable once by both.
+
+    ``sampled``, [s], names the classes to compare with, those of the batch among them; None: all.
+    """
+
+    def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+        (embeddings, proxies), (labels, sampled) = inputs, constants
+        assert embeddings is not None
+        assert proxies is not None
+        assert labels is not None
+        if sampled is None:
+            return _compute(loss, embeddings, labels, proxies, needed)
+        place = torch.empty(len(proxies), dtype=torch.long, device=labels.device)
+        place[sampled] = torch.arange(len(sampled), device=labels.device)
+        value, (by_embeddings, by_some) = _compute(loss, embeddings, place.gather(0, labels), proxies[sampled], needed)
+        by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
+        return value, [by_embeddings, by_proxies]
+
+    pairs = embeddings.shape[0] * proxies.shape[0]
+    step = Step(compute, (labels, sampled), loss, loss.recordable, pairs, lasting=(1,))
+    value: Tensor = differentiable(step, (embeddings, proxies))
+    return value

@@ -1,0 +1,109 @@
+"""How far a metric might have come out differently with other queries of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.utils.inputs import Array
+from nearfar.utils.validation import number, whole
+
+CHUNK = 1 << 21  # draws held at a time
+
+
+class Interval(NamedTuple):
+    """The mean over the queries, and where it lies in most samples of them."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@overload
+def bootstrap(values: Array, *, samples: int = ..., confidence: float = ..., seed: int = ...) -> Interval: ...
+
+
+@overload
+def bootstrap(
+    values: Mapping[str, Array], *, samples: int = ..., confidence: float = ..., seed: int = ...
+) -> dict[str, Interval]: ...
+
+
+@torch.no_grad()
+def bootstrap(
+    values: Array | Mapping[str, Array], *, samples: int = 1000, confidence: float = 0.95, seed: int = 0
+) -> Interval | dict[str, Interval]:
+    """Percentile bootstrap of the mean over queries.
+
+    As many queries as there are get drawn with replacement, again and again; the interval holds the middle 95 % of the
+    means. It speaks of the choice of queries alone: of other classes or another training it knows nothing.
+
+    Parameters
+    ----------
+    values : [queries], a number for each query, or several such arrays by name, all for the same
+        queries: each draw then serves all of them. NaN says that a query has no answer; it is left out.
+    samples : how many means.
+    confidence : share of the means inside the interval.
+    seed : of the draws.
+
+    >>> bootstrap(torch.tensor([1.0, 0.0, 1.0, 1.0, float("nan")]))
+    Interval(mean=0.75, low=0.25, high=1.0)
+    """
+    named = values if isinstance(values, Mapping) else {"values": values}
+    whole("samples", samples)
+    number("confidence", confidence, low=0.0, high=1.0, open_low=True)
+    generator = torch.Generator("cpu").manual_seed(whole("seed", seed, low=0, high=2**63 - 1))
+    table = _table(named)
+    answered = ~table.isnan()
+    kept = answered.any(dim=1)
+    table, answered = table[kept].nan_to_num(nan=0.0), answered[kept].double()
+    means = _means(table, answered, samples, generator)
+    tail = (1 - confidence) / 2
+    quantiles = means.new_tensor([tail, 1 - tail])
+    found = {}
+    for column, name in enumerate(named):
+        mean = table[:, column].sum() / answered[:, column].sum()
+        low, high = means[:, column].nanquantile(quantiles).tolist()
+        found[name] = Interval(mean.item(), low, high)
+    return found if isinstance(values, Mapping) else found["values"]
+
+
+def _table(named: Mapping[str, Array]) -> Tensor:
+    """The values as columns, [queries, metrics], in float64."""
+    columns: list[Tensor] = []
+    for name, values in named.items():
+        if not isinstance(values, (Tensor, np.ndarray)):
+            raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is needed")
+        if isinstance(values, Tensor):
+            column = values.detach().cpu().double()
+        else:
+            column = torch.from_numpy(np.array(values, dtype=np.float64))
+        if column.ndim != 1 or len(column) != len(columns[0] if columns else column):
+            needed = f"[{len(columns[0])}]" if columns else "[queries]"
+            raise ValueError(f"{name} has shape {tuple(column.shape)}; needed is {needed}")
+        if column.isinf().any():
+            raise ValueError(f"{name} contains infinity in {int(column.isinf().sum())} of {len(column)} entries")
+        if column.isnan().all():
+            raise ValueError(f"{name} has no query with an answer: each of its {len(column)} entries is NaN")
+        columns.append(column)
+    if not columns:
+        raise ValueError("values is empty; needed is at least one array")
+    return torch.stack(columns, dim=1)
+
+
+def _means(table: Tensor, answered: Tensor, samples: int, generator: torch.Generator) -> Tensor:
+    """The mean of each column in each sample, [samples, metrics]; NaN where no query drawn has an answer."""
+    queries = len(table)
+    parts = []
+    step = max(1, CHUNK // queries)
+    for start in range(0, samples, step):
+        height = min(step, samples - start)
+        drawn = torch.randint(queries, (height, queries), generator=generator, device=table.device)
+        drawn += torch.arange(height, device=table.device).unsqueeze(1) * queries
+        times = torch.bincount(drawn.flatten(), minlength=height * queries).view(height, queries).double()
+        parts.append((times @ table) / (times @ answered))
+    return torch.cat(parts)

@@ -1,0 +1,1 @@
+"""Backbones, with the state-dict keys of their published weights."""

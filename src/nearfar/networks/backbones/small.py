@@ -1,0 +1,115 @@
+"""Small networks: for digits, and for vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from nearfar.networks.backbones.base import Backbone
+from nearfar.networks.registry import register
+from nearfar.utils.normalization import GREY, PLAIN
+from nearfar.utils.validation import whole
+
+
+@register
+class SmallCNN(Backbone):
+    """Two convolutions; the head is the one fully connected layer, over all places of the last map.
+
+    Differences
+        The paper only counts the layers. Kernels of 5 × 5, 32 and 64 channels, and a ReLU and a 2 × 2 max pooling
+        after each are the usual choice for MNIST.
+
+    Parameters
+        channels   of the pictures: 1 or 3.
+        size       side of the pictures, 28; the fully connected layer fits no other.
+
+    Reference
+        Schall et al.: Deep Metric Learning using Similarities from Nonlinear Rank Approximations. MMSP 2019.
+    """
+
+    key = "small_cnn"
+    gives_maps = False
+
+    def __init__(self, *, channels: int = 1, size: int = 28) -> None:
+        super().__init__()
+        if channels not in (1, 3):
+            raise ValueError(f"channels is {channels!r}; allowed are 1 and 3")
+        self.in_channels, self.input_size = channels, whole("size", size, low=4)
+        self.normalization = GREY if channels == 1 else PLAIN
+        self.channels = {"low": 32, "mid": 64, "high": 64 * (size // 4) ** 2}
+        self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.pool = nn.MaxPool2d(2)
+        _initialise(self)
+
+    def maps(self, x: Tensor) -> dict[str, Tensor]:
+        if x.shape[2:] != (self.input_size, self.input_size):
+            raise ValueError(f"input is {x.shape[2]} × {x.shape[3]}; {self.key} was made for size={self.input_size}")
+        low = self.pool(self.conv1(x).relu())
+        mid = self.pool(self.conv2(low).relu())
+        return {"low": low, "mid": mid, "high": mid.flatten(1)}
+
+
+class _Vectors(Backbone):
+    normalization = None
+    input_size = None
+    gives_maps = False
+
+
+@register
+class MLP(_Vectors):
+    """Fully connected layers with a ReLU after each, for vectors.
+
+    Parameters
+        in_dim   dimensions of the vectors.
+        hidden   how wide the layers are.
+    """
+
+    key = "mlp"
+
+    def __init__(self, *, in_dim: int, hidden: Sequence[int] = (512, 512)) -> None:
+        super().__init__()
+        self.in_channels = whole("in_dim", in_dim)
+        if not hidden:
+            raise ValueError("hidden is empty; at least one layer is needed, or the network 'linear'")
+        widths = [in_dim, *(whole("hidden", width) for width in hidden)]
+        self.channels = {"high": widths[-1]}
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        _initialise(self)
+
+    def maps(self, x: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return {"high": x}
+
+
+@register
+class Linear(_Vectors):
+    """Nothing at all: the head is the network.
+
+    With a linear head L and ``normalize=False``, euclidean distances of embeddings are the Mahalanobis distances of
+    the metric LᵀL (the bias drops out), and any loss learns it.
+
+    Parameters
+        in_dim   dimensions of the vectors.
+    """
+
+    key = "linear"
+
+    def __init__(self, *, in_dim: int) -> None:
+        super().__init__()
+        self.in_channels = whole("in_dim", in_dim)
+        self.channels = {"high": in_dim}
+
+    def maps(self, x: Tensor) -> dict[str, Tensor]:
+        return {"high": x}
+
+
+def _initialise(backbone: Backbone) -> None:
+    for layer in backbone.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)

@@ -1,0 +1,1 @@
+"""Weights: published ones, downloads, saving and export."""

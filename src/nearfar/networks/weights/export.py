@@ -1,0 +1,85 @@
+"""Networks for use elsewhere: ONNX, or plain weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nearfar.networks.preprocessing import Preprocessing
+from nearfar.networks.weights import save
+from nearfar.networks.weights.save import Model
+from nearfar.utils.atomic import whole_file
+from nearfar.utils.validation import one_of
+
+FORMATS = ("onnx", "safetensors")
+OPSET = 17
+
+
+def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessing: Preprocessing | None = None) -> Path:
+    """Write a network to a file, for ONNX Runtime and its like, or as plain weights that ``networks.load`` opens.
+
+    Parameters
+        format          "onnx", or "safetensors" (with a .json file beside that says which network it is).
+        preprocessing   what happens to pictures before; if not given, what the network was loaded with, or the usual.
+
+    The ONNX model reads ``images`` [b, c, size, size] (or ``vectors`` [b, d]), already normalised, for any b, and
+    gives ``embeddings`` [b, dim]. Its metadata say how a picture becomes its input: ``nearfar.preprocessing`` is the
+    JSON object of :class:`~nearfar.networks.preprocessing.Preprocessing`, ``nearfar.model`` the network's arguments.
+    """
+    one_of("format", format, FORMATS)
+    path = Path(file)
+    if path.suffix != f".{format}":
+        raise ValueError(f"file is {path.name!r}; for the format {format} its name must end in .{format}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if format == "safetensors":
+        return save.save(model, path, preprocessing=preprocessing)
+    return _onnx(model, path, preprocessing or save.preprocessing_of(model))
+
+
+def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:
+    try:
+        import onnx
+    except ImportError as error:
+        raise ImportError("export to ONNX needs onnx; install it with: pip install 'nearfar[export]'") from error
+    card = save.card(model, used)
+    plain = copy.deepcopy(model).cpu().float().eval()
+    reads = "vectors" if used is None else "images"
+    with whole_file(file) as draft:
+        _trace(plain, _example(plain, used), draft, reads)
+        graph = onnx.load(draft)
+        properties = {"nearfar.version": str(card["version"])}
+        properties |= {f"nearfar.{name}": json.dumps(card[name]) for name in ("model", "preprocessing")}
+        onnx.helper.set_model_props(graph, properties)
+        onnx.checker.check_model(graph)
+        onnx.save(graph, draft)
+    return file
+
+
+def _trace(model: nn.Module, example: Tensor, file: Path, reads: str) -> None:
+    with warnings.catch_warnings(), torch.no_grad():
+        # The exporter by tracing is called old from PyTorch 2.9 on, but it is in all versions and needs no other
+        # package; what it says about sizes compared in Python is the check of the input's shape.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (example,),
+            str(file),
+            input_names=[reads],
+            output_names=["embeddings"],
+            dynamic_axes={reads: {0: "batch"}, "embeddings": {0: "batch"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+
+
+def _example(model: Any, used: Preprocessing | None) -> Tensor:
+    first = model.members[0] if hasattr(model, "members") else model
+    channels = first.backbone.in_channels
+    # Two of them: a batch of one invites shortcuts that hold for one only.
+    return torch.zeros(2, channels) if used is None else torch.zeros(2, channels, used.size, used.size)

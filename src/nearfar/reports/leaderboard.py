@@ -1,0 +1,118 @@
+"""The leaderboard: runs on one page, ranked where that is fair.
+
+The page is a single file that asks nothing of the network. Its only script sorts tables; what comes from runs (names of
+folders, losses, data) is text and never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nearfar.bench.comparison import outcomes as results
+from nearfar.bench.comparison import tournament
+from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.tables import UNFAIR
+from nearfar.reports import leaderboard_sections as parts
+from nearfar.reports import shell
+from nearfar.reports.leaderboard_rows import experiments
+from nearfar.utils.atomic import write_text
+from nearfar.utils.progress import Watch
+
+NAME = "leaderboard.html"
+
+
+def html(
+    outcomes: Iterable[Outcome],
+    *,
+    title: str = "Leaderboard",
+    metric: str = "recall@1",
+    anyway: bool = False,
+    left_out: Sequence[str] = (),
+    watch: Watch = lambda work: None,
+) -> str:
+    """Runs as a page.
+
+    Parameters
+        outcomes  finished runs; those that were not tested, such as trials of a tuning, are left out.
+        title     what stands above it.
+        metric    what losses are compared by, of the test classes.
+        anyway    rank what is unfair as well; the page then says UNFAIR wherever something is ranked.
+        left_out  what to say of runs that are not here.
+        watch     told what work begins.
+    """
+    every = list(outcomes)
+    tested = [run for run in every if metric in (run.metrics.get("test") or {})]
+    if not tested:
+        raise ValueError(f"there is nothing to show: none of {len(every)} runs has {metric!r} of the test classes")
+    missing = len(every) - len(tested)
+    left_out = [*left_out, *([f"{missing} runs have no {metric} of the test classes"] if missing else [])]
+    judged = tournament.judged(tested)
+    ranked = judged.fair or anyway
+    stamp = UNFAIR if anyway and not judged.fair else ""
+    tell = watch("comparing")
+    if tell is not None:
+        tell(0, 1)
+    found = experiments(tested, metric, anyway=anyway)
+    colored = parts.colors(found)
+    order = [one.name for one in found]
+    standings, names, left = _standings(tested, metric, order) if ranked else ([], [], "")
+    lead = " · ".join(
+        dict.fromkeys([*(one.data for one in found), *(one.network for one in found), *(one.protocol for one in found)])
+    )
+    sections = [
+        parts.figures(found, standings, metric, ranked),
+        parts.verdict(judged, anyway, left_out),
+        parts.tournament(standings, names, left, stamp),
+        parts.overview(found, metric, stamp),
+        parts.leaderboard(found, metric, anyway),
+        parts.by_dim(found, metric, colored, stamp),
+        parts.by_network(found, metric, colored, stamp),
+        parts.by_setting(found, metric, stamp),
+        parts.convergence(found, metric, colored, stamp),
+    ]
+    return shell.document(title, lead, sections)
+
+
+def write(
+    places: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    title: str | None = None,
+    metric: str = "recall@1",
+    anyway: bool = False,
+    watch: Watch = lambda work: None,
+) -> Path:
+    """Write the page of some runs and say where it is.
+
+    Parameters
+        places   run folders, or folders that hold some.
+        out      the file; leaderboard.html in the first place unless told.
+        title    what stands above it; the name of the first place unless told.
+        metric   what losses are compared by.
+        anyway   rank what is unfair as well.
+        watch    told what work begins.
+    """
+    if not places:
+        raise ValueError("places is empty; needed are run folders, or folders that hold some")
+    first = Path(places[0])
+    outcomes = results.find(*places)
+    file = Path(out) if out is not None else first / NAME
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
+    waiting = [f"{folder} is not finished" for folder in results.unfinished(*places)]
+    named = title or first.absolute().name
+    page = html(outcomes, title=named, metric=metric, anyway=anyway, left_out=waiting, watch=watch)
+    write_text(file, page)
+    return file
+
+
+def _standings(
+    outcomes: Sequence[Outcome], metric: str, order: Sequence[str]
+) -> tuple[list[tournament.Standing], list[str], str]:
+    """The tournament of the losses that all experiments have, the names of these, and what to say of the others."""
+    every = tournament.scores(outcomes, metric)
+    kept, left = tournament.shared({name: every[name] for name in order if name in every})
+    if not kept or len(next(iter(kept.values()))) < 2:
+        return [], [], ""
+    return tournament.tournament(kept), list(kept), f" {left[0].upper()}{left[1:]}." if left else ""

@@ -1,0 +1,261 @@
+"""Search with FAISS: flat, inverted lists (IVF), or a graph (HNSW), by the number of vectors."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearfar.search.backends.base import NOTHING, Ids, Scores, Vectors, best, rows_of
+from nearfar.search.backends.exact import Exact
+from nearfar.utils.atomic import whole_file
+from nearfar.utils.progress import Progress
+from nearfar.utils.validation import one_of
+
+KINDS = ("flat", "ivf", "hnsw")
+FLAT_BELOW, LISTS_BELOW = 10_000, 500_000  # vectors
+LINKS, BREADTH = 32, 40  # of a graph: neighbours of a vector, and candidates when it is built
+KNOBS = {"hnsw": "efSearch", "ivf": "nprobe"}
+WANTED = 0.98  # share of the ten nearest that a search should find
+SAMPLE, NEAREST = 200, 10
+FEW = 8  # one in so many allowed: these are looked at one by one
+DEAD = 0.2  # share of removed vectors from which on it is made anew
+BROADEST = 2048  # candidates of a search in a graph
+FILE, IDS = "faiss.index", "faiss-ids.npy"
+BLOCK = 16_384
+
+
+def kind_for(count: int) -> str:
+    """What suits so many vectors: a graph takes long to build, but a search in it hardly longer with more of them.
+
+    >>> kind_for(5_000), kind_for(100_000), kind_for(1_000_000)
+    ('flat', 'ivf', 'hnsw')
+    """
+    return "flat" if count < FLAT_BELOW else "ivf" if count < LISTS_BELOW else "hnsw"
+
+
+class Faiss:
+    """A FAISS index of most vectors, and exact search among those that came later.
+
+    ``make`` chooses how many candidates a search looks at, so that it finds 98 of 100 true neighbours of a sample; what
+    it reached is told by ``save`` as "recall@10". FAISS cannot be searched while something is added to it, nor does a
+    graph forget anything: later vectors are searched apart until ``save`` adds them, and removed ones are passed over.
+    """
+
+    def __init__(
+        self, index: Any, own: Ids, vectors: Vectors, ids: Ids, *, kind: str, measure: str, trained: int
+    ) -> None:
+        self.kind, self.measure, self.trained = one_of("kind", kind, KINDS), measure, trained
+        self._index = index
+        self._own = own  # the ids of what the FAISS index holds, by row; some may be gone
+        self._exact = Exact(vectors, ids, measure=measure)  # of the same vectors, for what is rare, and of later ones
+        self._tail: list[tuple[Ids, Vectors]] = []
+        self._later = Exact(vectors[:0], ids[:0], measure=measure)
+        self._lock = threading.Lock()
+        gone = ~np.isin(own, ids, assume_unique=True)
+        self._alive: NDArray[np.bool_] | None = ~gone if gone.any() else None
+        self.recall: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"faiss:{self.kind}"
+
+    @classmethod
+    def make(
+        cls, vectors: Vectors, ids: Ids, *, kind: str, measure: str = "cosine", progress: Progress | None = None
+    ) -> Faiss:
+        """A new one for these vectors, tuned on a sample of them."""
+        kind = one_of("kind", kind or kind_for(len(ids)), KINDS)
+        index = _trained(vectors, kind, measure)
+        for start in range(0, len(ids), BLOCK):
+            index.add(_plain(vectors[start : start + BLOCK]))
+            if progress is not None:
+                progress(min(start + BLOCK, len(ids)), len(ids))
+        made = cls(index, ids, vectors, ids, kind=kind, measure=measure, trained=len(ids))
+        made._tune(vectors, ids)
+        return made
+
+    @classmethod
+    def open(
+        cls, folder: Path, vectors: Vectors, ids: Ids, *, kind: str, measure: str, facts: Mapping[str, Any]
+    ) -> Faiss:
+        """As it was saved."""
+        faiss = _faiss()
+        index = faiss.read_index(str(folder / FILE))
+        own = np.load(folder / IDS, allow_pickle=False)
+        found = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=int(facts.get("trained", len(ids))))
+        found.recall = facts.get("recall@10")
+        if kind in KNOBS:
+            found._turn(int(facts[KNOBS[kind]]))
+        return found
+
+    def add(self, ids: Ids, vectors: Vectors) -> None:
+        self._tail.append((ids, vectors))
+        self._later.add(ids, vectors)
+
+    def remove(self, ids: Ids) -> None:
+        with self._lock:
+            rows = rows_of(self._own, ids)
+            if len(rows):
+                alive = np.ones(len(self._own), dtype=bool) if self._alive is None else self._alive.copy()
+                alive[rows] = False
+                self._alive = alive
+            self._exact.remove(ids)
+            self._later.remove(ids)
+
+    def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
+        if allowed is not None and len(allowed) * FEW < len(self._own):
+            found = self._exact.search(queries, k, allowed)
+        else:
+            found = self._search(queries, k, allowed)
+            if found[1].item(-1) == NOTHING or (len(queries) > 1 and found[1][:, -1].min() == NOTHING):
+                self._exact.fill_up(found, queries, allowed)
+        if not self._tail:
+            return found
+        later = self._later.search(queries, k, allowed)
+        return best(np.concatenate([found[0], later[0]], 1), np.concatenate([found[1], later[1]], 1), k)
+
+    def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
+        """Later vectors become part of the FAISS index, a copy of it, as the old one is still searched."""
+        faiss = _faiss()
+        own = np.concatenate([self._own, *(each for each, _ in self._tail)])
+        made: Faiss = self
+        dead = len(own) - len(ids)
+        if dead > DEAD * len(own) or (self.kind == "ivf" and len(ids) > 2 * self.trained):
+            made = Faiss.make(vectors, ids, kind=self.kind, measure=self.measure)
+        elif self._tail:
+            index = faiss.clone_index(self._index)
+            for _, rows in self._tail:
+                index.add(_plain(rows))
+            made = Faiss(index, own, vectors, ids, kind=self.kind, measure=self.measure, trained=self.trained)
+            made.recall = self.recall if self.kind == "flat" else made._measured(vectors, ids)
+        with whole_file(folder / FILE) as draft:
+            faiss.write_index(made._index, str(draft))
+        with whole_file(folder / IDS) as draft, open(draft, "wb") as file:
+            np.save(file, made._own)
+        facts = {"trained": made.trained, "recall@10": made.recall}
+        return facts if self.kind == "flat" else {**facts, KNOBS[self.kind]: made._knob}
+
+    def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Faiss:
+        return Faiss.open(folder, vectors, ids, kind=self.kind, measure=self.measure, facts=facts)
+
+    def settle(self, ids: Ids, vectors: Vectors) -> None:
+        """All of it lies in the folder."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def discard(self) -> None:
+        """All of it lies in the folder."""
+
+    @property
+    def _knob(self) -> int:
+        return int(self._index.hnsw.efSearch if self.kind == "hnsw" else self._index.nprobe)
+
+    @property
+    def _find(self) -> Any:
+        """FAISS's own search, also where ``faiss.contrib.torch_utils`` put one that knows no parameters."""
+        return getattr(self._index, "search_numpy", self._index.search)
+
+    def _turn(self, value: int) -> None:
+        if self.kind == "hnsw":
+            self._index.hnsw.efSearch = value
+        elif self.kind == "ivf":
+            self._index.nprobe = value
+
+    def _search(self, queries: Vectors, k: int, allowed: Ids | None) -> tuple[Scores, Ids]:
+        """With FAISS, but without what came later."""
+        alive = self._alive
+        if not len(self._own):
+            return best(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
+        if allowed is None and alive is None:
+            values, rows = self._find(_plain(queries), k)
+        else:
+            mask = np.zeros(len(self._own), dtype=bool) if allowed is not None else alive
+            assert mask is not None
+            if allowed is not None:
+                mask[rows_of(self._own, allowed)] = True
+                mask = mask if alive is None else mask & alive
+            values, rows = self._find(_plain(queries), k, params=self._parameters(mask))
+        ids = self._own[rows]
+        scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
+        if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # FAISS found fewer than k
+            nothing = rows < 0
+            ids[nothing], scores[nothing] = NOTHING, -np.inf
+        return scores, ids
+
+    def _parameters(self, mask: NDArray[np.bool_]) -> Any:
+        faiss = _faiss()
+        chosen = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+        if self.kind == "flat":
+            return faiss.SearchParameters(sel=chosen)
+        share = max(int(mask.sum()), 1) / len(mask)
+        if self.kind == "ivf":
+            lists = self._index.nlist
+            return faiss.SearchParametersIVF(sel=chosen, nprobe=min(lists, math.ceil(self._knob / share)))
+        # Paths of a graph lead through what is not allowed: to find as many, more have to be walked.
+        return faiss.SearchParametersHNSW(sel=chosen, efSearch=min(BROADEST, math.ceil(self._knob / share)))
+
+    def _tune(self, vectors: Vectors, ids: Ids) -> None:
+        """Twice as many candidates until enough of the true neighbours are found."""
+        if self.kind == "flat":  # looks at all of them
+            self.recall = 1.0
+            return
+        most = BROADEST if self.kind == "hnsw" else int(self._index.nlist)
+        value = min({"hnsw": 16, "ivf": 2}[self.kind], most)
+        while True:
+            self._turn(value)
+            self.recall = self._measured(vectors, ids)
+            if self.recall is None or self.recall >= WANTED or value >= most:
+                return
+            value = min(2 * value, most)
+
+    def _measured(self, vectors: Vectors, ids: Ids) -> float | None:
+        """Share of the ten nearest that a search finds, for a sample of the vectors themselves; rounded.
+
+        None of a single vector. What is as near as the tenth counts as found, whichever of them it is.
+        """
+        count = min(NEAREST, len(ids) - 1)
+        if count < 1:
+            return None
+        rows = np.unique(np.linspace(0, len(ids) - 1, SAMPLE).astype(np.int64))
+        queries, own = _plain(vectors[rows]), ids[rows, None]
+        truth, others = self._exact.search(queries, count + 1)
+        found, seen = self._search(queries, count + 1, None)
+        limits = np.sort(np.where(others == own, -np.inf, truth), axis=1)[:, -count]
+        right = ((found >= limits[:, None] - 1e-5) & (seen != own) & (seen >= 0)).sum(axis=1).clip(max=count)
+        return round(float(right.mean()) / count, 4)
+
+
+def _trained(vectors: Vectors, kind: str, measure: str) -> Any:
+    faiss = _faiss()
+    metric = faiss.METRIC_INNER_PRODUCT if measure == "cosine" else faiss.METRIC_L2
+    count, dim = vectors.shape
+    if kind == "flat":
+        return faiss.IndexFlat(dim, metric)
+    if kind == "hnsw":
+        graph = faiss.IndexHNSWFlat(dim, LINKS, metric)
+        graph.hnsw.efConstruction = BREADTH
+        return graph
+    lists = max(1, min(round(4 * math.sqrt(count)), count // 39))  # fewer than 39 vectors a list, FAISS warns
+    index = faiss.IndexIVFFlat(faiss.IndexFlat(dim, metric), dim, lists, metric)
+    rows = np.unique(np.linspace(0, count - 1, min(count, 64 * lists)).astype(np.int64))
+    index.train(_plain(vectors[rows]) if count else np.zeros((1, dim), dtype=np.float32))
+    return index
+
+
+def _plain(vectors: Vectors) -> Vectors:
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("the faiss backend needs faiss-cpu; install it with: pip install 'nearfar[faiss]'") from error
+    return faiss

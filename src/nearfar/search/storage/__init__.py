@@ -1,0 +1,1 @@
+"""How an index is kept on disk and in memory."""

@@ -1,0 +1,195 @@
+"""The way in: train a recipe, go on with a run, open the model of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nearfar.networks import Embedder, Ensemble
+from nearfar.training.recipe.files import NAME, load
+from nearfar.training.recipe.overrides import Overrides
+from nearfar.training.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from nearfar.training.loop.trainer import Result
+    from nearfar.training.run.console import Display
+    from nearfar.training.run.loggers import Logger
+
+RUNS = Path("runs")
+T = TypeVar("T")
+
+
+def train(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    **overrides: Any,
+) -> Result:
+    """Train what a recipe says, and leave a run folder.
+
+    Parameters
+        recipe      a TOML file, or what one holds; may be left out when a run is resumed.
+        out         the run folder, a new one; runs/ and the name of the recipe unless told.
+        resume      a run folder to go on with.
+        overrides   by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
+
+    >>> import tempfile
+    >>> settings = {
+    ...     "data": {"name": "digits", "settings": {"vectors": True}},
+    ...     "sampler": {"classes": 5, "per_class": 8, "steps": 2},
+    ...     "network": {"name": "linear", "dim": 8},
+    ...     "loss": {"name": "raw"},
+    ...     "optimizer": {"lr": 0.01},
+    ...     "training": {"epochs": 1, "device": "cpu"},
+    ... }
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = train(settings, f"{folder}/run", loss={"alpha": 3.0})
+    >>> sorted(result.metrics)[:1], result.folder.name
+    (['epoch'], 'run')
+    """
+    return start(recipe, out=out, resume=resume, overrides=overrides)
+
+
+def start(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    overrides: Overrides = (),
+    display: Display | None = None,
+    loggers: Sequence[str | Logger] = (),
+    cache: str | Path | None = None,
+) -> Result:
+    """As ``train``, with all there is to choose.
+
+    Parameters
+        overrides   as for ``nearfar.training.load_recipe``.
+        display     what a person sees, see ``nearfar.training.run.console``.
+        loggers     "tensorboard", "mlflow", or anything that is told as they are.
+        cache       where decoded pictures are kept.
+    """
+    from nearfar.training.loop import distributed
+    from nearfar.training.loop.trainer import Trainer
+
+    if resume is not None and out is not None:
+        raise ValueError(f"out is {str(out)!r} and resume {str(resume)!r}; a run goes on in its own folder")
+    if recipe is None:
+        if resume is None:
+            raise ValueError("recipe is missing; needed is a recipe, or a run to resume")
+        recipe = resume
+        if not (Path(resume) / NAME).is_file():
+            raise FileNotFoundError(f"{resume} holds no run to resume: {NAME} is not there")
+    found = load(recipe, overrides=overrides)
+    world = distributed.world(found.training.device)
+    with ExitStack() as stack:
+        stack.callback(world.close)
+        for logger in loggers if world.is_main else ():
+            if not isinstance(logger, str):  # those are closed by who opens them
+                stack.callback(logger.close)
+        folder = resume if resume is not None else out
+        if not folder and world.is_main:
+            folder = free_folder(recipe, found)
+            stack.callback(_remove_empty, folder)
+        folder = Path(world.share(str(folder)))
+        trainer = Trainer(
+            found,
+            folder,
+            resume=resume is not None,
+            loggers=loggers,
+            display=display,
+            world=world,
+            cache=cache,
+        )
+        return trainer.run()
+
+
+def open_model(where: str | Path) -> Embedder | Ensemble:
+    """The model of a run: that of the selected epoch, or of the last one where nothing selects.
+
+    Parameters
+        where   a run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote.
+    """
+    from nearfar.networks.weights import save
+
+    return read_model(where, save.load)
+
+
+def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
+    """What ``reader`` finds in the folder of a run's model, or of whatever else holds one: see ``open_model``.
+
+    All of it is of one checkpoint, also while a training puts new ones there: then it is read again.
+    """
+    from nearfar.training.run import checkpoints
+
+    place = _model_place(where)
+    is_checkpoint = bool(place.name) and checkpoints.exists(place)
+    return checkpoints.read(place, reader) if is_checkpoint else reader(place)
+
+
+def model_folder(where: str | Path) -> Path:
+    """Where the files of a run's model lie now, or of whatever else holds one: see ``open_model``.
+
+    A training that is under way may put others there at any time; ``read_model`` takes care of that.
+    """
+    return read_model(where, lambda folder: folder)
+
+
+def _model_place(where: str | Path) -> Path:
+    from nearfar.training.run import checkpoints
+    from nearfar.training.run.folder import RunFolder
+
+    run = RunFolder(where)
+    if not run.recipe.is_file():
+        return Path(where)
+    # In this order: a training saves the best one before the last, which says that there is one.
+    last = checkpoints.values_of(run.last) if checkpoints.exists(run.last) else None
+    if checkpoints.exists(run.best):
+        return run.best
+    if last is None:
+        why = "was thrown away" if run.metrics.is_file() else "has not been saved yet"
+        raise FileNotFoundError(f"{run.folder} has no checkpoint: it {why}")
+    best = last["place"]["best"]
+    if best is not None:
+        raise FileNotFoundError(
+            f"{run.best} is gone, the network of epoch {best['epoch'] + 1}, which was selected; {run.last} is that of "
+            "the last epoch, and can be named instead"
+        )
+    return run.last
+
+
+def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:
+    """Make a folder that was not there yet, named by the file of a recipe, or else by data set and loss.
+
+    >>> import tempfile
+    >>> settings = {"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
+    ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}}
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     [free_folder(settings, load(settings), Path(runs)).name for _ in range(2)]
+    ['digits-nra', 'digits-nra-2']
+    """
+    from nearfar.training.run.folder import RunError
+
+    name = f"{found.data.name}-{found.loss.name}"
+    if isinstance(recipe, (str, Path)) and Path(recipe).suffix:
+        file = Path(recipe).absolute()
+        name = file.stem if file.parent.name in ("recipes", "") else f"{file.parent.name}-{file.stem}"
+    name = re.sub(r"[^\w.-]+", "-", name)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise RunError(f"{runs} cannot hold run folders: a file is in its place") from None
+    for number in count(1):
+        folder = runs / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir()  # and so nobody else is given it
+            break
+    return folder
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # there is a run in it
+        folder.rmdir()

@@ -1,0 +1,1 @@
+"""Embeddings of trained models and their metrics."""

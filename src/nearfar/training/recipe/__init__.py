@@ -1,0 +1,1 @@
+"""Recipes: the checked description of one run."""

@@ -1,0 +1,106 @@
+"""Changes to a recipe before it is read: ``--set loss.alpha=32``."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_type_hints
+
+from nearfar.training.recipe.checks import KEYS, chooser, foreign
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.recipe.values import NOTHING
+
+Overrides = Mapping[str, Any] | Sequence[str]
+_PYTHON = {"None": NOTHING, "True": True, "False": False}
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``loss.alpha=32`` as key and value; what is no TOML value is text.
+
+    >>> parse_override("loss.alpha=32"), parse_override("evaluation.ks=[1, 10]"), parse_override("loss.name=raw")
+    (('loss.alpha', 32), ('evaluation.ks', [1, 10]), ('loss.name', 'raw'))
+    """
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    if not equals or not all(key.split(".")) or "." not in key or not value:
+        raise ValueError(f"--set is {text!r}; needed is SECTION.KEY=VALUE, as in loss.alpha=32")
+    if value in _PYTHON:
+        return key, _PYTHON[value]
+    try:
+        found = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return key, value
+    return key, found["value"] if list(found) == ["value"] else value
+
+
+def apply(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """A copy of a recipe's tables with changes."""
+    changed: dict[str, Any] = copy.deepcopy(dict(table))
+    for path, value in _paths(overrides):
+        if path[-1] in ("name", "kind") and len(path) > 1:
+            _forget(changed, path, value)
+        _put(changed, path, value)
+    return changed
+
+
+def _paths(overrides: Overrides) -> list[tuple[list[str], Any]]:
+    """Keys and values, names first, so that what belongs to an old name goes before new settings come."""
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    pairs = overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides)
+    found: list[tuple[list[str], Any]] = []
+    for key, value in pairs:
+        if isinstance(value, Mapping) and "." not in key:
+            found += [([key, str(inner)], one) for inner, one in value.items()]
+        else:
+            found.append((key.split("."), value))
+    return sorted(found, key=lambda pair: pair[0][-1] not in ("name", "kind"))
+
+
+def _forget(table: dict[str, Any], path: list[str], name: Any) -> None:
+    """Drop what belonged to the old name of a section that gets another."""
+    section: Any = table
+    for key in path[:-1]:
+        section = _inside(section, key, path)
+    if not isinstance(section, dict) or section.get(path[-1]) == name:
+        return
+    kind = get_type_hints(Recipe).get(path[0])
+    if path[-2] == "loss":
+        lost = [key for key in section if key != "name"]
+    elif kind in KEYS and path[-1] == chooser(kind):
+        lost = [key for key in section if isinstance(name, str) and foreign(kind, name, key)]
+    elif path == ["data", "name"]:
+        lost = ["root", "settings"]
+    else:
+        lost = ["settings"] if path == ["network", "name"] else []
+    for key in lost:
+        section.pop(key, None)
+
+
+def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
+    place: Any = table
+    for key in path[:-1]:
+        place = _inside(place, key, path)
+    if isinstance(place, list):
+        place[_number(place, path[-1], path)] = value
+    else:
+        place[path[-1]] = value
+
+
+def _inside(place: Any, key: str, path: list[str]) -> Any:
+    """The table under a key, made where there is none; the list of stages goes by numbers."""
+    if isinstance(place, list):
+        return place[_number(place, key, path)]
+    inner = place.setdefault(key, {})
+    if not isinstance(inner, (dict, list)):
+        raise TypeError(f"{'.'.join(path)} cannot be set: {key} is {inner!r} and no table")
+    return inner
+
+
+def _number(place: list[Any], key: str, path: list[str]) -> int:
+    if not key.isdecimal() or int(key) >= len(place):
+        raise ValueError(
+            f"{'.'.join(path)} cannot be set: {path[0]} has the numbers 0 to {len(place) - 1}, and no {key!r}"
+        )
+    return int(key)

@@ -1,0 +1,180 @@
+"""What a person sees of a training: a line that moves on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TextIO
+
+from nearfar.utils.progress import Progress
+
+BETWEEN_LINES = 10.0  # seconds, where lines stay
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a training is.
+
+    Parameters
+        step, steps    updates done, and in all.
+        epoch, epochs  the epoch under way, from 1, and how many there are.
+        loss           over the last few steps; None where none was finite.
+        images_s       pictures a second.
+        seconds_left   until the last step, if it goes on like this; None while that is not known.
+        skipped        steps that were left out as not finite.
+        metrics        by part, of the last evaluation.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    loss: float | None = None
+    images_s: float = 0.0
+    seconds_left: float | None = None
+    skipped: int = 0
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """All of it in a line.
+
+        >>> Status(20, 100, 2, 5, loss=1.25, images_s=1500.0, seconds_left=62.0).text()
+        'epoch 2/5  step 20/100  loss 1.2500  1,500 images/s  1:02 left'
+        """
+        words = [f"epoch {self.epoch}/{self.epochs}", f"step {self.step:,}/{self.steps:,}"]
+        words.append(f"loss {'–' if self.loss is None else format(self.loss, '.4f')}")
+        if self.images_s:
+            words.append(f"{self.images_s:,.0f} images/s")
+        if self.seconds_left is not None:
+            words.append(f"{clock(self.seconds_left)} left")
+        if self.skipped:
+            words.append(f"{self.skipped} skipped")
+        return "  ".join([*words, *shown(self.metrics)])
+
+
+class Display(Protocol):
+    """Who is told how a training goes."""
+
+    def watch(self, work: str) -> Progress | None:
+        """Other work begins, such as decoding."""
+
+    def show(self, status: Status) -> None:
+        """Some steps were made."""
+
+    def say(self, text: str) -> None:
+        """Something worth a line of its own."""
+
+    def close(self) -> None:
+        """There is nothing more to tell."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def watch(self, work: str) -> Progress | None:
+        return None
+
+    def show(self, status: Status) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Lines:
+    """Plain lines: evaluations and what is said, and now and then how far it is.
+
+    >>> lines = Lines(sys.stdout)
+    >>> lines.say("epoch 1/5")
+    epoch 1/5
+    """
+
+    def __init__(self, out: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out, clock
+        self._last = clock()
+
+    def watch(self, work: str) -> Progress | None:
+        return None
+
+    def show(self, status: Status) -> None:
+        if self._clock() - self._last >= BETWEEN_LINES:
+            self.say(status.text())
+
+    def say(self, text: str) -> None:
+        print(text, file=self._out or sys.stderr, flush=True)
+        self._last = self._clock()
+
+    def close(self) -> None:
+        pass
+
+
+class Terminal:
+    """A bar with loss, speed, time left and the last metrics; what is said stays above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bars
+
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+        self._console = Console(stderr=True)
+        self._bars = Bars(*columns, console=self._console, transient=True)
+        self._training: Any = None
+        self._bars.start()
+
+    def watch(self, work: str) -> Progress | None:
+        task = self._bars.add_task(work, total=None, text="")
+
+        def tell(done: int, total: int) -> None:
+            finished = done >= total
+            self._bars.update(task, completed=done, total=total, text=f"{done:,}/{total:,}", visible=not finished)
+
+        return tell
+
+    def show(self, status: Status) -> None:
+        if self._training is None:
+            self._training = self._bars.add_task("training", total=status.steps, text="")
+        self._bars.update(self._training, completed=status.step, total=status.steps, text=status.text())
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+def create(*, quiet: bool = False) -> Display:
+    """What fits where standard error goes."""
+    if quiet:
+        return Silent()
+    return Terminal() if sys.stderr.isatty() else Lines()
+
+
+def shown(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The metrics that are worth a look, by part.
+
+    >>> shown({"test": {"recall@1": 0.5, "recall@2": 0.75, "map@r": 0.25, "queries": 10}})
+    ['test recall@1 0.5000 map@r 0.2500']
+    """
+    found = []
+    for part, values in metrics.items():
+        first = next((name for name in values if name.startswith("recall@")), None)
+        names = [name for name in (first, "map@r", "nmi") if name is not None and name in values]
+        found.append(" ".join([part, *(f"{name} {values[name]:.4f}" for name in names)]))
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> clock(3725.2)
+    '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

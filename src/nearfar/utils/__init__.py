@@ -1,0 +1,1 @@
+"""Small helpers that every package uses: validation, atomic files, paths, progress, precision, plugins."""

@@ -1,0 +1,140 @@
+"""Vectors and labels from files: .npy, .npz, .safetensors, .parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from nearfar.utils.inputs import Array
+
+ENDINGS = (".npy", ".npz", ".safetensors", ".parquet")
+NAMES = {"embeddings": ("embeddings", "embedding"), "labels": ("labels", "label")}  # of tensors and columns
+
+
+def read(file: Path, what: str, key: str | None = None, *, shared: bool = False) -> Array:
+    """The ``"embeddings"`` or ``"labels"`` of a file.
+
+    An .npy file holds one array and is mapped into memory, not read. From other files comes the tensor or column
+    named ``key``; without a key the one named like ``what``, or the only one there is. ``shared`` says that
+    the file holds embeddings and labels, so that the only one there is will not do.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is not there, or no file")
+    if file.suffix not in ENDINGS:
+        raise ValueError(f"{file} is no file of a known kind; its name must end in {', '.join(ENDINGS)}")
+    if file.suffix == ".npy":
+        if shared:
+            raise ValueError(f"{file} holds a single array; embeddings and labels need a file each")
+        if key is not None:
+            raise ValueError(f"{file} holds a single array without a name; {key!r} was asked for")
+        return _read_npy(file)
+    reader = {".npz": _read_npz, ".safetensors": _read_safetensors, ".parquet": _read_parquet}[file.suffix]
+    return reader(file, what, key, shared)
+
+
+def marks_none(file: Path) -> bool:
+    """Whether the label −1 stands for no class: in files of ``nearfar embed``, which have the names of classes."""
+    if file.suffix == ".npz":
+        with _npz(file) as arrays:
+            return "classes" in arrays
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(file, framework="pt") as tensors:
+            return "classes" in (tensors.metadata() or {})
+    return False
+
+
+def _read_npy(file: Path) -> Array:
+    try:
+        array: np.ndarray[Any, np.dtype[Any]] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    return array
+
+
+def _npz(file: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError, BadZipFile) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def _read_npz(file: Path, what: str, key: str | None, shared: bool) -> Array:
+    with _npz(file) as arrays:
+        if not hasattr(arrays, "files"):
+            raise ValueError(f"{file} cannot be read: it is no archive of arrays")
+        name = _choose(file, what, key, shared, arrays.files)
+        try:
+            array: Array = arrays[name]
+        except (ValueError, OSError, BadZipFile) as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+    return array
+
+
+def _read_safetensors(file: Path, what: str, key: str | None, shared: bool) -> Array:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            array: Array = tensors.get_tensor(_choose(file, what, key, shared, list(tensors.keys())))
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    return array
+
+
+def _read_parquet(file: Path, what: str, key: str | None, shared: bool) -> Array:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
+    try:
+        with parquet.ParquetFile(file) as table:
+            name = _choose(file, what, key, shared, table.schema_arrow.names)
+            column = table.read(columns=[name]).column(name)
+    except ArrowInvalid as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if column.null_count:
+        raise ValueError(f"{file} has no value in {column.null_count} of {len(column)} rows of {name!r}")
+    if what == "labels":
+        labels: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
+        return labels
+    return _stack(file, name, column)
+
+
+def _stack(file: Path, name: str, column: Any) -> Array:
+    """A column of lists as rows of one array."""
+    from pyarrow import compute, types
+
+    kind = column.type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        raise ValueError(f"{file} holds {kind} in {name!r}; lists of numbers are needed")
+    lengths = compute.unique(compute.list_value_length(column)).to_pylist() or [0]
+    if len(lengths) > 1:
+        shortest, longest = min(lengths), max(lengths)
+        raise ValueError(f"{file} holds lists of {shortest} to {longest} numbers in {name!r}; they must be alike")
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    array = np.concatenate(parts) if parts else np.empty(0, dtype=np.float32)
+    return array.reshape(len(column), lengths[0])
+
+
+def _choose(file: Path, what: str, key: str | None, shared: bool, names: Sequence[str]) -> str:
+    if key is not None:
+        if key not in names:
+            raise ValueError(f"{file} has no {key!r}; it holds {_and(names)}")
+        return key
+    named = [name for name in names if name in NAMES[what]]
+    if len(named) == 1:
+        return named[0]
+    if not named and len(names) == 1 and not shared:
+        return names[0]
+    raise ValueError(f"{file} holds {_and(names)}; which of them are the {what} must be said by a key")
+
+
+def _and(things: Sequence[object]) -> str:
+    *most, last = [str(thing) for thing in things] or ["nothing"]
+    return f"{', '.join(most)} and {last}" if most else last

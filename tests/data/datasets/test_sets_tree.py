@@ -1,0 +1,221 @@
+"""How folders and archives are listed: everything once, nothing hidden, nothing from outside, oddities named."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trees_on_disk import add, write, write_tar, write_zip
+
+from nearfar.data.datasets import tar
+from nearfar.data.datasets.tree import open_tree
+
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+
+
+def test_hidden_files_and_litter_are_ignored(tmp_path: Path) -> None:
+    names = [
+        *("jay/1.jpg", "jay/._1.jpg", ".hidden/2.jpg", "__MACOSX/jay/1.jpg", "jay/Thumbs.db", "jay/.DS_Store"),
+    ]
+    for tree in (
+        open_tree(write(tmp_path / "folder", names)),
+        open_tree(write_zip(tmp_path / "a.zip", names)),
+        open_tree(write_tar(tmp_path / "a.tar", names)),
+    ):
+        assert tree.names == ("jay/1.jpg",)
+        assert tree.remarks == ()
+
+
+def test_a_link_to_a_folder_is_followed_but_a_loop_only_once(tmp_path: Path) -> None:
+    write(tmp_path, ["far/1.jpg", "root/wren/1.jpg"])
+    (tmp_path / "root/jay").symlink_to(tmp_path / "far")
+    (tmp_path / "root/wren/again").symlink_to(tmp_path / "root")
+    tree = open_tree(tmp_path / "root")
+    assert tree.names == ("jay/1.jpg", "wren/1.jpg")
+    assert tree.remarks == ("wren/again: a folder met before under another name; passed over",)
+
+
+def test_a_broken_link_is_named(tmp_path: Path) -> None:
+    write(tmp_path, ["jay/1.jpg"])
+    (tmp_path / "jay/2.jpg").symlink_to(tmp_path / "nothing")
+    assert open_tree(tmp_path).remarks == ("jay/2.jpg: a broken link; passed over",)
+
+
+def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path: Path) -> None:
+    bad = ["../1.jpg", "/etc/1.jpg", "jay/../../1.jpg"]
+    for tree in (
+        open_tree(write_tar(tmp_path / "a.tar", [*bad, "jay/1.jpg"])),
+        open_tree(write_zip(tmp_path / "a.zip", [*bad, "jay/1.jpg"])),
+    ):
+        assert tree.names == ("jay/1.jpg",)
+        assert len(tree.remarks) == 3
+        assert all("leads out of the archive" in remark for remark in tree.remarks)
+
+
+def test_links_in_a_tar_are_named_and_never_followed_out_of_it(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "jay/1.jpg", b"one")
+        add(archive, "jay/2.jpg", type=tarfile.SYMTYPE, linkname="/etc/passwd")
+        add(archive, "jay/3.jpg", type=tarfile.LNKTYPE, linkname="/etc/passwd")
+        add(archive, "jay/4.jpg", type=tarfile.LNKTYPE, linkname="jay/1.jpg")
+        add(archive, "jay/5.jpg", type=tarfile.FIFOTYPE)
+    tree = open_tree(tmp_path / "a.tar")
+    assert tree.names == ("jay/1.jpg", "jay/4.jpg")
+    assert tree.read(1) == b"one"
+    assert tree.remarks == (
+        "jay/2.jpg in a.tar: a link; passed over",
+        "jay/3.jpg in a.tar: a link; passed over",
+        "jay/5.jpg in a.tar: no plain file; passed over",
+    )
+
+
+def test_encrypted_members_of_a_zip_are_named(tmp_path: Path) -> None:
+    file = write_zip(tmp_path / "a.zip", ["jay/1.jpg"])
+    data = bytearray(file.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    file.write_bytes(data)
+    assert open_tree(file).remarks == ("jay/1.jpg in a.zip: encrypted; passed over",)
+
+
+def test_of_two_members_with_one_name_the_later_counts(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "jay/1.jpg", b"old")
+        add(archive, "./jay/1.jpg", b"new")
+    tree = open_tree(tmp_path / "a.tar")
+    assert tree.read(0) == b"new"
+    assert tree.remarks == ("jay/1.jpg in a.tar: there twice; the later one counts",)
+
+
+def test_a_folder_of_archives_is_read_as_one(tmp_path: Path) -> None:
+    write(tmp_path, {"README.md": "about"})
+    write_tar(tmp_path / "b-1.tar", ["birds/wren/1.jpg"])
+    write_tar(tmp_path / "b-0.tar.gz", ["birds/jay/1.jpg"], "w:gz")
+    tree = open_tree(tmp_path)
+    assert tree.names == ("birds/jay/1.jpg", "birds/wren/1.jpg")
+    assert [tree.read(index).decode() for index in (0, 1)] == list(tree.names)
+
+
+def test_archives_beside_pictures_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, ["jay/1.jpg"])
+    write_tar(tmp_path / "old.tar", ["wren/1.jpg"])
+    assert [tree_name for tree_name in open_tree(tmp_path).names if tree_name.endswith(".jpg")] == ["jay/1.jpg"]
+
+
+def test_archives_can_be_given_as_a_list(tmp_path: Path) -> None:
+    files = [write_tar(tmp_path / f"{at}.tar", [f"jay/{at}.jpg"]) for at in range(3)]
+    assert open_tree(files[:2]).names == ("jay/0.jpg", "jay/1.jpg")
+
+
+def test_zip_and_tar_files_together_are_refused(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", ["jay/1.jpg"])
+    write_zip(tmp_path / "b.zip", ["jay/2.jpg"])
+    with pytest.raises(ValueError, match="both zip and tar files"):
+        open_tree(tmp_path)
+
+
+def test_archives_named_like_parts_are_parts(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train.tar", ["jay/1.jpg"])
+    write_tar(tmp_path / "test.tar", ["test/wren/1.jpg"])
+    assert open_tree(tmp_path).names == ("test/wren/1.jpg", "train/jay/1.jpg")
+
+
+def test_the_ending_of_an_archive_does_not_matter(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", ["jay/1.jpg"], "w:gz")
+    assert open_tree(tmp_path / "a.tar").names == ("jay/1.jpg",)
+
+
+def test_what_is_not_there_or_no_archive_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        open_tree(tmp_path / "nowhere")
+    write(tmp_path, {"a.tar": b"no tar file " * 100, "empty.tar": b"", "b.tar.gz": b"\x1f\x8bno"})
+    for name in ("a.tar", "empty.tar", "b.tar.gz"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            open_tree(tmp_path / name)
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_a_tar_that_is_cut_short_is_refused(mode: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.tar"
+    with tarfile.open(file, mode) as archive:  # type: ignore[call-overload]
+        for at in range(3):
+            add(archive, f"jay/{at}.jpg", random.Random(at).randbytes(3000))
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 if mode != "w" else 5000])
+    with pytest.raises(ValueError, match=r"a\.tar cannot be read"):
+        open_tree(file)
+
+
+names = st.lists(
+    st.text(
+        st.characters(codec="utf-8", exclude_characters="/\0\\:", exclude_categories=("Cc",)), min_size=1, max_size=90
+    ),
+    min_size=1,
+    max_size=3,
+).map("/".join)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(names, st.binary(max_size=1100)), min_size=1, max_size=6),
+    st.sampled_from((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)),
+    st.integers(0, 1 << 35),
+)
+def test_headers_are_read_as_the_standard_library_reads_them(
+    files: list[tuple[str, bytes]], form: int, time: int
+) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
+        for name, data in files:
+            add(archive, name, data, mtime=time)
+    with tarfile.open(fileobj=io.BytesIO(stream.getvalue())) as archive:
+        right = [(info.name, info.offset_data, info.size, int(info.mtime)) for info in archive]
+    found = [(member.name, member.offset, member.size, member.time) for member in tar.members(stream)]
+    assert [(name.rstrip("/"), *rest) for name, *rest in found] == right
+
+
+def test_long_names_are_read_in_every_format() -> None:
+    name = "/".join(["directory" * 7] * 2) + "/picture.jpg"
+    for form in FORMATS:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
+            add(archive, name, b"data")
+            add(archive, "short.jpg", b"more")
+        assert [member.name for member in tar.members(stream)] == [name, "short.jpg"]
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(st.integers(0, 3000), st.integers(0, 255))
+def test_damaged_headers_give_members_or_one_kind_of_error(place: int, value: int) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        add(archive, "jay/" + "a" * 120 + ".jpg", b"data")
+        add(archive, "jay/2.jpg", b"data")
+    data = bytearray(stream.getvalue())
+    data[place] = value
+    with contextlib.suppress(tar.DamagedTar):
+        list(tar.members(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("size", ["-512", "many"])
+def test_a_member_cannot_have_a_strange_size(size: str) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        add(archive, "jay/1.jpg", pax_headers={"size": size})
+    with pytest.raises(tar.DamagedTar, match=r"jay/1\.jpg"):
+        list(tar.members(stream))
+
+
+def test_a_zip_may_be_damaged_at_its_end(tmp_path: Path) -> None:
+    file = write_zip(tmp_path / "a.zip", ["jay/1.jpg", "jay/2.jpg"])
+    data = bytearray(file.read_bytes())
+    data[data.index(b"PK\x01\x02")] = 0
+    file.write_bytes(data)
+    assert zipfile.is_zipfile(file)
+    with pytest.raises(ValueError, match=r"a\.zip cannot be read as a zip file"):
+        open_tree(file)

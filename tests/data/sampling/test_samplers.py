@@ -1,0 +1,298 @@
+"""What is in a batch, on every rank, and after a run was resumed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from nearfar.data.sampling import registry
+from nearfar.data.sampling.class_balanced import HardClasses, _chain
+from nearfar.data.sampling.registry import Sampler, create
+
+Labels = NDArray[np.int64]
+
+fuzzed = settings(derandomize=True, deadline=None, max_examples=150)
+some_labels = st.lists(st.integers(1, 9), min_size=1, max_size=30).flatmap(
+    lambda counts: st.permutations(np.repeat(7 * np.arange(len(counts)) - 20, counts).tolist())
+)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "groups": {"classes": 6, "per_class": 3},
+    "pairs": {"classes": 6},
+    "random": {"batch_size": 18},
+    "hard_classes": {"classes": 6},
+}
+all_samplers = pytest.mark.parametrize("key", registry.names())
+
+
+def labels_of(*counts: int, seed: int = 0) -> Labels:
+    """So many pictures of class 0, 1, … in any order."""
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+def made(key: str, seed: int = 0, **more: Any) -> Sampler:
+    labels = labels_of(*np.random.default_rng(5).integers(2, 9, 40))
+    sampler = create(key, labels, seed=seed, **SETTINGS[key], **more)
+    if isinstance(sampler, HardClasses):
+        sampler.update(np.random.default_rng(1).standard_normal((40, 8)))
+    return sampler
+
+
+def test_every_sampler_has_a_case_here() -> None:
+    assert registry.names() == sorted(SETTINGS)
+
+
+# --- composition ---------------------------------------------------------------------------------------------
+
+
+@fuzzed
+@given(
+    labels=some_labels, classes=st.integers(1, 8), per_class=st.integers(1, 6), seed=st.integers(0, 99), data=st.data()
+)
+def test_groups_are_full_until_the_batch_is(
+    labels: list[int], classes: int, per_class: int, seed: int, data: st.DataObject
+) -> None:
+    array, counts = np.array(labels), Counter(labels)
+    possible = sum(min(count, per_class) for count in counts.values())
+    if possible < classes * per_class:
+        with pytest.raises(ValueError, match=f"enough for a batch of {possible}"):
+            create("groups", array, classes=classes, per_class=per_class)
+        return
+    sampler = create("groups", array, classes=classes, per_class=per_class, seed=seed)
+    batch = sampler.batch(data.draw(st.integers(0, 5)), data.draw(st.integers(0, len(sampler) - 1)))
+    assert len(set(batch.tolist())) == len(batch) == classes * per_class
+    found = list(dict.fromkeys(array[batch].tolist()))  # classes in the order of the batch
+    takes = Counter(array[batch].tolist())
+    assert array[batch].tolist() == [label for label in found for _ in range(takes[label])]  # class by class
+    for label in found[:-1]:
+        assert takes[label] == min(counts[label], per_class)
+    assert takes[found[-1]] <= min(counts[found[-1]], per_class)
+    if all(counts[label] >= per_class for label in found):
+        assert len(found) == classes
+
+
+@fuzzed
+@given(labels=some_labels, classes=st.integers(1, 8), seed=st.integers(0, 99))
+def test_pairs_are_two_of_each_class(labels: list[int], classes: int, seed: int) -> None:
+    array = np.array(labels)
+    enough = sum(count >= 2 for count in Counter(labels).values())
+    if enough < classes:
+        with pytest.raises(ValueError, match=f"{enough} classes of 2 or more"):
+            create("pairs", array, classes=classes)
+        return
+    batch = create("pairs", array, classes=classes, seed=seed).batch(0, 0)
+    pairs = array[batch].reshape(classes, 2)
+    assert (pairs[:, 0] == pairs[:, 1]).all()
+    assert len(set(pairs[:, 0].tolist())) == classes
+    assert len(set(batch.tolist())) == 2 * classes
+
+
+@fuzzed
+@given(count=st.integers(1, 60), size=st.integers(1, 12), seed=st.integers(0, 99), epoch=st.integers(0, 9))
+def test_random_shows_every_picture_once(count: int, size: int, seed: int, epoch: int) -> None:
+    if size > count:
+        with pytest.raises(ValueError, match="batch_size"):
+            create("random", np.zeros(count, dtype=int), batch_size=size)
+        return
+    sampler = create("random", np.zeros(count, dtype=int), batch_size=size, seed=seed)
+    drawn = np.concatenate(list(sampler.epoch(epoch)))
+    assert len(drawn) == count // size * size
+    assert len(set(drawn.tolist())) == len(drawn)
+
+
+def test_random_may_go_round_more_than_once() -> None:
+    sampler = create("random", np.zeros(10, dtype=int), batch_size=5, steps=6)
+    laps = np.stack(list(sampler.epoch(0))).reshape(3, 10)
+    assert (np.sort(laps, axis=1) == np.arange(10)).all()
+    assert len({tuple(lap) for lap in laps.tolist()}) == 3
+
+
+def test_classes_and_pictures_are_equally_likely() -> None:
+    labels = labels_of(4, 8, 16, 32, 4, 8, 16, 32)
+    sampler = create("groups", labels, classes=2, per_class=4, steps=8000)
+    drawn = np.concatenate(list(sampler.epoch(0)))
+    by_class = np.bincount(labels[drawn], minlength=8) / len(drawn)
+    assert by_class == pytest.approx(np.full(8, 1 / 8), rel=0.05)
+    of_class = np.bincount(drawn, minlength=len(labels))[labels == 2]
+    assert of_class / of_class.sum() == pytest.approx(np.full(16, 1 / 16), rel=0.15)
+
+
+def test_hard_classes_are_the_most_similar_ones() -> None:
+    # Classes on a circle, in the middle of four clusters of four: a batch of four classes is a cluster.
+    labels = labels_of(*[3] * 16)
+    angles = np.deg2rad([90 * (i // 4) + 5 * (i % 4) ** 1.5 for i in range(16)])
+    sampler = create("hard_classes", labels, classes=4, candidates=16)
+    assert isinstance(sampler, HardClasses)
+    mixed = [len(set((labels[sampler.batch(0, step)] // 4).tolist())) for step in range(6)]
+    assert max(mixed) > 1  # as long as nothing is known
+    sampler.update(np.stack([np.cos(angles), np.sin(angles)], axis=1) * 100)
+    for step in range(6):
+        batch = labels[sampler.batch(0, step)]
+        assert set((batch // 4).tolist()) == {batch[0] // 4}
+        assert sorted(Counter(batch.tolist()).values()) == [2, 2, 2, 2]
+
+
+def test_hard_classes_follow_one_another() -> None:
+    # By hand: 0 is taken first; then 2, the nearest to it; then 3, which is nearest to 2; 1 is far from all.
+    vectors = np.array([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.5], [0.6, 0.9]], dtype=np.float32)
+    assert _chain(vectors, 4).tolist() == [0, 2, 3, 1]
+
+
+def test_vectors_of_classes_count_from_the_next_epoch_on() -> None:
+    sampler = made("hard_classes")
+    assert isinstance(sampler, HardClasses)
+    expected = [batch.tolist() for batch in sampler.epoch(0)]
+    under_way = sampler.epoch(0)
+    sampler.update(np.random.default_rng(2).standard_normal((40, 8)))
+    assert [batch.tolist() for batch in under_way] == expected
+    assert [batch.tolist() for batch in sampler.epoch(0)] != expected
+
+
+# --- randomness, ranks, resuming ------------------------------------------------------------------------------
+
+
+@all_samplers
+def test_a_batch_depends_on_seed_epoch_and_step_alone(key: str) -> None:
+    sampler, other = made(key), made(key)
+    backwards = [other.batch(1, step).tolist() for step in reversed(range(len(other)))]
+    assert [batch.tolist() for batch in sampler.epoch(1)] == backwards[::-1]
+    batches = [made(key, seed).batch(epoch, step).tolist() for seed in (0, 1) for epoch in (0, 1) for step in (0, 1)]
+    assert len({tuple(batch) for batch in batches}) == 8
+
+
+@all_samplers
+@pytest.mark.parametrize("ranks", [2, 3, 6])
+def test_ranks_share_a_batch_and_no_picture(key: str, ranks: int) -> None:
+    whole = made(key)
+    for step in range(3):
+        shares = [made(key, rank=rank, ranks=ranks).batch(2, step) for rank in range(ranks)]
+        assert {len(share) for share in shares} == {whole.batch_size // ranks}
+        assert np.concatenate(shares).tolist() == whole.batch(2, step).tolist()
+        assert len(set(np.concatenate(shares).tolist())) == whole.batch_size
+
+
+def test_ranks_get_whole_groups() -> None:
+    labels = labels_of(*[5] * 12)
+    shares = [create("groups", labels, classes=6, per_class=4, rank=rank, ranks=3).batch(0, 0) for rank in range(3)]
+    for share in shares:
+        assert sorted(Counter(labels[share].tolist()).values()) == [4, 4]
+
+
+@all_samplers
+def test_a_resumed_run_goes_on_where_it_stopped(key: str) -> None:
+    sampler, stop = made(key), 4
+    expected = [batch.tolist() for batch in sampler.epoch(3)]
+    state = sampler.state(epoch=3, step=stop)
+    fresh = create(key, sampler.labels, **SETTINGS[key])
+    epoch, step = fresh.restore(state)
+    assert [batch.tolist() for batch in fresh.epoch(epoch, start=step)] == expected[stop:]
+    assert json.loads(json.dumps({name: value for name, value in state.items() if name != "means"}))["step"] == stop
+
+
+def test_a_run_may_go_on_with_more_ranks() -> None:
+    state = made("groups").state(epoch=1, step=2)
+    assert made("groups", rank=1, ranks=2).restore(state) == (1, 2)
+
+
+def test_the_state_of_other_batches_is_refused() -> None:
+    state = made("groups").state(epoch=1, step=2)
+    with pytest.raises(ValueError, match="seed 0 and this groups sampler 1"):
+        made("groups", seed=1).restore(state)
+    for other in (
+        create("groups", made("groups").labels, classes=6, per_class=2),
+        create("groups", made("groups").labels[::-1].copy(), classes=6, per_class=3),
+    ):
+        with pytest.raises(ValueError, match="fingerprint"):
+            other.restore(state)
+
+
+def test_an_epoch_is_as_long_as_there_are_pictures() -> None:
+    labels = labels_of(*[10] * 10)
+    assert len(create("groups", labels, classes=4, per_class=4)) == 6
+    assert len(create("groups", labels, classes=4, per_class=4, steps=50)) == 50
+    assert len(create("groups", labels_of(5, 5), classes=2, per_class=5)) == 1
+
+
+# --- errors and size ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "message"),
+    [
+        ("group", {}, "sampler is 'group' .did you mean 'groups'"),
+        ("groups", {"classes": 4}, "groups needs per_class"),
+        ("groups", {"classes": 4, "perclass": 4}, "did you mean 'per_class'"),
+        ("groups", {"classes": 0, "per_class": 4}, "classes is 0"),
+        ("groups", {"classes": 3, "per_class": 4, "ranks": 2}, "multiple of ranks, 2"),
+        ("groups", {"classes": 2, "per_class": 4, "ranks": 2, "rank": 2}, "rank is 2"),
+        ("groups", {"classes": 11, "per_class": 4}, "labels hold 10 classes, enough for a batch of 40"),
+        ("random", {"batch_size": 7, "ranks": 2}, "multiple of ranks, 2"),
+        ("hard_classes", {"classes": 4, "candidates": 3}, "candidates is 3"),
+    ],
+)
+def test_errors_say_what_is_wrong(key: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        create(key, labels_of(*[10] * 10), **given)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.zeros(0, dtype=int), r"shape \(0,\)"),
+        (np.zeros((3, 1), dtype=int), r"shape \(3, 1\)"),
+        (np.zeros(3), "float64; whole numbers"),
+        ([], r"shape \(0,\)"),
+        ([0.5, 1.0], "float64; whole numbers"),
+        (["jay", "wren"], "<U4; whole numbers"),
+        (torch.zeros(3), "torch.float32; whole numbers"),
+        (torch.zeros(3, dtype=torch.bool), "torch.bool; whole numbers"),
+        (torch.zeros(3, 1, dtype=torch.int64), r"shape \(3, 1\)"),
+        ({0, 1}, "set; an array, a tensor or a list"),
+    ],
+)
+def test_labels_are_checked(labels: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        create("random", labels, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("means", "message"), [(np.zeros((3, 2)), r"shape \(3, 2\); needed is \[40"), (np.full((40, 2), np.nan), "NaN")]
+)
+def test_vectors_of_classes_are_checked(means: NDArray[Any], message: str) -> None:
+    sampler = made("hard_classes")
+    assert isinstance(sampler, HardClasses)
+    with pytest.raises(ValueError, match=message):
+        sampler.update(means)
+
+
+def test_steps_beyond_the_epoch_are_refused() -> None:
+    sampler = made("groups")
+    with pytest.raises(ValueError, match=f"step is {len(sampler)}"):
+        sampler.batch(0, len(sampler))
+    assert list(sampler.epoch(0, start=len(sampler))) == []
+
+
+def test_labels_may_be_any_whole_numbers() -> None:
+    labels = np.array([-(2**62), 2**62, -(2**62), 2**62, 5, 5])
+    batch = create("pairs", labels, classes=3).batch(0, 0)
+    assert sorted(batch.tolist()) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_million_pictures_are_no_burden() -> None:
+    labels = np.random.default_rng(0).integers(0, 100_000, 1_000_000)
+    sampler = create("groups", labels, classes=128, per_class=4)
+    times = []
+    for step in range(30):
+        start = time.perf_counter()
+        batch = sampler.batch(0, step)
+        times.append(time.perf_counter() - start)
+        assert len(set(batch.tolist())) == 512
+    assert sorted(times)[5] < 0.005

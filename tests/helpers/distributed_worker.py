@@ -1,0 +1,145 @@
+"""What the processes of the distributed tests do, and what a single one does for comparison.
+
+Run as a script, with the environment ``torchrun`` gives: writes what it found to the file named as its argument.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import cases
+import torch
+from torch import Tensor, nn
+
+from nearfar import networks
+from nearfar.data.loader import Batch
+from nearfar.losses import Loss
+from nearfar.training.loop.distributed import World, global_loss, world
+from nearfar.training.loop.step import Member, Step
+
+ROWS, FEATURES, DIM, STEPS = 24, 6, 4, 10
+TRAINED = ("multi_similarity", "contrastive", "triplet", "proxy_anchor", "normalized_softmax", "group")
+
+
+def batch(step: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """A global batch: inputs, and labels of six classes of four."""
+    generator = torch.Generator().manual_seed(step)
+    labels = torch.arange(6).repeat_interleave(4)[torch.randperm(ROWS, generator=generator)]
+    inputs = torch.randn(ROWS, FEATURES, generator=generator, dtype=dtype)
+    return inputs + labels.unsqueeze(1) * 0.3, labels % 5
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, DIM)).to(dtype)
+
+
+def own_share(there: World, *tensors: Tensor) -> list[Tensor]:
+    return [tensor.chunk(there.ranks)[there.rank] for tensor in tensors]
+
+
+def backward(
+    there: World, model: nn.Module, loss: Loss, step: int, dtype: torch.dtype, how: str | None = None
+) -> Tensor:
+    inputs, labels = own_share(there, *batch(step, dtype))
+    value = global_loss(loss, model(inputs), labels, there, seed=step, how=how)
+    value.backward()
+    there.reduce_gradients([*model.parameters(), *loss.parameters()])
+    return value.detach()
+
+
+def gradients(there: World, case: cases.Case, how: str | None = None) -> dict[str, Tensor]:
+    """Value and gradients of one step of a case, in float64 so that only what is wrong differs."""
+    model, loss = network(torch.float64), case.create(dim=DIM).double()
+    found = {"value": backward(there, model, loss, 0, torch.float64, how)}
+    for name, module in (("network", model), ("loss", loss)):
+        for key, parameter in module.named_parameters():
+            assert parameter.grad is not None
+            found[f"{name}.{key}"] = parameter.grad
+    return found
+
+
+def trained(there: World, key: str) -> dict[str, Tensor]:
+    """Parameters after ten steps of a loss."""
+    model, loss = network(), cases.create(key, {}, dim=DIM)
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, *loss.param_groups(0.0005)], lr=0.003, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(there, model, loss, step, torch.float32)
+        optimizer.step()
+    return {
+        f"{number}.{key}": value
+        for number, part in enumerate((model, loss))
+        for key, value in part.state_dict().items()
+    }
+
+
+DRAWING = {"group": {}, "contrastive": {"mining": "random"}, "softmax": {"sample_rate": 0.5}}
+
+
+def stepped(there: World, key: str) -> dict[str, Tensor]:
+    """Parameters after three steps of a loss that draws, with torch's generator at another place in every process."""
+    torch.manual_seed(1)
+    model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
+    loss = cases.create(key, DRAWING[key], dim=DIM)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.003)
+    torch.manual_seed(100 + there.rank)
+    step = Step([Member(model, {"high": loss})], optimizer, world=there)
+    for number in range(3):
+        inputs, labels = own_share(there, *batch(number))
+        step(Batch(inputs, labels, labels), seed=number)
+    return dict(model.state_dict())
+
+
+def skipped(there: World) -> dict[str, Tensor]:
+    """What the batch norm of each process knows after a good step and one in which the last process is given a NaN."""
+    torch.manual_seed(1)
+    model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
+    model.heads["high"] = nn.Sequential(nn.BatchNorm1d(8), model.heads["high"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
+    step = Step([Member(model, {"high": cases.create("contrastive", {}, dim=DIM)})], optimizer, world=there)
+    found = {}
+    for name in ("before", "after"):
+        inputs, labels = own_share(there, *batch(0))
+        if name == "after" and there.rank == there.ranks - 1:
+            inputs[0, 0] = torch.nan
+        found[f"{name}.finite"] = step(Batch(inputs, labels, labels), seed=0).finite
+        found[f"{name}.mean"] = model.heads["high"][0].running_mean.clone()
+    return found
+
+
+def other_words(there: World) -> dict[str, Any]:
+    """What processes say to each other beside gradients."""
+    model = nn.BatchNorm1d(2)
+    nn.init.constant_(model.weight, there.rank + 1.0)
+    model.running_mean.fill_(there.rank + 1.0)
+    there.broadcast(model)
+    everyone, labels, positions = there.gather(torch.full((2, 1), float(there.rank)), torch.tensor([there.rank] * 2))
+    return {
+        "weight": model.weight.tolist(),
+        "mean": model.running_mean.tolist(),
+        "any": there.any(there.rank == there.ranks - 1),
+        "none": there.any(False),
+        "said": there.share({"rank": there.rank}),
+        "gathered": everyone.flatten().tolist(),
+        "labels": labels.tolist(),
+        "positions": positions.tolist(),
+    }
+
+
+def everything(there: World) -> dict[str, Any]:
+    found: dict[str, Any] = {"words": other_words(there)}
+    found["gradients"] = {case.id: gradients(there, case) for case in cases.CASES}
+    found["whole"] = {key: gradients(there, cases.Case(key), "whole") for key in ("raw", "normalized_softmax")}
+    found["trained"] = {key: trained(there, key) for key in TRAINED}
+    found["stepped"] = {key: stepped(there, key) for key in DRAWING}
+    found["skipped"] = skipped(there)
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    here = world("cpu")
+    torch.save(everything(here), sys.argv[1])
+    here.close()

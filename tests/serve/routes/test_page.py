@@ -1,0 +1,362 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_index import FakeIndex, encoded, picture
+from served_runs import fake_run
+from visiting import Visit, nearest, told, until
+
+from nearfar.search.items import Item
+from nearfar.serve import Limits, server
+from nearfar.serve.catalog import packed
+
+Site = Callable[..., str]
+NASTY = '<img src=x onerror="document.title=1">'
+
+
+def index() -> FakeIndex:
+    found = FakeIndex(40)
+    found.add_images([(NASTY, picture(400, 200), NASTY, {})])
+    return found
+
+
+@pytest.fixture(scope="module")
+def address(site: Site) -> str:
+    return site(index(), name="colours", limits=Limits(upload_bytes=2**20))
+
+
+@pytest.fixture
+def visit(browser: Any, address: str) -> Iterator[Visit]:
+    made = Visit(browser, address)
+    yield made
+    made.close()
+
+
+def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit: Visit) -> None:
+    page = visit.open()
+    visit.upload(encoded(picture(3)))
+    assert nearest(page)[0] == "3/3.png"
+    assert page.inner_text(".hit .score") == "1.000"
+    assert page.inner_text("#query-title") == "Your picture"
+    for number, kind in ((6, "drop"), (9, "paste")):
+        content = base64.b64encode(encoded(picture(number))).decode()
+        page.evaluate(
+            """([kind, content]) => {
+                const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+                const data = new DataTransfer();
+                data.items.add(new File([bytes], "x.png", { type: "image/png" }));
+                const event = kind === "drop"
+                  ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+                  : new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+                document.body.dispatchEvent(event);
+            }""",
+            [kind, content],
+        )
+        page.wait_for_function(
+            "name => document.querySelector('.hit .name')?.textContent === name", arg=f"{number % 4}/{number}.png"
+        )
+
+
+def test_neighbours_lead_on_and_back(visit: Visit) -> None:
+    page = visit.open("#item=5")
+    first = nearest(page)
+    assert page.inner_text("#query-words") == "1/5.png"
+    assert page.locator(".hit.same").count() >= 9
+    page.locator(".hit button").nth(1).click()
+    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=first[1])
+    assert page.locator("#steps li").count() == 2
+    page.click("#back")
+    until(page, "document.getElementById('query-words').textContent === '1/5.png'")
+    assert nearest(page) == first
+    page.click("#forward")
+    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=first[1])
+    page.go_back()
+    until(page, "document.getElementById('query-words').textContent === '1/5.png'")
+
+
+def test_a_class_can_be_chosen(visit: Visit) -> None:
+    page = visit.open("#item=5")
+    nearest(page)
+    page.fill("#filter", "class 2")
+    until(page, "document.getElementById('results-words').textContent.includes('class 2 only')")
+    assert set(page.locator(".hit .label").all_inner_texts()) == {"class 2"}
+    page.fill("#filter", "owls")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('filter-wrong').textContent === 'No class “owls”: all are shown.'")
+    until(page, "!document.getElementById('results-words').textContent.includes('only')")
+
+
+def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
+    page = visit.open()
+    visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
+    told(page, "This is no picture that can be searched with: a PDF document, not a picture.")
+    page.click("#dismiss")
+    assert page.is_hidden("#problem")
+    visit.upload(bytes(2 * 2**20))
+    told(page, "That file has 2.0 MiB; this server takes at most 1.0 MiB.")
+    page.goto(f"{visit.address}/#item=999")
+    told(page, "Id is 999; the index has no such item.")
+    page.evaluate(
+        "document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: new DataTransfer(), bubbles: true }))"
+    )
+    told(page, "There is no picture in the clipboard.")
+    page.goto(f"{visit.address}/#upload=77")
+    until(page, "document.getElementById('results-title').textContent === 'That picture is gone'")
+
+
+def test_a_server_that_is_gone_is_told_and_asked_again(visit: Visit) -> None:
+    page = visit.open()
+    page.route("**/api/v1/search/**", lambda route: route.abort())
+    page.locator(".hit button").first.click()
+    told(page, "The server does not answer. Is it still running?")
+    page.unroute("**/api/v1/search/**")
+    page.click("#retry")
+    assert nearest(page)
+
+
+def test_the_map_is_painted_and_leads_to_a_search(visit: Visit) -> None:
+    page = visit.open("#map")
+    until(page, "document.getElementById('points').dataset.painted === '41'")
+    box = page.locator("#points").bounding_box()
+    points = index().plane()[1]
+    low, size = points.min(axis=0), np.ptp(points, axis=0)
+    scale = 0.92 * min(box["width"] / size[0], box["height"] / size[1])
+    x, y = (points[7] - low - size / 2) * scale + (box["width"] / 2, box["height"] / 2) + (box["x"], box["y"])
+    page.mouse.move(x, y)
+    page.wait_for_selector("#tip", state="visible")
+    until(page, "document.querySelector('#tip img').naturalWidth > 0")
+    until(page, "document.querySelector('#tip span').textContent.trim() !== ''")
+    name = page.inner_text("#tip span")
+    assert name == "3/7.png"
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=name)
+    assert nearest(page)
+
+
+def test_the_map_moves_under_the_hand_and_shows_thumbnails_from_near(visit: Visit) -> None:
+    page = visit.open("#map")
+    until(page, "document.getElementById('points').dataset.painted === '41'")
+    box = page.locator("#points").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -300)
+    until(page, "Number(document.getElementById('points').dataset.zoom) > 1.5")
+    page.click("#zoom-in")
+    page.click("#zoom-in")
+    until(page, "Number(document.getElementById('above').dataset.thumbnails) > 0")
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 900, y + 500, steps=4)
+    page.mouse.up()
+    until(page, "Number(document.getElementById('points').dataset.painted) < 41")
+    assert "#map" in page.url  # a drag is no click
+    page.click("#zoom-all")
+    until(page, "document.getElementById('points').dataset.painted === '41'")
+    page.locator("#legend button").nth(1).click()
+    assert page.input_value("#map-filter") == page.locator("#legend button").nth(1).inner_text()
+
+
+def test_a_hundred_thousand_points_move_smoothly(visit: Visit) -> None:
+    count = 100_000
+    rng = np.random.default_rng(0)
+    labels = [f"class {number}" for number in range(200)]
+    classes = rng.integers(0, 200, count)
+    points = rng.normal(size=(200, 2))[classes] * 3 + rng.normal(size=(count, 2))
+    items = [Item(number, "", labels[each]) for number, each in enumerate(classes.tolist())]
+    body = packed(points, items, labels, "v")
+    visit.page.route("**/api/v1/map", lambda route: route.fulfill(body=body, content_type="application/octet-stream"))
+    page = visit.open("#map")
+    until(page, f"document.getElementById('points').dataset.painted === '{count}'")
+    times = page.evaluate(
+        """async () => {
+            const canvas = document.getElementById("points"), times = [];
+            for (let step = 0; step < 40; step += 1) {
+                const turn = { deltaY: step < 20 ? -60 : 60, clientX: 500, clientY: 400, cancelable: true };
+                canvas.dispatchEvent(new WheelEvent("wheel", turn));
+                await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+                times.push(Number(canvas.dataset.ms));
+            }
+            return times;
+        }"""
+    )
+    assert np.median(times) < 50, times  # a few ms on a machine that is not busy
+
+
+def test_the_page_is_used_by_keyboard_alone(visit: Visit) -> None:
+    page = visit.open()
+    page.wait_for_selector(".hit button")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    until(page, "document.activeElement.id === 'content'")
+    assert page.url == f"{visit.address}/"  # still where we were
+    page.locator(".hit button").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("[...document.querySelectorAll('.hit button')].indexOf(document.activeElement)") > 2
+    page.keyboard.press("Enter")
+    nearest(page)
+    until(page, "document.activeElement.closest('.hit') !== null")  # and on from there
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "filter"
+    page.keyboard.type("class 1")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('results-words').textContent.includes('class 1 only')")
+    page.keyboard.press("Tab")
+    page.focus("#tab-search")
+    page.keyboard.press("ArrowRight")
+    until(page, "location.hash === '#map'")
+    until(page, "document.getElementById('points').dataset.painted > '0'")
+    page.focus("#points")
+    page.keyboard.press("0")
+    page.wait_for_selector("#tip", state="visible")
+    page.keyboard.press("+")
+    until(page, "Number(document.getElementById('points').dataset.zoom) > 1.2")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.startsWith('#item=')")
+    page.keyboard.press("b")
+    until(page, "location.hash === '#map'")
+    page.keyboard.press("?")
+    page.wait_for_selector("#help-dialog[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#help-dialog[open]", state="detached")
+
+
+def test_names_are_text_and_never_markup(visit: Visit) -> None:
+    page = visit.open("#item=40")
+    nearest(page)
+    assert page.inner_text("#query-title") == NASTY
+    page.click("#tab-map")
+    until(page, "document.getElementById('legend').childElementCount === 5")
+    assert NASTY in page.locator("#legend button").all_inner_texts()
+    assert page.title() == "colours · nearfar"
+
+
+def test_day_and_night(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, color_scheme="dark")
+    page = visit.open()
+    colour = "getComputedStyle(document.body).backgroundColor"
+    night = page.evaluate(colour)
+    page.click("#theme")
+    day = page.evaluate(colour)
+    assert night != day
+    page.reload()
+    page.wait_for_selector(".hit")
+    assert page.evaluate(colour) == day  # the choice is kept
+    visit.close()
+
+
+def test_an_answer_that_comes_too_late_is_not_shown(browser: Any, site: Site) -> None:
+    visit = Visit(browser, site(FakeIndex(12)))
+    waiting: list[Any] = []
+    visit.page.route("**/api/v1/items?*", lambda route: waiting.append(route))
+    page = visit.open()
+    visit.upload(encoded(picture(77, 100)), "new.png")
+    nearest(page)
+    assert len(waiting) == 1
+    from playwright.sync_api import Error
+
+    with suppress(Error):  # the page has taken its question back
+        waiting[0].continue_()
+    page.wait_for_timeout(300)
+    assert page.inner_text("#results-title") == "Nearest"
+    assert page.is_visible("#add")
+    visit.close()
+
+
+def test_pictures_are_added_and_removed(browser: Any, site: Site) -> None:
+    visit = Visit(browser, site(FakeIndex(12)))
+    page = visit.open()
+    visit.upload(encoded(picture(77, 100)), "new.png")
+    nearest(page)
+    page.fill("#add-label", "late")
+    page.click("#add button")
+    told(page, "Added as no. 12.")
+    until(page, "document.getElementById('query-title').textContent === 'late'")
+    until(page, "document.getElementById('facts').textContent.includes('13 pictures')")
+    page.click("#remove")
+    page.click("#sure-dialog button[value=no]")
+    page.click("#remove")
+    page.click("#sure-dialog button[value=yes]")
+    told(page, "No. 12 was removed.")
+    until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
+    visit.close()
+
+
+def test_a_read_only_server_offers_no_changes(browser: Any, site: Site) -> None:
+    visit = Visit(browser, site(FakeIndex(12), read_only=True))
+    page = visit.open("#item=2")
+    nearest(page)
+    assert page.is_hidden("#remove")
+    visit.upload(encoded(picture(1)))
+    until(page, "document.getElementById('query-title').textContent === 'Your picture'")
+    assert page.is_hidden("#add")
+    visit.close()
+
+
+def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
+    token = "100%-open-sesame/#?&"
+    visit = Visit(browser, site(FakeIndex(12), token=token))
+    page = visit.page
+    page.goto(visit.address)
+    page.wait_for_selector("#token-dialog[open]")
+    page.fill("#token", "wrong")
+    page.keyboard.press("Enter")
+    until(page, "document.getElementById('token-wrong').textContent === 'This is not the token.'")
+    page.fill("#token", token)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hit img")
+    until(page, "document.querySelector('.hit img').naturalWidth > 0")
+    visit.close()
+    other = Visit(browser, visit.address)
+    page = other.page
+    page.goto(server.link(other.address, token))
+    page.wait_for_selector(".hit")
+    assert "token" not in page.url
+    other.close()
+
+
+def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
+    for name, loss, score in (("one", "nra", 0.7), ("two", "multi_similarity", 0.6)):
+        fake_run(tmp_path / name, loss, score)
+    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
+    page = visit.open()
+    page.click("#tab-runs")
+    page.wait_for_selector("#view-runs tbody tr")
+    assert page.locator("#view-runs tbody th").all_inner_texts() == ["one", "two"]
+    page.click("text=R@1 %")
+    assert page.locator("#view-runs tbody th").all_inner_texts() == ["two", "one"]
+    assert page.locator("#view-runs svg.chart path").count() == 2
+    page.locator("#view-runs input[type=checkbox]").first.uncheck()
+    assert page.locator("#view-runs svg.chart path").count() == 1
+    page.click("#tab-leaderboard")
+    page.wait_for_selector("#view-leaderboard .verdict")
+    assert "fair" in page.inner_text("#view-leaderboard .verdict")
+    page.keyboard.press("/")
+    until(page, "document.activeElement.id === 'filter'")
+    visit.close()
+
+
+def test_damaged_runs_are_named_beside_the_others(browser: Any, site: Site, tmp_path: Path) -> None:
+    for name, loss in (("one", "nra"), ("two", "multi_similarity"), ("three", "triplet")):
+        fake_run(tmp_path / name, loss, 0.6)
+    (tmp_path / "two" / "manifest.json").unlink()
+    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
+    page = visit.open()
+    for tab, rows in (("runs", 2), ("leaderboard", 2)):
+        page.click(f"#tab-{tab}")
+        page.wait_for_selector(f"#view-{tab} tbody tr")
+        assert page.locator(f"#view-{tab} tbody tr").count() == rows
+        words = page.inner_text(f"#view-{tab} .damaged")
+        assert words.startswith("1 run cannot be read and is left out:")
+        assert "manifest.json is not there" in words
+    visit.close()

@@ -1,0 +1,261 @@
+"""``nearfar evaluate``: the numbers of ``nearfar.metrics``, from files, on the screen and in JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.cli import main
+from nearfar.search.embedding_files import Embedded
+from nearfar.training.evaluation.command import Labelled, evaluate, load
+
+
+def sample(n: int = 60, classes: int = 12, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Embeddings of classes that overlap, some of them with a single member."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.cat([torch.arange(n - 3) % classes, torch.arange(100, 103)])
+    centers = torch.randn(103, 8, generator=generator)
+    return centers[labels] + torch.randn(n, 8, generator=generator), labels
+
+
+EMBEDDINGS, LABELS = sample()
+GALLERY, GALLERY_LABELS = sample(80, seed=0)
+WORDS = np.array([f"bird [{label}]" for label in LABELS.tolist()])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files, to work in."""
+    np.save(tmp_path / "embeddings.npy", EMBEDDINGS.numpy())
+    np.save(tmp_path / "labels.npy", LABELS.numpy())
+    np.save(tmp_path / "words.npy", WORDS)
+    (tmp_path / "embeddings.txt").touch()
+    np.save(tmp_path / "one_class.npy", np.zeros(60, dtype=np.int64))
+    np.save(tmp_path / "all_alone.npy", np.arange(60))
+    np.save(tmp_path / "empty.npy", np.zeros((0, 8), dtype=np.float32))
+    np.save(tmp_path / "nan.npy", np.where(np.arange(60)[:, None] == 7, np.nan, EMBEDDINGS.numpy()))
+    save_file({"embeddings": EMBEDDINGS, "labels": LABELS}, tmp_path / "both.safetensors")
+    save_file({"embeddings": GALLERY, "labels": GALLERY_LABELS}, tmp_path / "gallery.safetensors")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str) -> int:
+    """Run the command in this process; its exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", *words])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def written(*words: str) -> dict[str, Any]:
+    """What the command writes as JSON."""
+    assert call(*words, "--json", "report.json") == 0
+    report: dict[str, Any] = json.loads(Path("report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def test_the_numbers_are_those_of_the_metrics(folder: Path) -> None:
+    report = written("embeddings.npy", "labels.npy")
+    assert report["files"] == {"embeddings": "embeddings.npy", "labels": "labels.npy"}
+    assert report["nearfar"] == nf.__version__
+    assert report["settings"] == {"ks": [1, 2, 4, 8], "measure": "cosine", "normalization": "arithmetic", "seed": 0}
+    assert report["queries"] == {"vectors": 60, "dimensions": 8, "classes": 15}
+    assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
+    assert report["clustering"] == nf.metrics.clustering(EMBEDDINGS, LABELS)
+    assert not {"intervals", "worst", "gallery"} & set(report)
+
+
+def test_the_table_has_every_metric(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("embeddings.npy", "labels.npy", "--ks", "1,5") == 0
+    printed = capsys.readouterr()
+    cells = dict(line.split() for line in printed.out.splitlines() if len(line.split()) == 2)
+    found = {**nf.metrics.retrieval(EMBEDDINGS, LABELS, ks=(1, 5)), **nf.metrics.clustering(EMBEDDINGS, LABELS)}
+    for name in ("recall@1", "recall@5", "precision@1", "r_precision", "map@r", "map", "mrr", "nmi", "ami", "f1"):
+        assert cells[name] == f"{100 * found[name]:.2f}"
+    assert "60 embeddings of 8 dimensions, 15 classes" in printed.out
+    assert "57 queries, nearest by cosine similarity." in printed.out
+    assert "3 more had none of their class to find." in printed.out
+    assert printed.err == ""
+    assert not (folder / "report.json").exists()
+
+
+def test_settings_reach_the_metrics(folder: Path) -> None:
+    settings = ["--measure", "euclidean", "--seed", "3", "--normalization", "geometric"]
+    report = written("embeddings.npy", "labels.npy", *settings)
+    assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS, measure="euclidean")
+    expected = nf.metrics.clustering(EMBEDDINGS, LABELS, normalize=False, seed=3, normalization="geometric")
+    assert report["clustering"] == expected
+
+
+def test_without_clustering(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "clustering" not in written("embeddings.npy", "labels.npy", "--no-clustering")
+    assert "nmi" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["both.safetensors"], ["both.safetensors", "both.safetensors"]])
+def test_one_file_for_both(words: list[str], folder: Path) -> None:
+    assert written(*words)["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
+
+
+def test_keys(folder: Path) -> None:
+    save_file({"a": EMBEDDINGS, "b": LABELS, "c": LABELS + 1}, folder / "keys.safetensors")
+    report = written("keys.safetensors", "--key", "a", "--labels-key", "b")
+    assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
+
+
+def test_labels_that_are_words(folder: Path) -> None:
+    report = written("embeddings.npy", "words.npy", "--worst", "1")
+    assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)
+    assert report["worst"][0]["label"] in WORDS
+
+
+@pytest.mark.parametrize("labels", [[], ["--gallery-labels", "gallery.safetensors"]])
+def test_a_gallery(labels: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = written("embeddings.npy", "labels.npy", "--gallery", "gallery.safetensors", *labels)
+    assert report["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS, GALLERY, GALLERY_LABELS)
+    assert report["clustering"] == nf.metrics.clustering(EMBEDDINGS, LABELS)
+    assert report["gallery"] == {"vectors": 80, "dimensions": 8, "classes": 15}
+    assert "a gallery of 80" in capsys.readouterr().out
+
+
+def test_intervals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = written("embeddings.npy", "labels.npy", "--intervals")
+    expected = nf.metrics.bootstrap(nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"])
+    assert report["intervals"] == {name: {"low": found.low, "high": found.high} for name, found in expected.items()}
+    low, high = 100 * expected["mrr"].low, 100 * expected["mrr"].high
+    assert f"{low:.2f} – {high:.2f}" in capsys.readouterr().out
+
+
+def test_the_worst_queries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = written("embeddings.npy", "words.npy", "--worst", "4")
+    values = nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"]
+    precision = values["map"].tolist()
+    rows = sorted((row for row in range(60) if not math.isnan(precision[row])), key=lambda row: (precision[row], row))
+    assert report["worst"] == [
+        {"row": row, "label": WORDS[row], "map": precision[row], "first_match": round(1 / values["mrr"][row].item())}
+        for row in rows[:4]
+    ]
+    printed = capsys.readouterr().out
+    for row in rows[:4]:
+        assert WORDS[row] in printed
+
+
+def test_all_queries_are_no_more_than_there_are(folder: Path) -> None:
+    assert len(written("embeddings.npy", "labels.npy", "--worst", "1000")["worst"]) == 57
+
+
+def test_json_replaces_a_file_and_leaves_nothing_else(folder: Path) -> None:
+    (folder / "report.json").write_text("old")
+    before = {path.name for path in folder.iterdir()}
+    written("embeddings.npy", "labels.npy")
+    assert {path.name for path in folder.iterdir()} == before
+
+
+def test_json_is_printed_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("embeddings.npy", "labels.npy", "--no-clustering", "--json", "-") == 0
+    assert "recall@1" in json.loads(capsys.readouterr().out)["retrieval"]
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    labels = ("auk", "auk", None, "bee", "bee", None, "bee")
+    file = tmp_path / f"embedded{ending}"
+    Embedded(vectors, tuple("abcdefg"), labels, (), "model").write(file)
+    found = load("embeddings", file)
+    assert found.labels.tolist() == [0, 0, 1, 1, 1]
+    assert found.embeddings.tolist() == vectors[[0, 1, 3, 4, 6]].tolist()
+    assert call(str(file), "--no-clustering") == 0
+    printed = capsys.readouterr().out
+    assert "5 embeddings of 4 dimensions, 2 classes\n2 more have no class and are left out.\n" in printed
+    Embedded(vectors, tuple("abcdefg"), (None,) * 7, (), "model").write(file)
+    assert call(str(file)) == 1
+    assert "has no class for any of its 7 embeddings" in capsys.readouterr().err
+
+
+def test_progress_is_told_what_work_it_is() -> None:
+    calls: list[tuple[str, int, int]] = []
+
+    def watch(work: str) -> Any:
+        return lambda done, total: calls.append((work, done, total))
+
+    evaluate(Labelled(EMBEDDINGS, LABELS), watch=watch)
+    assert list(dict.fromkeys(work for work, _, _ in calls)) == ["ranking", "clustering"]
+    assert calls[-1][1] == calls[-1][2]
+
+
+def test_embeddings_are_mapped_not_read(folder: Path) -> None:
+    found = load("embeddings", folder / "embeddings.npy", folder / "labels.npy")
+    file = (folder / "embeddings.npy").open("r+b")
+    file.seek(-EMBEDDINGS.numel() * 4, 2)
+    file.write(np.float32(42).tobytes())
+    file.close()
+    assert found.embeddings[0, 0] == 42
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["embeddings.npy"], "embeddings.npy holds a single array; embeddings and labels need a file each"),
+        (["nowhere.npy", "labels.npy"], "nowhere.npy is not there; needed is a run folder, or a file of embeddings"),
+        (["embeddings.txt", "labels.npy"], "its name must end in .npy, .npz, .safetensors, .parquet"),
+        (["empty.npy", "labels.npy"], "embeddings has shape (0, 8)"),
+        (["embeddings.npy", "embeddings.npy"], "embeddings and labels need a file each"),
+        (["nan.npy", "labels.npy"], "embeddings contains NaN or infinity in 1 of 60 rows; the first is row 7"),
+        (["embeddings.npy", "labels.npy", "--gallery-labels", "labels.npy"], "--gallery-labels goes with --gallery"),
+        (["gallery.safetensors", "labels.npy"], "labels has shape (60,); needed is [80]"),
+        (["embeddings.npy", "one_class.npy"], "labels have one class, so there is nothing to cluster"),
+        (["embeddings.npy", "all_alone.npy"], "no class has two members"),
+        (["embeddings.npy", "labels.npy", "--ks", "1,x"], "--ks is '1,x'; needed are whole numbers"),
+        (["embeddings.npy", "labels.npy", "--ks", "0"], "ks contains 0"),
+        (["embeddings.npy", "labels.npy", "--measure", "dot"], "measure is 'dot'; allowed are cosine, euclidean"),
+        (["embeddings.npy", "labels.npy", "--normalization", "max"], "normalization is 'max'"),
+        (["embeddings.npy", "labels.npy", "--worst", "-1"], "worst is -1; it must be ≥ 0"),
+        (["embeddings.npy", "labels.npy", "--seed", "-1"], "seed is -1"),
+        (["embeddings.npy", "labels.npy", "--device", "tpu"], "device is 'tpu'; allowed are auto, cpu, cuda"),
+        (["embeddings.npy", "labels.npy", "--device", "mps"], "device is 'mps'; allowed are auto, cpu, cuda"),
+        (
+            ["embeddings.npy", "labels.npy", "--device", "cuda:99"],
+            "device is 'cuda:99'; the number of GPUs that PyTorch finds is ",
+        ),
+        (["embeddings.npy", "labels.npy", "--json", "nowhere/a.json"], "json is 'nowhere/a.json'; needed is a file in"),
+        (["embeddings.npy", "labels.npy", "--json", "."], "json is '.'; needed is a file in a folder that exists"),
+        (["embeddings.npy", "labels.npy", "--key", "a"], "holds a single array without a name; 'a' was asked for"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = list(folder.iterdir())
+    assert call(*words) != 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("nearfar: ")
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
+    assert list(folder.iterdir()) == before
+
+
+def test_one_class_can_be_ranked(folder: Path) -> None:
+    report = written("embeddings.npy", "one_class.npy", "--no-clustering")
+    assert report["retrieval"]["recall@1"] == 1.0
+
+
+def test_parquet(folder: Path) -> None:
+    pa: Any = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table({"embedding": list(EMBEDDINGS.numpy()), "label": WORDS.tolist()})
+    parquet.write_table(table, folder / "both.parquet")
+    assert written("both.parquet")["retrieval"] == nf.metrics.retrieval(EMBEDDINGS, LABELS)

@@ -1,0 +1,206 @@
+"""Levels of a network one by one, and several runs as one: ``nearfar evaluate --levels`` and ``--ensemble``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fake_runs import write_run
+from torch import Tensor
+from training_runs import DIM, pictures, recipe, train, vectors
+
+import nearfar as nf
+from nearfar.cli import main
+from nearfar.reports.run_data import Embeddings
+from nearfar.training.evaluation.models import Sides, joined
+
+LEVELS = ["low", "mid", "high"]
+SMALL = {"network__settings": {}, "training__epochs": 1, "sampler__steps": 2, "network__name": "small_cnn"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on pictures: of three levels, of one, and of two members; runs on vectors: of two seeds and of two folds."""
+    place = tmp_path_factory.mktemp("tested")
+    images, points = pictures(place), vectors(place)
+    cache = {"cache": place / "cache"}
+    train(recipe(images, **SMALL, network__levels=LEVELS), place / "levels", **cache)
+    train(recipe(images, **SMALL, network__levels=["mid"]), place / "mid", **cache)
+    train(recipe(images, **SMALL, network__members=2), place / "members", **cache)
+    for seed in range(2):
+        train(recipe(points, training__epochs=1, training__seed=seed), place / f"seed{seed}")
+        train(recipe(points, training__epochs=1, training__seed=seed, network__normalize=False), place / f"raw{seed}")
+        fold = {"split__kind": "k_fold", "split__folds": 2, "split__fold": seed, "sampler__classes": 3}
+        train(recipe(points, training__epochs=1, **fold), place / f"fold{seed}")
+    return place
+
+
+def call(*words: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", *words])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def held_out(file: Path) -> tuple[Tensor, Tensor]:
+    """The data of the test classes, the last six of twelve."""
+    with np.load(file) as content:
+        held = content["y"] >= 6
+        return torch.from_numpy(content["X"][held]), torch.from_numpy(content["y"][held])
+
+
+@torch.no_grad()
+def test_each_level_is_measured_as_if_the_network_had_no_other(place: Path) -> None:
+    found = nf.evaluate(place / "levels", levels=True, device="cpu")
+    model, (images, labels) = nf.load(place / "levels"), held_out(place / "pictures.npz")
+    by_hand = model.levels_forward(model.normalization(images[:, None]))
+    assert list(found["alone"]) == LEVELS
+    for level, report in found["alone"].items():
+        assert report["retrieval"] == pytest.approx(nf.metrics.retrieval(by_hand[level], labels, ks=(1, 2)))
+        assert report["queries"]["dimensions"] == 4
+    together = nf.evaluate(place / "levels", device="cpu")
+    assert {name: value for name, value in found.items() if name != "alone"} == together
+    assert together["queries"]["dimensions"] == 12
+
+
+def test_levels_are_cut_out_of_embeddings_that_are_made_anew(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(place / "cache"))
+    kept = nf.evaluate(place / "levels", levels=True, device="cpu")
+    anew = nf.evaluate(place / "levels", f"{place}/pictures.npz", levels=True, device="cpu")
+    for level in LEVELS:
+        assert anew["alone"][level]["retrieval"] == pytest.approx(kept["alone"][level]["retrieval"])
+
+
+def test_members_of_an_ensemble_are_told_apart_as_well(place: Path) -> None:
+    found = nf.evaluate(place / "members", levels=True, device="cpu")
+    assert list(found["alone"]) == ["0_high", "1_high"]
+
+
+def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(place / "mid"), "--levels") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"nearfar: the network in {place / 'mid'} has one level, mid; levels are told apart where network.levels has "
+        'several, such as ["low", "mid", "high"]\n'
+    )
+
+
+@torch.no_grad()
+def test_an_ensemble_of_runs_is_that_of_their_networks(place: Path) -> None:
+    runs = [place / "seed0", place / "seed1"]
+    found = nf.evaluate(runs, device="cpu")
+    ensemble = nf.networks.Ensemble([nf.load(run) for run in runs]).eval()
+    points, labels = held_out(place / "vectors.npz")
+    assert found["retrieval"] == pytest.approx(nf.metrics.retrieval(ensemble(points), labels, ks=(1, 2)))
+    assert found["queries"]["dimensions"] == ensemble.dim
+    assert found["alone"] == {str(run): nf.evaluate(run, device="cpu") for run in runs}
+
+
+@torch.no_grad()
+def test_runs_count_the_same_though_one_has_longer_embeddings(place: Path) -> None:
+    runs = [place / "raw0", place / "raw1"]
+    points, labels = held_out(place / "vectors.npz")
+    by_hand = torch.cat([F.normalize(nf.load(run)(points), dim=1) for run in runs], dim=1)
+    found = nf.evaluate(runs, device="cpu")
+    assert found["retrieval"] == pytest.approx(nf.metrics.retrieval(by_hand, labels, ks=(1, 2)))
+
+
+def test_copies_of_the_data_are_tested_anew_in_one_place(place: Path, tmp_path: Path) -> None:
+    runs = [place / "seed0", tmp_path / "elsewhere"]
+    shutil.copytree(place / "seed1", runs[1])
+    manifest = json.loads((runs[1] / "manifest.json").read_text(encoding="utf-8"))
+    manifest["data"]["source"] = "a copy"
+    (runs[1] / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"elsewhere and .*seed0 are runs of different data"):
+        nf.evaluate(runs, device="cpu")
+    anew = nf.evaluate(runs, f"{place}/vectors.npz", device="cpu")
+    expected = nf.evaluate([place / "seed0", place / "seed1"], device="cpu")
+    assert anew["retrieval"] == pytest.approx(expected["retrieval"])
+
+
+def test_folds_of_one_split_may_stand_together(place: Path) -> None:
+    assert nf.evaluate([place / "fold0", place / "fold1"], device="cpu")["queries"]["vectors"] == 72
+
+
+def test_galleries_stand_side_by_side_like_queries(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(5), 8)
+    runs = [write_run(tmp_path / name, labels, np.arange(40), gallery=True) for name in ("one", "two")]
+    found = nf.evaluate(runs, device="cpu")
+    assert found["gallery"] == {"vectors": 20, "dimensions": 16, "classes": 5}
+    assert found["retrieval"] == pytest.approx(found["alone"][str(runs[0])]["retrieval"])  # twice the same
+
+
+def test_the_table_has_a_column_for_each_and_the_file_everything(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    file = tmp_path / "found.json"
+    assert call("seed0", "seed1", "--ensemble", "--no-clustering", "--json", str(file)) == 0
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["files"] == {"runs": ["seed0", "seed1"]}
+    reports = [found["alone"]["seed0"], found["alone"]["seed1"], found]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["metric,", "%", "seed0", "seed1", "together"] in lines
+    assert ["dimensions", "4", "4", "8"] in lines
+    for metric in ("recall@1", "recall@2", "map@r", "mrr"):
+        assert [metric, *(f"{100 * report['retrieval'][metric]:.2f}" for report in reports)] in lines
+
+
+def test_intervals_stand_beside_each(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert call(str(place / "levels"), "--levels", "--intervals") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (recall,), (nmi,) = ([line for line in lines if line.split()[:1] == [name]] for name in ("recall@1", "nmi"))
+    assert (recall.count("–"), nmi.count("–")) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed0", "--ensemble"], "runs are seed0; an ensemble needs two at least"),
+        (
+            ["seed0", "seed1", "seed0", "--ensemble"],
+            "runs are seed0, seed1, seed0; each may be in an ensemble only once",
+        ),
+        (["seed0", "seed1"], "several go with --ensemble"),
+        (["seed0", "mid", "--ensemble"], "mid and seed0 are runs of different data"),
+        (["seed0", "vectors.npz", "--ensemble"], "vectors.npz is no run, and no saved network"),
+        (["seed0", "seed1", "--ensemble", "--levels"], "--levels goes with one run, and --ensemble with several"),
+        (["vectors.npz", "--levels"], "--levels goes with a run, and vectors.npz is no folder"),
+        (["vectors.npz", "seed0", "--ensemble"], "--ensemble goes with a run, and vectors.npz is no folder"),
+        (["a.npy", "b.npy", "c.npy"], "3 files are given; EMBEDDINGS and LABELS, or one with both, are needed"),
+    ],
+)
+def test_what_cannot_be_measured_together_is_refused_in_one_line(
+    place: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    assert call(*words) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert message in printed.err
+
+
+def test_levels_of_several_runs_are_refused(place: Path) -> None:
+    with pytest.raises(ValueError, match="levels are those of one run; where has 2"):
+        nf.evaluate([place / "seed0", place / "seed1"], levels=True)
+
+
+@pytest.mark.parametrize("changed", ["labels", "rows", "gallery"])
+def test_only_embeddings_of_the_same_pictures_are_joined(changed: str) -> None:
+    one = Embeddings(torch.eye(DIM), torch.arange(DIM) // 2, torch.arange(DIM))
+    labels = one.labels.flip(0) if changed == "labels" else one.labels
+    rows = one.rows + 1 if changed == "rows" else one.rows
+    other = Sides(Embeddings(one.points, labels, rows), one if changed == "gallery" else None, None)
+    with pytest.raises(
+        ValueError, match="two and one are not tested on the same pictures; an ensemble needs one split"
+    ):
+        joined({"one": Sides(one, None, None), "two": other})

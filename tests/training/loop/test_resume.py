@@ -1,0 +1,325 @@
+"""However a run is interrupted, it ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
+from waiting import wait_for
+
+from nearfar.training.loop.signals import Stopped
+from nearfar.training.recipe.files import to_toml
+from nearfar.training.run import checkpoints
+from nearfar.training.run.folder import RunError, read_log
+
+WORKER = Path(__file__).parents[2] / "helpers" / "run_worker.py"
+KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page for each step, so that a signal can come after any of them."""
+    monkeypatch.setattr(
+        "nearfar.training.loop.step_records.Ledger.__init__.__kwdefaults__",
+        {"steps": 1, "seconds": 1.0, "clock": time.perf_counter},
+    )
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "pairs": {},
+    "proxies, sgd, step by step": {
+        "loss__name": "proxy_anchor",
+        "optimizer__name": "sgd",
+        "schedule__name": "cosine",
+        "schedule__per": "iteration",
+        "schedule__warmup": 5,
+    },
+    "random mining with a memory": {
+        "loss__mining": "distance_weighted",
+        "loss__name": "margin",
+        "training__memory": 30,
+        "training__memory_warmup": 4,
+    },
+    "stages": {
+        "loss__name": "group",
+        "stages": [{"epochs": 1, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}],
+    },
+    "hard classes": {
+        "sampler__name": "hard_classes",
+        "sampler__classes": 4,
+        "sampler__per_class": 3,
+        "sampler__steps": 6,
+    },
+    "validation and plateau": {
+        "split__kind": "fixed_validation",
+        "split__share": 0.34,
+        "schedule__name": "plateau",
+        "schedule__patience": 0,
+    },
+    "radam, warm-up epochs, chunks": {
+        "optimizer__name": "radam",
+        "training__warmup_epochs": 1,
+        "training__chunk": 5,
+        "training__clip": 0.5,
+    },
+    "an ensemble": {"network__members": 2, "loss__name": "proxy_anchor"},
+    "iterations": {"training__iterations": 21},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_stopped_in_the_middle_of_epochs_and_resumed_is_undisturbed(name: str, tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), **VARIANTS[name])
+    whole = train(chosen, tmp_path / "whole")
+    interrupted(chosen, tmp_path / "cut", 3, 6, 10, 20)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    found = json.loads((tmp_path / "cut" / "metrics.json").read_text())
+    took = {"seconds": 0, "memory": 0}
+    assert found | took == whole.metrics | took
+
+
+def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
+    settings = {
+        "network__name": "small_cnn",
+        "network__levels": ["low", "high"],
+        "augmentation__size": 8,
+        "augmentation__crop": "random_resized",
+        "augmentation__color": 0.4,
+        "augmentation__grey": 0.2,
+        "augmentation__erase": 0.5,
+        "augmentation__rotate": 15,
+        "training__epochs": 2,
+    }
+    chosen = recipe(pictures(tmp_path), **settings)
+    train(chosen, tmp_path / "whole")
+    interrupted(chosen, tmp_path / "cut", 5)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int, code: int, tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    with pytest.raises(Stopped, match=r"stopped at step 8 of 24; saved") as caught:
+        train(chosen, tmp_path / "run", display=Interrupts(8, number))
+    assert caught.value.code == code
+    place = checkpoints.load(tmp_path / "run" / "checkpoint" / "last").values["place"]
+    assert (place["epoch"], place["step"], place["iteration"]) == (1, 2, 8)
+
+
+def test_signals_mean_what_they_did_before_when_the_run_is_over(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    train(chosen, tmp_path / "whole")
+    interrupted(chosen, tmp_path / "cut", 3, 10)
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("whole", "cut")]
+    losses = [[(line["step"], line["loss"]) for line in log if "loss" in line] for log in logs]
+    measured = [[line["metrics"] for line in log if "metrics" in line] for log in logs]
+    assert losses[0] == losses[1]
+    assert measured[0] == measured[1]
+
+
+def test_lines_after_the_checkpoint_are_cut_when_it_is_gone_on_from(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(9))
+    log = tmp_path / "run" / "log.jsonl"
+    with open(log, "a", encoding="utf-8") as file:
+        file.write('{"step": 10, "loss": 1.0}\n{"step": 11, "lo')
+    train(chosen, tmp_path / "run", resume=True)
+    steps = [line["step"] for line in read_log(log) if "loss" in line]
+    assert steps == list(range(1, 25))
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    train(chosen, tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "recipe.toml").write_text(to_toml(chosen))
+    (tmp_path / "cut" / "log.jsonl").write_text('{"step": 1}\n')
+    train(chosen, tmp_path / "cut", resume=True)
+    assert_same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+def test_a_finished_run_is_resumed_to_the_same_numbers(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    first = train(chosen, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    again = train(chosen, tmp_path / "run", resume=True)
+    assert again.metrics == first.metrics
+    assert_same(weights(tmp_path / "run"), before)
+
+
+def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    train(recipe(file, training__epochs=1), tmp_path / "run")
+    other = recipe(file, training__epochs=1, optimizer__lr=0.5, loss__name="triplet")
+    with pytest.raises(
+        RunError, match=r"contradicts the run(?s:.*)loss.name: contrastive → triplet(?s:.*)lr: 0.01 → 0.5"
+    ):
+        train(other, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    chosen = recipe(file)
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(4))
+    if not saved:  # as if it had been killed before its first checkpoint
+        shutil.rmtree(tmp_path / "run" / "checkpoint")
+    content = dict(np.load(file))
+    np.savez(file, X=content["X"] + 1, y=content["y"])
+    with pytest.raises(ValueError, match="the data is not what the run"):
+        train(chosen, tmp_path / "run", resume=True)
+
+
+def test_an_evaluation_that_fails_at_the_end_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=2, evaluation__every=0)
+    with monkeypatch.context() as broken:
+        broken.setattr("nearfar.training.evaluation.judge.Judge.measured", None)
+        with pytest.raises(TypeError):
+            train(chosen, tmp_path / "run")
+    monkeypatch.setattr("nearfar.training.loop.state.Session.learn", None)  # everything is learned
+    result = train(chosen, tmp_path / "run", resume=True)
+    monkeypatch.undo()
+    assert result.metrics["test"] == train(chosen, tmp_path / "whole").metrics["test"]
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    with pytest.raises(Stopped):
+        train(recipe(file), tmp_path / "run", display=Interrupts(4))
+    moved = file.rename(tmp_path / "moved.npz")
+    train(recipe(moved), tmp_path / "run", resume=True)
+
+
+def test_a_copy_of_the_pictures_is_the_same_data(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(16):
+        file = tmp_path / "here" / str(number // 4) / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
+    network = {"name": "small_cnn", "dim": 4}
+    data, few = {"name": "folder", "root": str(tmp_path / "here")}, {"classes": 2, "per_class": 2, "steps": 4}
+    chosen = recipe(tmp_path, data=data, network=network, sampler=few, training__epochs=1)
+    with pytest.raises(Stopped):
+        train(chosen, tmp_path / "run", display=Interrupts(2), cache=tmp_path / "cache")
+    shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copyfile)
+    moved = replace(chosen, data=replace(chosen.data, root=str(tmp_path / "there")))
+    train(moved, tmp_path / "run", resume=True, cache=tmp_path / "cache")
+    (tmp_path / "there" / "0" / "0.png").write_bytes((tmp_path / "there" / "0" / "1.png").read_bytes())
+    with pytest.raises(ValueError, match="the data is not what the run"):
+        train(moved, tmp_path / "run", resume=True, cache=tmp_path / "cache")
+
+
+# --- by force ----------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Starts trainings, one at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert self.said() == "ready"
+
+    def said(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self, file: Path, folder: Path) -> int:
+        """Begin or resume; gives the number of the process."""
+        how = "resume" if (folder / "recipe.toml").exists() else "new"
+        assert self.process.stdin is not None
+        print(file, folder, how, file=self.process.stdin, flush=True)
+        return int(self.said())
+
+    def ended(self) -> int:
+        """Wait for the training; gives its exit code, or minus the signal that killed it."""
+        return int(self.said())
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    made = Worker()
+    yield made
+    assert made.process.stdin is not None
+    made.process.stdin.close()
+    made.process.wait(timeout=60)
+
+
+def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
+    """Three kills, or as many as NEARFAR_KILLS says; they fall into steps, evaluations and checkpoints alike."""
+    kills = int(os.environ.get("NEARFAR_KILLS", KILLS))
+    chosen = recipe(
+        vectors(tmp_path),
+        loss__name="margin",
+        loss__mining="distance_weighted",
+        split__kind="fixed_validation",
+        split__share=0.34,
+        training__memory=30,
+        training__epochs=20,
+        training__checkpoint_steps=2,
+    )
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(chosen))
+    worker.start(file, tmp_path / "whole")
+    assert worker.ended() == 0
+    lines = len(read_log(tmp_path / "whole" / "log.jsonl"))
+    rng = random.Random(kills)
+
+    def killed(past: float) -> bool:
+        child = worker.start(file, tmp_path / "cut")
+        wait_for(lambda: len(read_log(tmp_path / "cut" / "log.jsonl")) > past)
+        time.sleep(rng.uniform(0, 0.05))
+        with suppress(ProcessLookupError):  # it was quicker
+            os.kill(child, signal.SIGKILL)
+        return worker.ended() == -signal.SIGKILL
+
+    assert sum(killed(lines * number / (kills + 1)) for number in range(kills)) >= kills / 2
+    worker.start(file, tmp_path / "cut")
+    assert worker.ended() == 0
+    for which in ("last", "best"):
+        assert_same(weights(tmp_path / "cut", which), weights(tmp_path / "whole", which))
+    steps = [line["step"] for line in read_log(tmp_path / "cut" / "log.jsonl") if "loss" in line]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 120
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_process_that_is_asked_to_stop_saves_and_exits(
+    number: int, code: int, worker: Worker, tmp_path: Path
+) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=100_000, evaluation__every=0)
+    file = tmp_path / "recipe.toml"
+    file.write_text(to_toml(chosen))
+    child = worker.start(file, tmp_path / "run")
+    last = tmp_path / "run" / "checkpoint" / "last"
+    wait_for(lambda: checkpoints.exists(last))
+    os.kill(child, number)
+    assert worker.ended() == code
+    assert 0 < checkpoints.load(last).values["place"]["iteration"] < 600_000

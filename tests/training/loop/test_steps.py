@@ -1,0 +1,384 @@
+"""One step: what it changes, exactly, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nearfar import losses, networks
+from nearfar.data.loader import Batch
+from nearfar.networks import batchnorm
+from nearfar.training.loop.memory import Memory
+from nearfar.training.loop.step import Member, Outcome, Step, autocast, seed_momentum
+from nearfar.training.loop.step_records import Ledger
+
+LABELS = torch.arange(12) // 3
+
+
+def batch(seed: int = 0, dim: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(12, dim, generator=generator), LABELS, torch.arange(12))
+
+
+def pictures(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(12, 1, 8, 8, generator=generator), LABELS, torch.arange(12))
+
+
+def network(seed: int = 0, **settings: Any) -> Any:
+    torch.manual_seed(seed)
+    return networks.create("mlp", **{"in_dim": 6, "hidden": (8,), "dim": 4, **settings})
+
+
+def sgd(*modules: nn.Module, lr: float = 0.1, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=lr, momentum=momentum)
+
+
+def values(*modules: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for module in modules for p in module.parameters()]
+
+
+def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float = 0.0) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+
+
+def gradients(member: Member, step_batch: Batch, **settings: Any) -> list[Tensor]:
+    """Those of one step with a learning rate that changes nothing."""
+    optimizer = sgd(member.network, *member.losses.values(), lr=0.0)
+    Step([member], optimizer, **settings)(step_batch)
+    return [p.grad.clone() for p in member.parameters() if p.grad is not None]
+
+
+# --- the plain step --------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_forward_loss_backward_and_update() -> None:
+    model, loss = network(), losses.create("proxy_anchor", num_classes=4, dim=4)
+    by_hand, loss_by_hand = copy.deepcopy(model), copy.deepcopy(loss)
+    outcome = Step([Member(model, {"high": loss})], sgd(model, loss))(batch())
+
+    optimizer = sgd(by_hand, loss_by_hand)
+    value = loss_by_hand(by_hand(batch().images), LABELS)
+    value.backward()
+    optimizer.step()
+    assert_same(values(model, loss), values(by_hand, loss_by_hand))
+    assert torch.equal(outcome.loss, value.detach())
+    assert bool(outcome.finite)
+
+
+def test_levels_add_their_losses_up() -> None:
+    torch.manual_seed(0)
+    model = networks.create("small_cnn", size=8, dim=4, levels=("low", "high"))
+    by_level = {"low": losses.create("contrastive"), "high": losses.create("triplet")}
+    found = gradients(Member(model, by_level), pictures())
+
+    model.zero_grad()
+    embeddings = model.levels_forward(pictures().images)
+    sum(by_level[level](embeddings[level], LABELS) for level in by_level).backward()
+    assert_same(found, [p.grad for p in model.parameters() if p.grad is not None], 1e-6)
+
+
+def test_members_of_an_ensemble_learn_each_on_its_own() -> None:
+    first, second = network(0), network(1)
+    alone = [copy.deepcopy(first), copy.deepcopy(second)]
+    loss = losses.create("contrastive")
+    Step([Member(first, {"high": loss}), Member(second, {"high": loss})], sgd(first, second), clip=0.01)(batch())
+    for model in alone:
+        Step([Member(model, {"high": loss})], sgd(model), clip=0.01)(batch())
+    assert_same(values(first, second), values(*alone))
+
+
+def test_the_norm_of_the_gradient_is_clipped() -> None:
+    found = gradients(Member(network(), {"high": losses.create("contrastive")}), batch(), clip=0.01)
+    assert torch.cat([each.flatten() for each in found]).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_small_gradient_is_not_clipped() -> None:
+    member = Member(network(), {"high": losses.create("contrastive")})
+    assert_same(gradients(member, batch(), clip=1e6), gradients(member, batch()))
+
+
+def test_a_frozen_backbone_stays_and_the_head_moves() -> None:
+    model = network()
+    optimizer = sgd(model)
+    model.train()
+    model.freeze_backbone()
+    backbone, heads = values(model.backbone), values(model.heads)
+    Step([Member(model, {"high": losses.create("contrastive")})], optimizer)(batch())
+    assert_same(values(model.backbone), backbone)
+    assert not torch.equal(values(model.heads)[0], heads[0])
+
+
+def test_bfloat16_is_for_the_network_and_float32_for_the_loss() -> None:
+    seen = []
+
+    class Asks(nn.Module):
+        def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            seen.append((embeddings.dtype, torch.is_autocast_enabled("cpu")))
+            return embeddings.square().sum()
+
+    model = network()
+    hidden = []
+    model.backbone.layers[0].register_forward_hook(lambda _m, _i, out: hidden.append(out.dtype))
+    Step([Member(model, {"high": Asks()})], sgd(model), precision="bfloat16")(batch())
+    assert hidden == [torch.bfloat16]
+    assert seen == [(torch.float32, False)]
+
+
+def test_float32_is_float32_within_anybody_elses_autocast() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), autocast(torch.device("cpu"), "float32"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+# --- exact large batches ---------------------------------------------------------------------------------------
+
+LOSSES = {
+    "pairs": lambda: losses.create("multi_similarity"),
+    "proxies": lambda: losses.create("proxy_anchor", num_classes=4, dim=4),
+    "whole batch": lambda: losses.create("smooth_ap"),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 6])
+@pytest.mark.parametrize("name", LOSSES)
+def test_chunks_give_the_gradient_of_the_whole_batch(name: str, chunk: int) -> None:
+    member = Member(network().double(), {"high": LOSSES[name]().double()})
+    data = Batch(batch().images.double(), LABELS, torch.arange(12))
+    assert_same(gradients(member, data, chunk=chunk), gradients(member, data), 1e-6)
+
+
+def test_chunks_with_levels_give_the_gradient_of_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    model = networks.create("small_cnn", size=8, dim=4, levels=("low", "mid", "high"))
+    member = Member(model, {level: losses.create("contrastive") for level in model.levels})
+    assert_same(gradients(member, pictures(), chunk=5), gradients(member, pictures()), 1e-6)
+
+
+def test_chunks_see_the_same_dropout_both_times() -> None:
+    model = network()
+    model.heads["high"] = nn.Sequential(nn.Dropout(0.5), model.heads["high"])
+    embedded: list[Tensor] = []
+    model.heads["high"].register_forward_hook(lambda _m, _i, out: embedded.append(out.detach()))
+    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)(batch())
+    assert len(embedded) == 6
+    assert_same(embedded[:3], embedded[3:])
+    assert not torch.equal(embedded[0], embedded[1])
+
+
+def test_chunks_go_on_with_the_random_numbers_after_the_loss() -> None:
+    model = network()
+    step = Step([Member(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    step(batch())
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_chunk_as_large_as_the_batch_goes_through_once() -> None:
+    model, count = network(), []
+    model.heads["high"].register_forward_hook(lambda *_: count.append(1))
+    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model), chunk=12)(batch())
+    assert len(count) == 1
+
+
+def test_chunks_need_batch_norms_that_are_frozen() -> None:
+    model = networks.create("resnet18", dim=4)
+    member = Member(model, {"high": losses.create("contrastive")})
+    with pytest.raises(ValueError, match=r"20 batch norms .*freeze_batchnorm = true"):
+        Step([member], sgd(model), chunk=4)
+    model.backbone.freeze_batchnorm()
+    Step([member], sgd(model), chunk=4)
+
+
+# --- what is no number -----------------------------------------------------------------------------------------
+
+
+class Infinite(nn.Module):
+    """A loss of which the value or the gradient is no number, as told."""
+
+    def __init__(self, value: float, gradient: float) -> None:
+        super().__init__()
+        self.value, self.gradient = value, gradient
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        total = embeddings.sum() * self.gradient
+        return total - total.detach() + self.value
+
+
+@pytest.mark.parametrize(("value", "gradient"), [(torch.inf, 1.0), (torch.nan, 1.0), (1.0, torch.nan)])
+def test_a_step_that_is_not_finite_changes_nothing(value: float, gradient: float) -> None:
+    model = network()
+    optimizer = sgd(model)
+    good = Step([Member(model, {"high": losses.create("contrastive")})], optimizer)
+    good(batch())
+    before, state = values(model), copy.deepcopy(optimizer.state_dict())
+    outcome = Step([Member(model, {"high": Infinite(value, gradient)})], optimizer)(batch())
+    assert not bool(outcome.finite)
+    assert_same(values(model), before)
+    for number, entry in state["state"].items():
+        assert torch.equal(optimizer.state_dict()["state"][number]["momentum_buffer"], entry["momentum_buffer"])
+
+
+def test_strange_embeddings_are_a_strange_step_and_no_error() -> None:
+    model = network()
+    before = values(model)
+    bad = batch()
+    bad.images[3, 2] = torch.nan
+    outcome = Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(bad)
+    assert not bool(outcome.finite)
+    assert not bool(outcome.loss.isfinite())
+    assert_same(values(model), before)
+
+
+def normed(seed: int = 0) -> Any:
+    """A network with a live batch norm."""
+    torch.manual_seed(seed)
+    model = networks.create("small_cnn", size=8, dim=4)
+    model.heads["high"] = nn.Sequential(nn.BatchNorm1d(model.backbone.channels["high"]), model.heads["high"])
+    return model.train()
+
+
+def statistics(*modules: nn.Module) -> list[Tensor]:
+    return [each.clone() for module in modules for layer in batchnorm.layers(module) for each in layer.buffers()]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_nor_does_it_change_what_batch_norms_know(members: int) -> None:
+    models = [normed(seed) for seed in range(members)]
+    contrastive = losses.create("contrastive")
+    step = Step([Member(model, {"high": contrastive}) for model in models], sgd(*models))
+    step(pictures())
+    before, places = statistics(*models), [each.data_ptr() for model in models for each in model.buffers()]
+    bad = pictures(1)
+    bad.images[3, 0, 2, 2] = torch.nan
+    assert not bool(step(bad).finite)
+    assert_same(statistics(*models), before)
+    assert [each.data_ptr() for model in models for each in model.buffers()] == places  # CUDA graphs write there
+    for model in models:
+        assert bool(model.eval()(pictures().images).isfinite().all())
+
+
+def test_members_of_an_ensemble_forget_a_batch_together() -> None:
+    models = [normed(0), normed(1)]
+    each = [losses.create("contrastive"), Infinite(1.0, torch.nan)]
+    step = Step([Member(model, {"high": loss}) for model, loss in zip(models, each, strict=True)], sgd(*models))
+    before = statistics(*models)
+    assert not bool(step(pictures()).finite)
+    assert_same(statistics(*models), before)
+
+
+def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
+    model, by_hand = normed(), normed()
+    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
+    by_hand(pictures().images)
+    assert_same(statistics(model), statistics(by_hand))
+    assert not torch.equal(statistics(model)[0], statistics(normed())[0]), "nothing was learned"
+
+
+def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, copies = normed(), []
+    monkeypatch.setattr("nearfar.training.loop.batchnorm_statistics._flat", lambda buffers: copies.append(buffers))
+    batchnorm.freeze(model)
+    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
+    assert copies == []
+
+
+def test_momentum_that_begins_at_zero_is_momentum_that_begins() -> None:
+    model, other = network(), network()
+    seeded, plain = sgd(model), sgd(other)
+    seed_momentum(seeded)
+    for number in range(3):
+        for one, optimizer in ((model, seeded), (other, plain)):
+            Step([Member(one, {"high": losses.create("contrastive")})], optimizer)(batch(number))
+    assert_same(values(model), values(other))
+
+
+# --- the ledger ------------------------------------------------------------------------------------------------
+
+
+def outcome(loss: float, finite: bool = True) -> Outcome:
+    return Outcome(torch.tensor(loss), torch.tensor(finite))
+
+
+def test_a_page_is_given_when_it_is_full_or_time_has_gone_by() -> None:
+    now = [0.0]
+    ledger = Ledger(torch.device("cpu"), steps=3, seconds=10.0, clock=lambda: now[0])
+    assert [len(ledger.add(number, outcome(1.0), 4)) for number in range(4)] == [0, 0, 1, 0]
+    now[0] = 11.0
+    page = ledger.add(4, outcome(3.0), 4)[0]
+    assert (page.first, page.losses, page.pictures, page.seconds) == (3, [1.0, 3.0], 8, 11.0)
+
+
+def test_steps_that_were_not_finite_are_named_and_do_not_count() -> None:
+    ledger = Ledger(torch.device("cpu"), steps=100, seconds=1e9)
+    for number, (loss, finite) in enumerate([(1.0, True), (float("nan"), False), (3.0, True)], start=7):
+        ledger.add(number, outcome(loss, finite), 4)
+    page = ledger.flush()[0]
+    assert page.strange == [8]
+    assert page.loss == 2.0
+    assert ledger.flush() == []
+
+
+def test_nothing_finite_is_no_loss() -> None:
+    ledger = Ledger(torch.device("cpu"), steps=1)
+    assert ledger.add(0, outcome(float("inf"), False), 4)[0].loss is None
+
+
+# --- a step with a memory --------------------------------------------------------------------------------------
+
+
+def test_a_memory_adds_columns_to_the_batch() -> None:
+    model, loss, memory = network(), losses.create("contrastive"), Memory(20, dim=4)
+    generator = torch.Generator().manual_seed(1)
+    old, old_labels = torch.randn(7, 4, generator=generator), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    memory.add(old, old_labels)
+    found = Step([Member(model, {"high": loss}, {"high": memory})], sgd(model, lr=0.0))(batch())
+
+    embeddings = model(batch().images)
+    gallery, labels = torch.cat([embeddings, old]), torch.cat([LABELS, old_labels])
+    expected = loss(embeddings, LABELS, gallery, labels, positions=torch.arange(12))
+    torch.testing.assert_close(found.loss, expected.detach())
+    assert torch.equal(memory.embeddings[7:], embeddings.detach())
+    assert torch.equal(memory.labels, torch.cat([old_labels, LABELS]))
+
+
+# --- random numbers --------------------------------------------------------------------------------------------
+
+
+def test_what_a_loss_draws_depends_on_the_seed_of_the_step_alone() -> None:
+    def after(seed: int, elsewhere: int) -> list[Tensor]:
+        model = network()
+        torch.manual_seed(elsewhere)
+        expected = torch.rand(3)
+        torch.manual_seed(elsewhere)
+        Step([Member(model, {"high": losses.create("contrastive", mining="random")})], sgd(model))(batch(), seed=seed)
+        assert torch.equal(torch.rand(3), expected), "torch's own generator has moved"
+        return values(model)
+
+    assert_same(after(5, 1), after(5, 2))
+    assert not torch.equal(after(5, 1)[0], after(6, 1)[0])
+
+
+def test_members_and_levels_draw_each_their_own() -> None:
+    drawn = []
+
+    class Draws(nn.Module):
+        def forward(self, points: Tensor, labels: Tensor) -> Tensor:
+            drawn.append(torch.rand(()).item())
+            return points.square().sum()
+
+    torch.manual_seed(0)
+    models = [networks.create("small_cnn", size=8, dim=4, levels=("low", "high")) for _ in range(2)]
+    members = [Member(model, {"low": Draws(), "high": Draws()}) for model in models]
+    step = Step(members, sgd(*models))
+    for seed in (0, 1, 0):
+        step(pictures(), seed=seed)
+    assert len(set(drawn)) == 8
+    assert drawn[:4] == drawn[8:]

@@ -1,0 +1,255 @@
+"""Recipes: strict, typed, free of contradictions, and the same again after a file."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from nearfar import losses
+from nearfar.training import Recipe, RecipeError, load_recipe
+from nearfar.training.recipe import losses as recipe_losses
+from nearfar.training.recipe.files import difference, from_dict, to_dict, to_toml
+from nearfar.training.recipe.overrides import parse_override
+
+
+def table(**sections: Any) -> dict[str, Any]:
+    """A small recipe, with some sections changed."""
+    small: dict[str, Any] = {
+        "sampler": {"classes": 4, "per_class": 8},
+        "network": {"name": "mlp", "dim": 16},
+        "loss": {"name": "raw", "alpha": 3.0},
+        "optimizer": {"lr": 0.001},
+        "training": {"epochs": 5},
+    }
+    return {**small, **sections}
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    recipe = load_recipe(table())
+    assert (recipe.data.name, recipe.split.kind, recipe.evaluation.ks) == ("digits", "standard", (1, 2, 4, 8))
+    assert recipe.selection.metric == "recall@1"
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"trainig": {}}, ["unknown section [trainig]", "'training'"]),
+        ({"training": {"epoch": 5}}, ["training.epoch", "'training.epochs'"]),
+        ({"training": {"epochs": "5"}}, ["training.epochs is '5'", "whole number"]),
+        ({"training": {"epochs": True}}, ["training.epochs is true", "whole number"]),
+        ({"training": {"epochs": 0}}, ["training.epochs is 0", "≥ 1"]),
+        ({"training": {"epochs": 1, "precision": "bfloat"}}, ["'bfloat16'", '"float32"']),
+        ({"training": 5}, ["training is 5", "table"]),
+        ({"optimizer": {}}, ["optimizer.lr is missing"]),
+        ({"optimizer": {"lr": -1.0}}, ["optimizer.lr is -1.0"]),
+        ({"optimizer": {"lr": 1, "betas": [0.9]}}, ["optimizer.betas", "2 numbers"]),
+        ({"network": {"name": "resnet5"}}, ["network.name is 'resnet5'", "'resnet50'"]),
+        ({"network": {"name": "mlp", "settings": {"hiden": [8]}}}, ["network.settings.hiden", "'hidden'"]),
+        ({"network": {"name": "mlp", "levels": ["low", "low"]}}, ["network.levels", "once"]),
+        ({"data": {"name": "digit"}}, ["data.name is 'digit'", "'digits'"]),
+        ({"data": {"name": "digits", "root": "here"}}, ["data.root", "takes none"]),
+        ({"data": {"name": "digits", "settings": {"vector": True}}}, ["data.settings.vector", "'vectors'"]),
+        ({"stages": {"epochs": 1}}, ["[[stages]]"]),
+        ({"evaluation": {"size": 288, "resize": 256}}, ["evaluation.resize is 256", "288"]),
+        ({"augmentation": {"color": 1.5}}, ["augmentation.color is 1.5", "> 0.0 and ≤ 1.0"]),
+        ({"augmentation": {"grey": 0}}, ["augmentation.grey is 0.0", "> 0.0"]),
+        ({"augmentation": {"erase": True}}, ["augmentation.erase is true", "a number"]),
+        ({"augmentation": {"rotate": 360}}, ["augmentation.rotate is 360.0", "≤ 180.0"]),
+        ({"augmentation": {"colour": 0.4}}, ["augmentation.colour", "'augmentation.color'"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(**sections))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ({"name": "rav"}, ["'rav'", "'raw'"]),
+        ({"name": "raw", "alhpa": 1}, ["'alhpa'", "'alpha'"]),
+        ({"name": "raw", "alpha": -1}, ["alpha is -1"]),
+        ({"name": "raw", "mining": "hardest"}, ["mining is 'hardest'", "valid_triplet"]),
+        ({"name": "raw", "mining": {"name": "valid_triplet", "size": 1}}, ["'size'", "margin"]),
+        ({"name": "nra", "mining": "hard"}, ["nra has no setting 'mining'"]),
+        ({"name": "proxy_anchor", "num_classes": 5}, ["num_classes", "comes from data and network"]),
+        ({"alpha": 1}, ["loss.name is missing"]),
+    ],
+)
+def test_losses_are_looked_at_before_anything_is_trained(loss: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(loss=loss))
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_every_loss_can_be_named(name: str) -> None:
+    assert load_recipe(table(loss={"name": name})).loss.name == name
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"training": {"epochs": 5, "iterations": 9}}, "both are given"),
+        ({"training": {"seed": 1}}, "neither is given"),
+        ({"training": {"epochs": 5, "warmup_epochs": 5}}, "must be < training.epochs"),
+        ({"training": {"epochs": 5, "memory": 8}}, "at least a batch"),
+        ({"training": {"epochs": 5, "memory": 64}, "loss": {"name": "softmax"}}, "a memory is for pair losses"),
+        ({"sampler": {"name": "pairs", "classes": 4, "per_class": 2}}, "sampler.per_class goes with groups"),
+        ({"sampler": {"name": "random", "batch_size": 8, "classes": 4}}, "sampler.classes goes with"),
+        ({"sampler": {"name": "random"}}, "sampler.batch_size is missing"),
+        ({"sampler": {"per_class": 4}}, "needs it, or sampler.batch_size"),
+        ({"sampler": {"per_class": 4, "classes": 4, "batch_size": 16}}, "both given"),
+        ({"sampler": {"per_class": 4, "batch_size": 7}}, "must hold two classes"),
+        ({"sampler": {"classes": 8, "per_class": 1}}, "needs positives"),
+        ({"optimizer": {"name": "adamw", "lr": 1, "momentum": 0.9}}, "optimizer.momentum goes with sgd"),
+        ({"schedule": {"name": "constant", "gamma": 0.1}}, "schedule.gamma goes with"),
+        ({"schedule": {"name": "step"}}, "schedule.step_size is missing"),
+        ({"schedule": {"name": "plateau"}, "evaluation": {"every": 0}}, "watches evaluations"),
+        ({"split": {"share": 0.1}}, "split.share goes with fixed_validation"),
+        ({"selection": {"metric": "recall@3"}}, "evaluation.ks"),
+        ({"selection": {"metric": "recal@1"}}, "did you mean 'recall@1'"),
+        ({"selection": {"metric": "nmi"}}, "evaluation.clustering"),
+        ({"stages": [{"epochs": 5}, {}]}, "none is left for the last"),
+        ({"stages": [{}, {"epochs": 5}]}, "stages.0.epochs is missing"),
+        ({"stages": [{"epochs": 1}, {"epochs": 1}]}, "take 2 epochs"),
+        ({"stages": [{"epochs": 1, "loss": {"name": "rav"}}, {}]}, "stages.0.loss"),
+        ({"stages": [{"epochs": 1}, {}], "training": {"iterations": 9}}, "counted in epochs"),
+    ],
+)
+def test_contradictions_are_refused(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(**sections))
+    assert words in str(caught.value)
+
+
+def test_all_contradictions_are_told_at_once() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(training={"epochs": 5, "warmup_epochs": 9}, selection={"metric": "nmi"}))
+    assert "warmup_epochs" in str(caught.value)
+    assert "clustering" in str(caught.value)
+
+
+def test_there_is_no_way_to_select_on_the_test_classes() -> None:
+    with pytest.raises(RecipeError):
+        load_recipe(table(selection={"metric": "recall@1", "part": "test"}))
+    with pytest.raises(RecipeError):
+        load_recipe(table(selection={"metric": "test recall@1"}))
+
+
+def test_errors_name_the_file(tmp_path: Any) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[training]\nepoch = 5\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"mine\.toml: unknown key training\.epoch"):
+        load_recipe(file)
+    file.write_text("[training\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"mine\.toml is no TOML.*line 1"):
+        load_recipe(file)
+    with pytest.raises(FileNotFoundError, match=r"other\.toml is not there"):
+        load_recipe(tmp_path / "other.toml")
+
+
+def rich() -> Recipe:
+    return load_recipe(
+        table(
+            data={"name": "glyphs", "settings": {"classes": 12}},
+            split={"kind": "k_fold", "folds": 3, "fold": 1},
+            augmentation={"resize": None, "scale": [0.2, 1], "color": 0.4, "rotate": 10},
+            network={"name": "small_cnn", "dim": None, "head": "none", "members": 2},
+            loss={"name": "raw", "mining": {"name": "valid_triplet", "margin": 0.2}},
+            schedule={"name": "multi_step", "milestones": [2, 3]},
+            training={"epochs": 5, "clip": 1},
+            stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {"lr_factor": 0.1}],
+        )
+    )
+
+
+def test_a_recipe_survives_its_file() -> None:
+    assert from_dict(tomllib.loads(to_toml(rich()))) == rich()
+    assert from_dict(to_dict(rich())) == rich()
+
+
+def test_effects_are_told_where_they_are_on() -> None:
+    # A recipe without them says what it said before there were any: its cells and runs are known by that.
+    assert [*to_dict(load_recipe(table()))["augmentation"]] == ["crop", "resize", "aspect", "scale", "ratio", "flip"]
+    recipe = load_recipe(table(augmentation={"color": 0.4, "grey": "none", "erase": 1}))
+    assert recipe.augmentation.effects == {"color": 0.4, "erase": 1.0}
+    told = to_dict(recipe)["augmentation"]
+    assert (told["color"], told["erase"], "grey" in told) == (0.4, 1.0, False)
+    assert difference(load_recipe(table()), recipe) == [
+        "augmentation.color: not set → 0.4",
+        "augmentation.erase: not set → 1.0",
+    ]
+
+
+def test_none_has_a_word_in_files() -> None:
+    assert 'resize = "none"' in to_toml(rich())
+    assert load_recipe(table(network={"name": "mlp", "dim": "none"})).network.dim is None
+    section = load_recipe(table(loss={"name": "margin", "beta_lr": "none"})).loss
+    assert recipe_losses.create(section, num_classes=3, dim=2).settings()["beta_lr"] is None
+
+
+def test_a_difference_is_told_key_by_key() -> None:
+    other = load_recipe(table(), overrides={"optimizer.lr": 0.01, "loss.beta": 40.0})
+    told = difference(load_recipe(table()), other)
+    assert sorted(told) == ["loss.beta: not set → 40.0", "optimizer.lr: 0.001 → 0.01"]
+    assert difference(rich(), rich()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("32", 32), ("0.5", 0.5), ("true", True), ("True", True), ("[1, 2]", [1, 2]), ("raw", "raw"), ('"a=b"', "a=b")],
+)
+def test_values_on_a_command_line_are_toml_or_text(text: str, value: Any) -> None:
+    assert parse_override(f"loss.alpha={text}") == ("loss.alpha", value)
+
+
+@pytest.mark.parametrize("text", ["loss.alpha", "alpha=1", "loss.=1", "loss.alpha=", "=1"])
+def test_an_override_without_section_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"SECTION\.KEY=VALUE"):
+        parse_override(text)
+
+
+def test_overrides_reach_into_sections_and_stages() -> None:
+    staged = table(stages=[{"epochs": 1, "loss": {"name": "softmax"}}, {}])
+    recipe = load_recipe(staged, overrides=["stages.0.epochs=2", "evaluation.ks=[1, 10]"])
+    assert (recipe.stages[0].epochs, recipe.evaluation.ks) == (2, (1, 10))
+    with pytest.raises(RecipeError, match="0 to 1"):
+        load_recipe(staged, overrides=["stages.7.epochs=2"])
+    assert load_recipe(table(), overrides={"loss": {"alpha": 9.0}}).loss.settings == {"alpha": 9.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [({"name": "x"}, r"unknown section \[name\]"), (["stages.name=raw"], "0 to 1, and no 'name'")],
+)
+def test_names_that_are_no_section_s_are_refused(overrides: Any, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(table(stages=[{"epochs": 1}, {}]), overrides=overrides)
+
+
+@pytest.mark.parametrize(("value", "fits"), [(True, True), ("false", False), (1, False)])
+def test_settings_of_data_sets_have_the_type_of_their_defaults(value: Any, fits: bool) -> None:
+    given = table(data={"name": "digits", "settings": {"vectors": value}})
+    if fits:
+        assert load_recipe(given).data.settings == {"vectors": True}
+        return
+    with pytest.raises(RecipeError, match=r"data\.settings\.vectors is .*; needed is true or false"):
+        load_recipe(given)
+
+
+def test_another_name_drops_what_belonged_to_the_old_one() -> None:
+    recipe = load_recipe(table(), overrides=["loss.scale=30", "loss.name=arcface", "sampler.name=pairs"])
+    assert recipe.loss.settings == {"scale": 30}
+    assert recipe.sampler.per_class is None
+    same = load_recipe(table(), overrides=["loss.name=raw"])
+    assert same.loss.settings == {"alpha": 3.0}
+
+
+def test_overrides_leave_the_given_table_alone() -> None:
+    given = table()
+    load_recipe(given, overrides=["loss.alpha=9"])
+    assert given == table()

@@ -1,0 +1,110 @@
+"""Loggers: what is told arrives in TensorBoard and in MLflow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from training_runs import recipe, vectors
+
+from nearfar.training.api import start
+from nearfar.training.run import loggers
+from nearfar.training.run.folder import RunError
+
+VALUES = {"loss": 1.5, "test/recall@1": 0.25}
+
+
+def test_tensorboard_has_every_number_at_its_step(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for step in (20, 40):  # the second time as a run that was resumed
+        logger = loggers.create("tensorboard", tmp_path)
+        logger.log(step, VALUES)
+        logger.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("test/recall@1")] == [(20, 0.25), (40, 0.25)]
+    assert [event.value for event in events.Scalars("loss")] == [1.5, 1.5]
+
+
+def test_mlflow_has_numbers_and_settings_in_its_sqlite_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    settings = {
+        "loss": {"name": "raw", "alpha": 2.0},
+        "split": {"kind": "standard"},
+        "many": {str(i): i for i in range(150)},
+    }
+    logger = loggers.create("mlflow", tmp_path / "first", settings=settings)
+    logger.log(20, VALUES)
+    again = loggers.create("mlflow", tmp_path / "first")  # resumed after a kill
+    again.log(40, {"loss": 1.0})
+    again.close()
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("nearfar").experiment_id])
+    assert run.info.run_name == "first"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["loss.alpha"] == "2.0"
+    assert len(run.data.params) == 153
+    assert run.data.metrics == {"loss": 1.0, "test/recall_at_1": 0.25}
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in history] == [(20, 1.5), (40, 1.0)]
+
+
+@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")])
+def test_a_missing_package_is_named(name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"needs {name}; install it with: pip install 'nearfar\[{name}\]'"):
+        loggers.create(name, tmp_path)
+
+
+def test_who_is_refused_tells_nobody(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=1)
+    folder = start(chosen, out=tmp_path / "run").folder
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(RunError, match="holds a run already"):
+        start(chosen, out=folder, loggers=["tensorboard"])
+    assert sorted(folder.rglob("*")) == before
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        start(recipe(tmp_path / "missing.npz"), out=tmp_path / "new", loggers=["tensorboard"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_training_opens_the_loggers_that_are_named_and_closes_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hears:
+        steps, closed = 0, False
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            assert not self.closed
+            self.steps = step
+
+        def close(self) -> None:
+            self.closed = True
+
+    named, given = Hears(), Hears()
+    monkeypatch.setattr(loggers, "create", lambda name, folder, *, settings: named)
+    start(recipe(vectors(tmp_path), training__epochs=1), out=tmp_path / "run", loggers=["tensorboard", given])
+    assert [(each.steps, each.closed) for each in (named, given)] == [(6, True), (6, True)]
+
+
+def test_a_missing_package_is_said_before_anything_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ImportError, match="needs mlflow"):
+        start(recipe(tmp_path / "missing.npz"), out=tmp_path / "run", loggers=["mlflow"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_logger_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"logger is 'wandb'; allowed are"):
+        loggers.create("wandb", tmp_path)
+
+
+def test_nested_tables_become_names_of_numbers() -> None:
+    values = {"step": 3, "loss": 1.0, "note": "x", "ok": True, "metrics": {"test": {"recall@1": 0.5}}}
+    assert loggers.flat(values) == {"step": 3, "loss": 1.0, "metrics/test/recall@1": 0.5}

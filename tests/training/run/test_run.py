@@ -1,0 +1,296 @@
+"""The run folder: who may write to it, and what its files hold."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_runs import recipe, train, vectors
+
+from nearfar.data.store.writer import locked
+from nearfar.networks.weights import save
+from nearfar.training.api import free_folder, model_folder, open_model, start
+from nearfar.training.recipe.files import load, to_toml
+from nearfar.training.run import checkpoints, manifest
+from nearfar.training.run import folder as run_module
+from nearfar.training.run.checkpoints import NoCheckpoint
+from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
+
+
+def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path).owned(),
+        pytest.raises(RunError, match=r"is in use by another process \(number \d+\)"),
+        RunFolder(tmp_path).owned(),
+    ):
+        pass
+    with RunFolder(tmp_path).owned():
+        pass
+
+
+def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunFolder(tmp_path / "run").owned():
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "exists", lambda self: False)  # both looked before either of them made it
+            with pytest.raises(RunError, match="in use by another process"), RunFolder(tmp_path / "run").owned():
+                pass
+        assert (tmp_path / "run" / ".lock").is_file()
+
+
+def test_a_lock_is_held_where_others_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process, to whom nothing came of the folder, removes it between two looks of this one."""
+    removals = [lambda lock: lock.unlink(), lambda lock: (lock.unlink(), lock.parent.rmdir())]
+
+    @contextmanager
+    def removed(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
+        with locked(lock, waiting):
+            if removals:
+                removals.pop()(lock)
+            yield
+
+    monkeypatch.setattr(run_module, "locked", removed)
+    with RunFolder(tmp_path / "run").owned():
+        assert removals == []
+        with pytest.raises(RunError, match="in use by another process"), RunFolder(tmp_path / "run").owned():
+            pass
+
+
+def test_a_folder_that_was_there_stays_and_nothing_in_it(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).owned():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_trainings_are_not_given_the_same_folder(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    found = [free_folder("recipes/one.toml", chosen, tmp_path / "runs") for _ in range(3)]
+    assert [folder.name for folder in found] == ["one", "one-2", "one-3"]
+    assert all(folder.is_dir() for folder in found)
+    with pytest.raises(RunError, match="cannot hold run folders: a file is in its place"):
+        free_folder("one.toml", chosen, tmp_path / "vectors.npz")
+
+
+def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        start(recipe(tmp_path / "missing.npz"))
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert start(recipe(vectors(tmp_path), training__epochs=1)).folder == Path("runs/arrays-contrastive")
+    assert RunFolder("runs/arrays-contrastive").metrics.is_file()
+
+
+def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path))
+    RunFolder(tmp_path).begin(chosen, resume=False)
+    (tmp_path / "recipe.toml").write_text(to_toml(chosen))
+    with pytest.raises(RunError, match="holds a run already; resume it, or name another folder"):
+        RunFolder(tmp_path).begin(chosen, resume=False)
+
+
+def test_a_run_that_could_not_begin_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        train(recipe(tmp_path / "missing.npz"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        with pytest.raises(RunError, match="cannot be a run folder: a file is in its place"):
+            train(recipe(vectors(tmp_path)), place)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), training__epochs=1)
+    folder = train(chosen, tmp_path / "run").folder
+    with open(folder / "log.jsonl", "a", encoding="utf-8") as log:
+        log.write("no json\n")
+    with pytest.raises(RunError, match=r"log\.jsonl is damaged: line \d+ is no JSON"):
+        read_log(folder / "log.jsonl")
+    model = folder / "checkpoint" / "last" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:50])
+    with pytest.raises(NoCheckpoint, match=r"model\.safetensors is damaged"):
+        train(chosen, folder, resume=True)
+
+
+def test_everybody_who_may_read_the_metrics_may_read_the_embeddings(tmp_path: Path) -> None:
+    folder = train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder
+    modes = {(folder / name).stat().st_mode for name in ("metrics.json", "embeddings.safetensors")}
+    assert len(modes) == 1
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run to resume: recipe.toml is not there"):
+        RunFolder(tmp_path).begin(recipe(vectors(tmp_path)), resume=True)
+
+
+def test_where_it_runs_and_where_data_lies_contradicts_nothing(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    moved = file.rename(tmp_path / "moved.npz")
+    one = recipe(file)
+    two = recipe(moved, training__device="auto", training__checkpoint_steps=5, data__mode="resident")
+    assert contradictions(one, two) == []
+    assert contradictions(one, recipe(file, training__seed=1)) == ["training.seed: 0 → 1"]
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    with Log(tmp_path / "log.jsonl") as log:
+        log.write({"loss": float("nan"), "lr": {"head": float("inf")}})
+    assert read_log(tmp_path / "log.jsonl") == [{"loss": None, "lr": {"head": None}}]
+    assert finite([1.5, "two", True]) == [1.5, "two", True]
+
+
+def test_a_log_goes_on_after_it_was_cut(tmp_path: Path) -> None:
+    with Log(tmp_path / "log.jsonl") as log:
+        log.write({"step": 1})
+        size = log.size()
+        log.write({"step": 2})
+    with Log(tmp_path / "log.jsonl") as log:
+        log.cut(size)
+        log.write({"step": 3})
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 3]
+
+
+def test_a_log_that_got_shorter_is_cut_back_to_its_last_whole_line(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"step": 1}\n{"st')
+    with Log(file) as log:
+        log.cut(100)
+        log.write({"step": 2})
+    assert [line["step"] for line in read_log(file)] == [1, 2]
+
+
+def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"st')
+    assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
+def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: Path) -> None:
+    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", sampler__classes=3, training__epochs=2)
+    run = RunFolder(train(chosen, tmp_path / "run").folder)
+    shutil.rmtree(run.best)
+    with pytest.raises(FileNotFoundError, match=r"best is gone, the network of epoch \d, which was selected"):
+        open_model(run.folder)
+    open_model(run.last)
+
+
+def test_a_network_that_is_selected_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", sampler__classes=3, training__epochs=1)
+    run = RunFolder(train(chosen, tmp_path / "run").folder)
+    later, original = run.best.rename(tmp_path / "later"), checkpoints.values_of
+
+    def values(place: Path) -> dict[str, Any]:
+        later.rename(run.best)
+        return original(place)
+
+    monkeypatch.setattr(checkpoints, "values_of", values)
+    assert model_folder(run.folder) == run.best
+
+
+def test_a_network_is_read_again_where_another_took_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder)
+    values, original, read = checkpoints.values_of(run.last), save.load, []
+
+    def load(folder: Path) -> Any:
+        model = original(folder)
+        read.append(model)
+        if len(read) == 1:
+            torch.nn.init.zeros_(next(model.parameters()))
+            checkpoints.save(run.last, model, parts={}, values=values)
+        return model
+
+    monkeypatch.setattr(save, "load", load)
+    for where in (run.folder, run.last):
+        read.clear()
+        assert open_model(where) is read[1]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    return train(recipe(vectors(folder), training__epochs=2), folder / "run").folder
+
+
+def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
+    found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock"}
+    checkpoint = {"model.safetensors", "model.json", "training.safetensors", "state.json"}
+    files = {
+        "recipe.toml",
+        "manifest.json",
+        "log.jsonl",
+        "metrics.json",
+        "embeddings.safetensors",
+        "queries.safetensors",
+    }
+    assert found == files | {f"checkpoint/last/{name}" for name in checkpoint}
+
+
+def test_its_recipe_is_the_one_it_was_made_with(run: Path) -> None:
+    assert load(run) == recipe(run.parent / "vectors.npz", training__epochs=2)
+
+
+def test_its_embeddings_are_those_of_the_last_network(run: Path) -> None:
+    found = load_file(run / "embeddings.safetensors")
+    content = np.load(run.parent / "vectors.npz")
+    rows = found["rows"].numpy()
+    assert sorted(set(content["y"][rows].tolist())) == [6, 7, 8, 9, 10, 11]
+    assert found["labels"].tolist() == content["y"][rows].tolist()
+    with torch.no_grad():
+        expected = save.load(run / "checkpoint" / "last")(torch.from_numpy(content["X"][rows]))
+    assert torch.allclose(found["embeddings"], expected, atol=1e-6)
+
+
+def test_what_each_query_found_makes_up_the_metrics(run: Path) -> None:
+    found, measured = load_file(run / "queries.safetensors"), json.loads((run / "metrics.json").read_text())
+    tested = load_file(run / "embeddings.safetensors")
+    assert all(found[name].tolist() == tested[name].tolist() for name in ("rows", "labels"))
+    for name in ("recall@1", "map@r"):
+        assert found[name].double().mean().item() == pytest.approx(measured["test"][name], abs=1e-6)
+
+
+def test_it_says_what_it_took(run: Path) -> None:
+    measured = json.loads((run / "metrics.json").read_text())
+    assert measured["seconds"] > 0
+    assert measured["memory"] > 1  # MiB
+
+
+def test_its_manifest_names_what_can_change_the_number(run: Path) -> None:
+    found = json.loads((run / "manifest.json").read_text())
+    assert found["data"]["rows"] == {"train": 72, "validation": 0, "test": 72}
+    assert found["data"]["classes"]["test"] == 6
+    assert found["selection"] == "last epoch"
+    assert found["seed"] == 0
+    assert found["length"] == {"epochs": 2, "steps": 12, "steps_per_epoch": 6}
+    assert {"torch", "numpy", "python", "nearfar"} <= found["versions"].keys()
+    assert found["hardware"]["device"] == "cpu"
+    assert len(found["network"]["first_weights"]) == 64
+    assert found["recipe"]["loss"]["name"] == "contrastive"
+
+
+def test_weights_from_a_file_are_named_by_what_is_in_it(tmp_path: Path) -> None:
+    import hashlib
+
+    (tmp_path / "weights.bin").write_bytes(b"numbers")
+    found = manifest._weights(str(tmp_path / "weights.bin"), "mlp")
+    assert found == {"file": "weights.bin", "sha256": hashlib.sha256(b"numbers").hexdigest()}
+
+
+def test_its_log_has_losses_rates_speed_and_metrics(run: Path) -> None:
+    lines = read_log(run / "log.jsonl")
+    steps = [line for line in lines if "loss" in line]
+    assert steps[-1]["step"] == 12
+    assert steps[-1]["epoch"] == 1
+    assert set(steps[-1]["lr"]) == {"backbone", "head"}
+    assert steps[-1]["images_s"] > 0
+    measured = [line for line in lines if "metrics" in line]
+    assert [line["epoch"] for line in measured] == [0, 1]
+    assert measured[-1]["metrics"]["test"] == json.loads((run / "metrics.json").read_text())["test"]

@@ -1,0 +1,163 @@
+"""Embeddings and labels from .npy, .npz, .safetensors and .parquet files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nearfar.utils.vector_files import read
+
+VECTORS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
+WORDS = ["auk", "auk", "bee", "bee", "cat", "cat"]
+
+
+def test_npy_is_mapped(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.npy"
+    np.save(file, VECTORS.numpy())
+    found = read(file, "embeddings")
+    assert isinstance(found, np.memmap)
+    assert found.tolist() == VECTORS.tolist()
+
+
+def test_npy_of_text(tmp_path: Path) -> None:
+    file = tmp_path / "labels.npy"
+    np.save(file, np.array(WORDS))
+    assert read(file, "labels").tolist() == WORDS
+
+
+def test_npz_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "both.npz"
+    np.savez(file, embeddings=VECTORS.numpy(), labels=np.array(WORDS), other=LABELS.numpy())
+    assert read(file, "embeddings", shared=True).tolist() == VECTORS.tolist()
+    assert read(file, "labels", shared=True).tolist() == WORDS
+    assert read(file, "labels", "other").tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK no", b"no archive"])
+def test_damaged_npz(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.npz"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.npz cannot be read"):
+        read(file, "embeddings")
+
+
+def test_an_npz_that_runs_code_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "objects.npz"
+    np.savez(file, embeddings=np.array([{}, {}], dtype=object))
+    with pytest.raises(ValueError, match="cannot be read"):
+        read(file, "embeddings")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_safetensors_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
+    file = tmp_path / "both.safetensors"
+    save_file({"labels": LABELS, "embeddings": VECTORS.to(dtype), "other": LABELS + 1}, file)
+    found = read(file, "embeddings", shared=True)
+    assert isinstance(found, torch.Tensor)
+    assert found.equal(VECTORS.to(dtype))
+    assert read(file, "labels", shared=True).tolist() == LABELS.tolist()
+    assert read(file, "labels", "other").tolist() == [1, 1, 2, 2, 3, 3]
+
+
+def test_safetensors_with_a_single_tensor(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    save_file({"features": VECTORS}, file)
+    assert read(file, "embeddings").tolist() == VECTORS.tolist()
+    with pytest.raises(ValueError, match="holds features; which of them are the labels must be said by a key"):
+        read(file, "labels", shared=True)
+
+
+@pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_parquet(kind: str, dtype: str, tmp_path: Path) -> None:
+    pa: Any = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    vectors = VECTORS.numpy().astype(dtype)
+    inner = pa.from_numpy_dtype(vectors.dtype)
+    outer = pa.list_(inner, 4) if kind == "fixed_size_list" else getattr(pa, "list_" if kind == "list" else kind)(inner)
+    file = tmp_path / "both.parquet"
+    table = pa.table({"embedding": pa.array(list(vectors), type=outer), "label": WORDS, "number": LABELS.tolist()})
+    parquet.write_table(table, file, row_group_size=4)
+    found = read(file, "embeddings", shared=True)
+    assert str(found.dtype) == dtype
+    assert found.tolist() == vectors.tolist()
+    assert read(file, "labels", shared=True).tolist() == WORDS
+    assert read(file, "labels", "number").tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([[1.0, 2.0], [1.0]], "holds lists of 1 to 2 numbers in 'embeddings'; they must be alike"),
+        ([[1.0, 2.0], None], "has no value in 1 of 2 rows of 'embeddings'"),
+        ([1.0, 2.0], "holds double in 'embeddings'; lists of numbers are needed"),
+    ],
+)
+def test_parquet_columns_that_will_not_do(column: list[Any], message: str, tmp_path: Path) -> None:
+    pa: Any = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"embeddings": column}), tmp_path / "vectors.parquet")
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "vectors.parquet", "embeddings")
+
+
+def test_an_empty_parquet_file(tmp_path: Path) -> None:
+    pa: Any = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"embeddings": pa.array([], pa.list_(pa.float32()))}), tmp_path / "none.parquet")
+    assert read(tmp_path / "none.parquet", "embeddings").shape == (0, 0)
+
+
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "vectors.parquet").touch()
+    with pytest.raises(ImportError, match=r"needs pyarrow; install it with: pip install 'nearfar\[parquet\]'"):
+        read(tmp_path / "vectors.parquet", "embeddings")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files, most of which have something wrong with them."""
+    np.save(tmp_path / "vectors.npy", VECTORS.numpy())
+    np.save(tmp_path / "objects.npy", np.array([None]))
+    save_file({"a": VECTORS, "b": VECTORS + 1}, tmp_path / "two.safetensors")
+    save_file({"embedding": VECTORS, "embeddings": VECTORS + 1}, tmp_path / "alike.safetensors")
+    for name in ("broken.npy", "broken.safetensors", "vectors.txt"):
+        (tmp_path / name).write_text("no array")
+    (tmp_path / "empty.npy").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "error", "message"),
+    [
+        ("vectors.txt", None, ValueError, r"must end in \.npy, \.npz, \.safetensors, \.parquet"),
+        ("nowhere.npy", None, FileNotFoundError, r"nowhere\.npy is not there, or no file"),
+        ("vectors.npy", "a", ValueError, "holds a single array without a name; 'a' was asked for"),
+        ("objects.npy", None, ValueError, r"objects\.npy cannot be read: .*Python objects"),
+        ("broken.npy", None, ValueError, r"broken\.npy cannot be read"),
+        ("empty.npy", None, ValueError, r"empty\.npy cannot be read"),
+        ("broken.safetensors", None, ValueError, r"broken\.safetensors cannot be read"),
+        ("two.safetensors", None, ValueError, "holds a and b; which of them are the embeddings must be said by a key"),
+        ("two.safetensors", "c", ValueError, "has no 'c'; it holds a and b"),
+        ("alike.safetensors", None, ValueError, "holds embedding and embeddings; which of them"),
+    ],
+)
+def test_files_that_will_not_do(name: str, key: str | None, error: type[Exception], message: str, folder: Path) -> None:
+    with pytest.raises(error, match=message):
+        read(folder / name, "embeddings", key)
+
+
+def test_npy_holds_one_array(folder: Path) -> None:
+    with pytest.raises(ValueError, match="holds a single array; embeddings and labels need a file each"):
+        read(folder / "vectors.npy", "labels", shared=True)
