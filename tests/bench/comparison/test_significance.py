@@ -30,7 +30,8 @@ def test_draws_do_not_depend_on_how_many_are_held_at_a_time(monkeypatch: pytest.
     table = np.random.default_rng(0).random((40, 2))
     whole = means(table, samples=50)
     monkeypatch.setattr("nearfar.bench.comparison.significance.CHUNK", 80)
-    assert np.array_equal(means(table, samples=50), whole)
+    # The same draws; only the order in which a matrix product adds may differ.
+    np.testing.assert_allclose(means(table, samples=50), whole, rtol=1e-13)
 
 
 def test_the_interval_is_that_of_the_difference_alone() -> None:
