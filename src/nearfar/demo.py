@@ -39,13 +39,13 @@ INDEX = "digits.index"
 class Result:
     """What one way of embedding the unseen digits is worth.
 
-    Parameters
-        name         a loss, or what was not trained.
-        dimensions   numbers that are kept of a picture.
-        found        the metrics of the unseen digits.
-        interval     where recall@1 lies, of other digits like these: 95 %.
-        seconds      of training; None where there was none.
-        folder       of the run; None where there is none.
+    Args:
+        name: A loss, or what was not trained.
+        dimensions: Numbers that are kept of a picture.
+        found: The metrics of the unseen digits.
+        interval: Where recall@1 lies, of other digits like these: 95 %.
+        seconds: Of training; None where there was none.
+        folder: Of the run; None where there is none.
     """
 
     name: str

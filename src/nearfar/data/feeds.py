@@ -41,11 +41,11 @@ class Feed(Protocol):
 class Finish:
     """From pixels to what the network reads; without a normalization they stay pixels, uint8.
 
-    Parameters
-        normalization  what the network wants, or None.
-        dtype          of what is normalised.
-        channels       of the pictures.
-        device         where it is done.
+    Args:
+        normalization: What the network wants, or None.
+        dtype: Of what is normalised.
+        channels: Of the pictures.
+        device: Where it is done.
     """
 
     def __init__(

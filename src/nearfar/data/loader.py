@@ -39,10 +39,10 @@ FREE_SHARE = 0.5  # of a GPU's free memory that "auto" lets the pixels take
 class Batch:
     """What a step sees.
 
-    Parameters
-        images   [b, channels, height, width], or vectors [b, d].
-        labels   [b], int64.
-        indices  [b], int64: which pictures of the store these are.
+    Args:
+        images: [b, channels, height, width], or vectors [b, d].
+        labels: [b], int64.
+        indices: [b], int64: which pictures of the store these are.
     """
 
     images: Tensor
@@ -63,18 +63,18 @@ class Loader:
     views are taken there. ``streaming``: pixels stay where they are, in memory or in a file, and threads send what the
     next batches need ahead. On a CPU the modes differ only in whether a file is read into memory first.
 
-    Parameters
-        store          a :class:`~nearfar.data.store.store.Store`, or vectors [n, d].
-        labels         [n], whole numbers, one for each picture or vector.
-        view           how pictures are looked at; none for vectors.
-        normalization  what the network wants; without one, images are uint8 pixels.
-        device         where batches are wanted.
-        mode           "auto" is resident on a GPU where pixels take at most ``memory_limit``, else streaming.
-        memory_limit   in bytes, half of the GPU's free memory unless told.
-        workers        threads; 0 does the work where the batch is asked for.
-        prefetch       batches that are prepared ahead.
-        seed           of crops, flips and what else a view draws.
-        dtype          of normalised images and of vectors.
+    Args:
+        store: A :class:`~nearfar.data.store.store.Store`, or vectors [n, d].
+        labels: [n], whole numbers, one for each picture or vector.
+        view: How pictures are looked at; none for vectors.
+        normalization: What the network wants; without one, images are uint8 pixels.
+        device: Where batches are wanted.
+        mode: "auto" is resident on a GPU where pixels take at most ``memory_limit``, else streaming.
+        memory_limit: In bytes, half of the GPU's free memory unless told.
+        workers: Threads; 0 does the work where the batch is asked for.
+        prefetch: Batches that are prepared ahead.
+        seed: Of crops, flips and what else a view draws.
+        dtype: Of normalised images and of vectors.
 
     >>> store = Store.of_arrays(np.zeros((6, 8, 8), dtype=np.uint8))
     >>> loader = Loader(store, np.arange(6), view=View(size=8, crop="none", flip=False), workers=0)

@@ -27,11 +27,11 @@ FEWEST = 2  # classes that validate
 class Split:
     """Rows for training, for validation (which may be none) and for the test; no class is in two of them.
 
-    Parameters
-        labels       [n] of the whole data set.
-        train        rows to learn from, rising.
-        validation   rows to choose with, rising; may be empty.
-        test         {"test": rows}, or {"query": rows, "gallery": rows} where queries look through a gallery.
+    Args:
+        labels: [n] of the whole data set.
+        train: Rows to learn from, rising.
+        validation: Rows to choose with, rising; may be empty.
+        test: {"test": rows}, or {"query": rows, "gallery": rows} where queries look through a gallery.
     """
 
     labels: Ints

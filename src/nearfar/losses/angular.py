@@ -25,20 +25,20 @@ CPU_BLOCK_ROWS = 192  # rows of whole classes that are computed at once
 class Angular(Loss):
     """Bounds the angle at the negative of the triangle it forms with a positive pair.
 
-    Formula
+    Formula:
         t = tan(angle);  over all positive pairs (i, j), with N_i = N_j, the mean of
         log(1 + Σ_{k∈N_i} e^(4 t² (e_i + e_j)·e_k − 2 (1 + t²) e_i·e_j))
 
-    Parameters
-        angle    α = 40 degrees, at most 70.
+    Args:
+        angle: Α = 40 degrees, at most 70.
 
-    Differences
+    Differences:
         Similarities between positive and negative are part of it, so it is no function of the anchor's row
         and has no pair weights. With a gallery, positives and negatives are both from there. The rows of
         one class are needed at once: memory on a CPU is that of some classes, on a GPU that of all pairs,
         also those within the gallery. Common code compares with negatives that are not normalised.
 
-    Reference
+    Reference:
         Wang et al.: Deep Metric Learning with Angular Loss, 2017.
     """
 

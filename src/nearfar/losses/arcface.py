@@ -17,26 +17,26 @@ from nearfar.utils.validation import number, positive, whole
 class ArcFace(ClassificationLoss):
     """Classifies by angles, with the angle to the own proxy made wider by a margin.
 
-    Formula
+    Formula:
         ℓ_i = −log e^(scale·cos(θ_y + margin)) / (e^(scale·cos(θ_y + margin)) + Σ_{c≠y} e^(scale·cos θ_c))
         θ_c: the angle to the proxy of class c or, where it has several, to the nearest of them
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        centers           K = 1 proxy for each class; several (the paper: 3) are Sub-center ArcFace, for wrong labels,
-                          and the parameter ``proxies`` then has the shape [num_classes, centers, dim].
-        margin            λ = 0.5, in radians (28.6°), at most π/2.
-        scale             s = 64.
-        sample_rate       1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier     learning rate of the proxies over that of the network, 10.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        centers: K = 1 proxy for each class; several (the paper: 3) are Sub-center ArcFace, for wrong labels,
+            and the parameter ``proxies`` then has the shape [num_classes, centers, dim].
+        margin: Λ = 0.5, in radians (28.6°), at most π/2.
+        scale: S = 64.
+        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies over that of the network, 10.
 
-    Differences
+    Differences:
         Where θ_y + margin > π the cosine would rise again; there cos θ_y − margin·sin(margin) stands for it, as
         in the authors' code. Where θ_y is exactly 0 or π it has no direction, and only cos θ_y is followed. Of
         equally near centres the first is taken. The paper later drops all centres of a class but one, and the
         samples far from that; here all stay.
 
-    Reference
+    Reference:
         Deng et al.: ArcFace: Additive Angular Margin Loss for Deep Face Recognition, 2019.
         Deng et al.: Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces, 2020.
     """

@@ -47,14 +47,13 @@ class Loss(nn.Module, ABC):
     ) -> Tensor:
         """The loss of a batch, a scalar.
 
-        Parameters
-        ----------
-        embeddings : [m, d], floating point. Computed in float32 (or float64) whatever autocast says.
-        labels : [m], integers of any value.
-        gallery, gallery_labels : [n, d] and [n], columns to compare with instead of the batch: a memory
-            of earlier batches, or the embeddings of all ranks. Gradients reach a gallery that asks for them.
-        positions : [m], the column at which each anchor itself stands in the gallery (−1: nowhere), so
-            that it is not its own positive. Checked on a CPU.
+        Args:
+            embeddings: [m, d], floating point. Computed in float32 (or float64) whatever autocast says.
+            labels: [m], integers of any value.
+            gallery, gallery_labels: [n, d] and [n], columns to compare with instead of the batch: a memory
+                of earlier batches, or the embeddings of all ranks. Gradients reach a gallery that asks for them.
+            positions: [m], the column at which each anchor itself stands in the gallery (−1: nowhere), so
+                that it is not its own positive. Checked on a CPU.
         """
         batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
         with no_autocast(embeddings.device.type):

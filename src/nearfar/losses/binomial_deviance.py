@@ -17,16 +17,16 @@ from nearfar.utils.validation import number, positive
 class BinomialDeviance(PairLoss):
     """A smooth contrastive loss: each pair counts by its own similarity.
 
-    Formula
+    Formula:
         ℓ_i = mean_P log(1 + e^(alpha (base − s))) + mean_N log(1 + e^(beta (s − base)))
 
-    Parameters
-        alpha    sharpness for positives, 2.
-        beta     sharpness for negatives, 50.
-        base     γ = 0.5, the similarity that separates them.
-        mining   which pairs count; |P| and |N| are those of the mined sets.
+    Args:
+        alpha: Sharpness for positives, 2.
+        beta: Sharpness for negatives, 50.
+        base: Γ = 0.5, the similarity that separates them.
+        mining: Which pairs count; |P| and |N| are those of the mined sets.
 
-    Reference
+    Reference:
         Yi, Lei, Li: Deep Metric Learning for Practical Person Re-Identification, 2014.
     """
 

@@ -18,21 +18,21 @@ from nearfar.utils.validation import number, positive
 class Circle(PairLoss):
     """Moves each pair at a pace of its own: the farther from where it should be, the faster.
 
-    Formula
+    Formula:
         w_p = [1 + margin − s]+ for positives, w_n = [s + margin]+ for negatives
         ℓ_i = log(1 + Σ_P e^(−scale w_p (s − (1 − margin))) · Σ_N e^(scale w_n (s − margin)))
 
-    Parameters
-        margin   m = 0.4: positives are wanted above 1 − m, negatives below m.
-        scale    γ = 80.
-        mining   which pairs count.
+    Args:
+        margin: M = 0.4: positives are wanted above 1 − m, negatives below m.
+        scale: Γ = 80.
+        mining: Which pairs count.
 
-    Differences
+    Differences:
         The gradient is the paper's, not the derivative of the value: the weights w are constants. The mean
         is over the anchors that have both a positive and a negative; other libraries leave out those, too,
         whose loss is 0 in float32.
 
-    Reference
+    Reference:
         Sun et al.: Circle Loss: A Unified Perspective of Pair Similarity Optimization, 2020.
     """
 

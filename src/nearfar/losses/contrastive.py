@@ -20,22 +20,22 @@ MARGINS = {"cosine": 0.5, "distance": 1.0}
 class Contrastive(PairLoss):
     """Pulls every positive, pushes the negatives that are too near.
 
-    Formula
+    Formula:
         cosine:    ℓ_i = Σ_N [s − margin]+ − Σ_P s
         distance:  ℓ_i = Σ_P d² + Σ_N [margin − d]+²
 
-    Parameters
-        form       "cosine", or "distance" between unit vectors.
-        margin     λ = 0.5 for cosine, α = 1 for distance.
-        mining     which pairs count; "valid_triplet" with margin −1 gives every mined pair the same weight.
-        average    "anchors": sums per anchor, averaged over anchors, as printed; "pairs": positives and
-                   negatives are each divided by their number of non-zero terms.
-        normalize  False takes embeddings as they are: distance as NRA 1 prints it.
+    Args:
+        form: "cosine", or "distance" between unit vectors.
+        margin: Λ = 0.5 for cosine, α = 1 for distance.
+        mining: Which pairs count; "valid_triplet" with margin −1 gives every mined pair the same weight.
+        average: "anchors": sums per anchor, averaged over anchors, as printed; "pairs": positives and
+            negatives are each divided by their number of non-zero terms.
+        normalize: False takes embeddings as they are: distance as NRA 1 prints it.
 
-    Differences
+    Differences:
         Other libraries hinge the positives too, which adds a constant, and average as "pairs".
 
-    Reference
+    Reference:
         Hadsell, Chopra, LeCun: Dimensionality Reduction by Learning an Invariant Mapping, 2006.
     """
 

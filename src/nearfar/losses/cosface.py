@@ -13,17 +13,17 @@ from nearfar.utils.validation import non_negative, positive
 class CosFace(ClassificationLoss):
     """Classifies by cosines, with a margin taken off the cosine to the own proxy.
 
-    Formula
+    Formula:
         ℓ_i = −log e^(scale·(cos θ_y − margin)) / (e^(scale·(cos θ_y − margin)) + Σ_{c≠y} e^(scale·cos θ_c))
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        margin            0.35.
-        scale             s = 64.
-        sample_rate       1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier     learning rate of the proxies over that of the network, 10.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        margin: 0.35.
+        scale: S = 64.
+        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies over that of the network, 10.
 
-    Reference
+    Reference:
         Wang et al.: CosFace: Large Margin Cosine Loss for Deep Face Recognition, 2018.
     """
 

@@ -19,15 +19,15 @@ TIE = 1e-9  # scores as near as this are equal but for rounding, and then the lo
 class FacilityLocation(Loss):
     """Wants no other clustering to fit the embeddings as well as the classes do.
 
-    Formula
+    Formula:
         F(S) = −Σ_i min_{j∈S} d_ij,  and for the classes  F(y) = −Σ_c min_{j∈c} Σ_{i∈c} d_ij
         loss = [max over S of F(S) + gamma (1 − NMI(y, ŷ_S)) − F(y)]+,  ŷ_S the nearest medoid of each embedding
 
-    Parameters
-        gamma        weight of the clustering's errors, 1.
-        refinements  most passes over the medoids after the greedy search, 5.
+    Args:
+        gamma: Weight of the clustering's errors, 1.
+        refinements: Most passes over the medoids after the greedy search, 5.
 
-    Differences
+    Differences:
         The best S is looked for as in the paper: greedily, one medoid for each class in the batch; then, in
         passes, each is exchanged for the member of its cluster that raises the score of the whole clustering most
         (the authors' code counts distances within that cluster only). The gradient takes what is found as given.
@@ -35,7 +35,7 @@ class FacilityLocation(Loss):
         grows with classes · m². NMI is 2 I / (H(y) + H(ŷ)). A sum, as printed: the loss grows with the batch. On a
         GPU the host waits for the number of classes, and after each pass.
 
-    Reference
+    Reference:
         Oh Song et al.: Deep Metric Learning via Facility Location, 2017.
     """
 

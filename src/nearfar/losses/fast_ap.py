@@ -17,19 +17,19 @@ from nearfar.utils.validation import whole
 class FastAP(PairLoss):
     """Raises the average precision of each anchor's ranking, read off a soft histogram of its distances.
 
-    Formula
+    Formula:
         h⁺, h: soft histograms of the anchor's d² to its positives and to all others, on 0, 4/bins, …, 4
         H⁺, H: the same, cumulated
         ℓ_i = 1 − 1/|P| Σ_r h⁺_r H⁺_r / H_r
 
-    Parameters
-        bins     10; there is one node more.
+    Args:
+        bins: 10; there is one node more.
 
-    Differences
+    Differences:
         The mean is over the anchors that have a positive. A positive may be pushed to where positives are
         denser: its pair weight is then negative.
 
-    Reference
+    Reference:
         Cakir et al.: Deep Metric Learning to Rank, 2019.
     """
 

@@ -18,28 +18,28 @@ SMALLEST_SUPPORT = 1e-30  # a class that nobody supports costs about 69 in each 
 class Group(ProxyLoss):
     """Classifies each sample after similar ones in the batch have refined its label.
 
-    Formula
+    Formula:
         X = softmax(w_c·x_i / temperature), one-hot for a few random anchors of each class
         W = Pearson correlation of raw embeddings, 0 where negative and on the diagonal
         iterations times:  Π = W X,  X ← X∘Π, each row divided by its sum
         loss = −mean log X_iy over all but the anchors  +  classification_weight · cross-entropy of w_c·x_i
 
-    Parameters
-        num_classes, dim       how many classes, and the length of an embedding.
-        iterations             T = 2 refinements.
-        temperature            τ = 1.
-        anchors_per_class      samples of each class whose labels are given, 1; the paper's best are 1 or 2 of 9.
-        keep_diagonal          False; True: a sample also supports itself, as in the authors' code.
-        average_over           "rest", or "all": anchors count as samples without loss, as in the authors' code.
-        classification_weight  0, as in the paper; above, it also classifies without the others' help.
-        lr_multiplier          learning rate of the proxies over that of the network, 10.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        iterations: T = 2 refinements.
+        temperature: Τ = 1.
+        anchors_per_class: Samples of each class whose labels are given, 1; the paper's best are 1 or 2 of 9.
+        keep_diagonal: False; True: a sample also supports itself, as in the authors' code.
+        average_over: "rest", or "all": anchors count as samples without loss, as in the authors' code.
+        classification_weight: 0, as in the paper; above, it also classifies without the others' help.
+        lr_multiplier: Learning rate of the proxies over that of the network, 10.
 
-    Differences
+    Differences:
         The layer has no bias. Support below 1e-30 counts as 1e-30, so that no loss is infinite; a sample
         similar to no other keeps its X. An embedding whose coordinates are all equal is similar to none. The
         paper first trains with softmax alone for ten epochs.
 
-    Reference
+    Reference:
         Elezi et al.: The Group Loss for Deep Metric Learning, 2020.
     """
 

@@ -14,18 +14,18 @@ from nearfar.utils.validation import whole
 class Histogram(PairLoss):
     """Makes it unlikely that any negative pair of the batch is more similar than any positive pair.
 
-    Formula
+    Formula:
         h⁺, h⁻: soft histograms of the similarities of all positive and of all negative pairs, each
         divided by its number of pairs, on the nodes −1, −1 + 2/bins, …, 1
         loss = Σ_r h⁻_r Σ_{q≤r} h⁺_q
 
-    Parameters
-        bins     100; there is one node more.
+    Args:
+        bins: 100; there is one node more.
 
-    Differences
+    Differences:
         A function of the whole batch, not of one anchor's row. Without positives or negatives it is 0.
 
-    Reference
+    Reference:
         Ustinova, Lempitsky: Learning Deep Embeddings with Histogram Loss, 2016.
     """
 

@@ -19,18 +19,18 @@ from nearfar.utils.validation import number
 class LiftedStructure(PairLoss):
     """Holds each positive pair against all the negatives of both its ends (raw embeddings).
 
-    Formula
+    Formula:
         J_ij = log(Σ_{k∈N_i} e^(margin − d_ik) + Σ_{l∈N_j} e^(margin − d_jl)) + d_ij
         loss = 1/(2·#pairs) Σ over unordered positive pairs of [J_ij]+²
 
-    Parameters
-        margin   α = 1.
-        squared  False leaves out the square, as the Ranked List Loss paper prints it.
+    Args:
+        margin: Α = 1.
+        squared: False leaves out the square, as the Ranked List Loss paper prints it.
 
-    Differences
+    Differences:
         With a gallery, the negatives of a gallery embedding are the anchors of other classes.
 
-    Reference
+    Reference:
         Oh Song et al.: Deep Metric Learning via Lifted Structured Feature Embedding, 2016.
     """
 
@@ -63,18 +63,18 @@ class LiftedStructure(PairLoss):
 class LiftedStructureGeneralized(PairLoss):
     """Holds the soft farthest positive against the soft nearest negative.
 
-    Formula
+    Formula:
         ℓ_i = [log Σ_P e^(margin − s) + log Σ_N e^s]+
 
-    Parameters
-        margin   λ = 0.5.
-        mining   which pairs count.
+    Args:
+        margin: Λ = 0.5.
+        mining: Which pairs count.
 
-    Differences
+    Differences:
         The unified view prints a minus before the second logarithm, which contradicts the weights it
         derives; this is the form with those weights. An anchor without positives or negatives costs 0.
 
-    Reference
+    Reference:
         Hermans, Beyer, Leibe: In Defense of the Triplet Loss for Person Re-Identification, 2017.
     """
 

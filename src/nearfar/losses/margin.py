@@ -20,22 +20,22 @@ from nearfar.utils.validation import non_negative, number, positive, whole
 class Margin(PairLoss):
     """Keeps positives inside and negatives outside a boundary that is learned.
 
-    Formula
+    Formula:
         loss = (Σ_P [d − β + margin]+ + Σ_N [β − d + margin]+) / number of non-zero terms  +  nu · Σ β
 
-    Parameters
-        margin       λ = 0.2 (the thesis uses 0.5).
-        beta         where the boundary starts, 1.2.
-        num_classes  a boundary for each class, chosen by the anchor's label; None: one for all.
-        nu           weight of Σ β, 0.
-        beta_lr      learning rate of the boundary, 5e-5; None: that of the network.
-        mining       which pairs count; distance-weighted sampling is half of the paper.
+    Args:
+        margin: Λ = 0.2 (the thesis uses 0.5).
+        beta: Where the boundary starts, 1.2.
+        num_classes: A boundary for each class, chosen by the anchor's label; None: one for all.
+        nu: Weight of Σ β, 0.
+        beta_lr: Learning rate of the boundary, 5e-5; None: that of the network.
+        mining: Which pairs count; distance-weighted sampling is half of the paper.
 
-    Differences
+    Differences:
         Distance-weighted sampling draws a negative for each positive, never one beyond 1.4. An anchor whose
         negatives all lie beyond loses its positives with them; with the mining "all" it keeps them.
 
-    Reference
+    Reference:
         Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning, 2017.
     """
 

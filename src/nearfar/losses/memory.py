@@ -17,12 +17,12 @@ class Memory(nn.Module):
     It has buffers and no parameters: ``to(device)`` moves it, ``state_dict()`` holds all of it, and an optimiser has
     nothing to do with it.
 
-    Parameters
-        size    how many embeddings are remembered.
-        dim     their dimensions.
-        device  where they are.
+    Args:
+        size: How many embeddings are remembered.
+        dim: Their dimensions.
+        device: Where they are.
 
-    Reference
+    Reference:
         Wang et al.: Cross-Batch Memory for Embedding Learning. CVPR 2020.
 
     >>> from nearfar import losses

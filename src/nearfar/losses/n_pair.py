@@ -16,18 +16,18 @@ from nearfar.utils.validation import non_negative
 class NPair(PairLoss):
     """Tells each positive from all negatives at once (raw embeddings, dot products).
 
-    Formula
+    Formula:
         ℓ_i = mean over j∈P_i of log(1 + Σ_{k∈N_i} e^(s_ik − s_ij)),  plus l2 · mean ‖e‖²
 
-    Parameters
-        l2       weight of the squared lengths, 0.02: nothing else keeps raw embeddings small.
-        mining   which pairs count.
+    Args:
+        l2: Weight of the squared lengths, 0.02: nothing else keeps raw embeddings small.
+        mining: Which pairs count.
 
-    Differences
+    Differences:
         Every anchor uses all its positives; a batch of pairs gives the paper's loss. To compare anchors
         with their positives only, as the paper's two-tower batch does, give the positives as gallery.
 
-    Reference
+    Reference:
         Sohn: Improved Deep Metric Learning with Multi-class N-pair Loss Objective, 2016.
     """
 

@@ -11,16 +11,16 @@ from nearfar.utils.validation import positive
 class NormalizedSoftmax(ClassificationLoss):
     """Classifies by the angle to each proxy.
 
-    Formula
+    Formula:
         ℓ_i = −log e^(cos(x_i, w_y) / temperature) / Σ_c e^(cos(x_i, w_c) / temperature)
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        temperature       τ = 0.05.
-        sample_rate       1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier     learning rate of the proxies over that of the network, 10.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        temperature: Τ = 0.05.
+        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies over that of the network, 10.
 
-    Reference
+    Reference:
         Zhai, Wu: Classification is a Strong Baseline for Deep Metric Learning, 2019.
     """
 

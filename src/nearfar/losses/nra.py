@@ -18,21 +18,21 @@ from nearfar.utils.validation import positive
 class NRA(PairLoss):
     """Looks at ranks instead of distances: of the farthest positive and the nearest negative (raw embeddings).
 
-    Formula
+    Formula:
         r = (d − d_min) / (d_max − d_min) over the anchor's row
         w(r) = ½ (2r)^alpha for r < ½, 1 − ½ (2(1 − r))^alpha otherwise;  s = 1 − w(r)
         loss = −mean of log(s⁺ + epsilon) + log(1 − s⁻ + epsilon)
 
-    Parameters
-        alpha    steepness of w at r = ½, 4.
-        epsilon  1e-4, bounds the loss of a pair.
+    Args:
+        alpha: Steepness of w at r = ½, 4.
+        epsilon: 1e-4, bounds the loss of a pair.
 
-    Differences
+    Differences:
         Anchors without a positive or a negative are left out. Where all distances are equal, r = 0 with no
         gradient. The gradient goes through all four distances, so the nearest and the farthest neighbour
         may be moved against their class: their pair weight is then negative. Normalise at evaluation.
 
-    Reference
+    Reference:
         Schall et al.: Deep Metric Learning using Similarities from Nonlinear Rank Approximations, 2019.
     """
 

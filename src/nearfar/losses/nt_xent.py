@@ -19,18 +19,18 @@ from nearfar.utils.validation import positive
 class NTXent(PairLoss):
     """Tells each positive from all negatives at once: the N-pair loss of cosines with a temperature.
 
-    Formula
+    Formula:
         loss = mean over all positive pairs of log(1 + Σ_{k∈N_i} e^((s_ik − s_ij) / temperature))
 
-    Parameters
-        temperature  τ = 0.07.
-        mining       which pairs count.
+    Args:
+        temperature: Τ = 0.07.
+        mining: Which pairs count.
 
-    Differences
+    Differences:
         The mean is over pairs, so anchors count by their number of positives. SimCLR, where everybody has
         one, has the same loss.
 
-    Reference
+    Reference:
         Chen et al.: A Simple Framework for Contrastive Learning of Visual Representations, 2020.
     """
 

@@ -15,17 +15,17 @@ from nearfar.utils.validation import number, positive
 class ProxyAnchor(ProxyLoss, RowLoss):
     """Lets each proxy pull its embeddings and push all others, the hardest most.
 
-    Formula
+    Formula:
         loss = mean over proxies w with embeddings in the batch of log(1 + Σ_{x∈X_w} e^(−alpha (w·x − margin)))
              + mean over all proxies w of log(1 + Σ_{x∉X_w} e^(alpha (w·x + margin)))
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        alpha             sharpness, 32.
-        margin            λ = 0.1.
-        lr_multiplier     learning rate of the proxies over that of the network, 100.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        alpha: Sharpness, 32.
+        margin: Λ = 0.1.
+        lr_multiplier: Learning rate of the proxies over that of the network, 100.
 
-    Reference
+    Reference:
         Kim et al.: Proxy Anchor Loss for Deep Metric Learning, 2020.
     """
 

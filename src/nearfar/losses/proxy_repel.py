@@ -30,22 +30,22 @@ from nearfar.utils.validation import number, positive
 class ProxyRepel(ProxyLoss, RowLoss):
     """Lets each proxy pull its embeddings, and the proxies push each other.
 
-    Formula
+    Formula:
         loss = mean over proxies w with embeddings in the batch of log(1 + Σ_{x∈X_w} e^(−alpha (w·x − margin)))
              + mean over all proxies w of log(1 + Σ_{v≠w} e^(alpha (w·v + margin)))
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        alpha             sharpness, 32.
-        margin            λ = 0.1.
-        through_batch     False; True: proxies are compared through the batch, Σ_x (w·x)(x·v) instead of w·v.
-        lr_multiplier     learning rate of the proxies over that of the network, 100.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        alpha: Sharpness, 32.
+        margin: Λ = 0.1.
+        through_batch: False; True: proxies are compared through the batch, Σ_x (w·x)(x·v) instead of w·v.
+        lr_multiplier: Learning rate of the proxies over that of the network, 100.
 
-    Differences
+    Differences:
         Compared through a batch of m embeddings, two proxies can be up to m alike, so the second term grows
         with the batch. All pairs of proxies are compared: the time grows with the square of the classes.
 
-    Reference
+    Reference:
         Psomas: Metric Learning: A Deep Dive, 2020, chapter 6.
     """
 

@@ -18,24 +18,24 @@ from nearfar.utils.validation import non_negative, one_of, positive
 class RankedList(PairLoss):
     """Pulls positives into a ball and pushes negatives beyond a boundary; only the query moves.
 
-    Formula
+    Formula:
         L_P = mean of d − (alpha − margin) over the positives beyond alpha − margin
         L_N = Σ w (alpha − d) / Σ w over the negatives within alpha, w = e^(temperature (alpha − d))
         ℓ_i = L_P + balance · L_N
 
-    Parameters
-        alpha            the boundary of negatives, 1.2.
-        margin           m = 0.4 between the two boundaries.
-        temperature      T = 10, how much the nearest negatives outweigh the others.
-        balance          λ = 1.
-        query_weighting  "mean": every query counts alike; "violation": by the summed weights of its
-                         pairs (1 for a positive, w for a negative), as the authors' layer does.
+    Args:
+        alpha: The boundary of negatives, 1.2.
+        margin: M = 0.4 between the two boundaries.
+        temperature: T = 10, how much the nearest negatives outweigh the others.
+        balance: Λ = 1.
+        query_weighting: "mean": every query counts alike; "violation": by the summed weights of its
+            pairs (1 for a positive, w for a negative), as the authors' layer does.
 
-    Differences
+    Differences:
         The gradient is the paper's, not the derivative of the value: the other embeddings of a list and
         the weights w are constants.
 
-    Reference
+    Reference:
         Wang et al.: Ranked List Loss for Deep Metric Learning, 2019.
     """
 

@@ -16,16 +16,16 @@ from nearfar.utils.validation import number, positive
 class Raw(PairLoss):
     """Weighs a pair by its similarity and by how it compares with the anchor's other pairs.
 
-    Formula
+    Formula:
         ℓ_i = 1/alpha log(1 + Σ_P e^(−alpha (s − base))) + 1/beta log(1 + Σ_N e^(beta (s − base)))
 
-    Parameters
-        alpha    sharpness for positives, 2.
-        beta     sharpness for negatives, 50.
-        base     γ = 0.5, the similarity that separates them.
-        mining   which pairs count; the paper's full method is "valid_triplet".
+    Args:
+        alpha: Sharpness for positives, 2.
+        beta: Sharpness for negatives, 50.
+        base: Γ = 0.5, the similarity that separates them.
+        mining: Which pairs count; the paper's full method is "valid_triplet".
 
-    Reference
+    Reference:
         A Unified View of Deep Metric Learning via Gradient Analysis.
     """
 
@@ -49,14 +49,14 @@ class Raw(PairLoss):
 class MultiSimilarity(Raw):
     """RAW over the pairs that valid-triplet mining leaves.
 
-    Formula
+    Formula:
         as raw, over the positives with s < max_N s + epsilon and the negatives with s > min_P s − epsilon
 
-    Parameters
-        alpha, beta, base  as in raw: 2, 50, 0.5.
-        epsilon            margin of the mining, 0.1.
+    Args:
+        alpha, beta, base: As in raw: 2, 50, 0.5.
+        epsilon: Margin of the mining, 0.1.
 
-    Reference
+    Reference:
         Wang et al.: Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning, 2019.
     """
 

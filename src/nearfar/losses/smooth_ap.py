@@ -18,21 +18,21 @@ from nearfar.utils.validation import positive
 class SmoothAP(PairLoss):
     """Raises the average precision of each anchor's ranking, with ranks made smooth.
 
-    Formula
+    Formula:
         rank⁺_j = 1 + Σ_{k∈P, k≠j} σ((s_ik − s_ij) / temperature), rank_j the same over P ∪ N
         ℓ_i = 1 − mean over j∈P_i of rank⁺_j / rank_j
 
-    Parameters
-        temperature  τ = 0.01, how smooth: σ is the logistic function, a step where τ is 0.
+    Args:
+        temperature: Τ = 0.01, how smooth: σ is the logistic function, a step where τ is 0.
 
-    Differences
+    Differences:
         Classes may be of any size, the mean is over the anchors that have a positive, and the anchor is not
         part of its own ranking. Common code needs classes of one size and ranks the anchor as well: give
         the batch as its own gallery, without positions, for that. A positive may be moved to make
         room for another one: its pair weight is then negative. Time grows with the number of positives,
         and on a GPU, where that number is not known, with the cube of the batch.
 
-    Reference
+    Reference:
         Brown et al.: Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval, 2020.
     """
 

@@ -15,25 +15,25 @@ from nearfar.utils.validation import non_negative, positive, whole
 class SoftTriple(ClassificationLoss):
     """Classifies by the nearest of several centres, softly, and lets centres of a class merge.
 
-    Formula
+    Formula:
         S_c = Σ_k softmax_k(gamma · x·w_ck) x·w_ck
         ℓ_i = −log e^(alpha (S_y − margin)) / (e^(alpha (S_y − margin)) + Σ_{c≠y} e^(alpha S_c))
         loss = mean of ℓ_i + tau · Σ_c Σ_{t<u} √(2 − 2 w_ct·w_cu) / (C·K(K − 1))
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        centers           K = 10 for each class, the parameter ``proxies`` of shape [num_classes, centers, dim].
-        alpha             sharpness over classes, 20.
-        gamma             sharpness over the centres of a class, 10. It multiplies; some codes divide by it.
-        tau               weight of the distances between centres, 0.2.
-        margin            λ = 0.1 (the paper: 0.01).
-        sample_rate       1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier     learning rate of the proxies over that of the network, 100.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        centers: K = 10 for each class, the parameter ``proxies`` of shape [num_classes, centers, dim].
+        alpha: Sharpness over classes, 20.
+        gamma: Sharpness over the centres of a class, 10. It multiplies; some codes divide by it.
+        tau: Weight of the distances between centres, 0.2.
+        margin: Λ = 0.1 (the paper: 0.01).
+        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies over that of the network, 100.
 
-    Differences
+    Differences:
         The thesis prints the case of one centre. Equal centres do not move each other.
 
-    Reference
+    Reference:
         Qian et al.: SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, 2019.
     """
 

@@ -10,18 +10,18 @@ from nearfar.losses.registry import register
 class Softmax(ClassificationLoss):
     """Classifies raw embeddings with a linear layer.
 
-    Formula
+    Formula:
         ℓ_i = −log e^(w_y·x_i) / Σ_c e^(w_c·x_i)
 
-    Parameters
-        num_classes, dim  how many classes, and the length of an embedding.
-        sample_rate       1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier     learning rate of the proxies over that of the network, 10.
+    Args:
+        num_classes, dim: How many classes, and the length of an embedding.
+        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies over that of the network, 10.
 
-    Differences
+    Differences:
         The layer has no bias, as the formula has none: at retrieval there are no classes it could belong to.
 
-    Reference
+    Reference:
         Zhai, Wu: Classification is a Strong Baseline for Deep Metric Learning, 2019.
     """
 

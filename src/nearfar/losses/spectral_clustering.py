@@ -16,16 +16,16 @@ from nearfar.losses.registry import register
 class SpectralClustering(Loss):
     """Wants the coordinates of the embeddings to span what the indicators of the classes span.
 
-    Formula
+    Formula:
         loss = ½ ‖C − F F⁺‖²,  F the embeddings, [m, d], and C_ij = [y_i = y_j] / size of the class
         gradient by F: −2 (I − F F⁺) C (F⁺)ᵀ
 
-    Differences
+    Differences:
         Where m ≤ d embeddings are linearly independent, F F⁺ = I whatever they are: nothing is learned, and a
         warning says so once. Singular values up to max(m, d) · eps · the largest count as 0. The
         decomposition of F makes the host wait for a GPU.
 
-    Reference
+    Reference:
         Law, Urtasun, Zemel: Deep Spectral Clustering Learning, 2017.
     """
 

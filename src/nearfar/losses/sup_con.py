@@ -19,18 +19,18 @@ from nearfar.utils.validation import positive
 class SupCon(PairLoss):
     """Makes the positives as likely as can be among all others.
 
-    Formula
+    Formula:
         ℓ_i = −mean over j∈P_i of log(e^(s_ij / temperature) / Σ_{k∈P_i∪N_i} e^(s_ik / temperature))
 
-    Parameters
-        temperature  τ = 0.1.
-        mining       which pairs count.
+    Args:
+        temperature: Τ = 0.1.
+        mining: Which pairs count.
 
-    Differences
+    Differences:
         The mean is over the anchors that have a positive. A positive stands in the denominator of the
         others, so one that is much nearer than they are is pushed: its pair weight is then negative.
 
-    Reference
+    Reference:
         Khosla et al.: Supervised Contrastive Learning, 2020.
     """
 

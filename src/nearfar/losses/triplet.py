@@ -24,26 +24,26 @@ MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
 class Triplet(PairLoss):
     """Wants each positive nearer than each negative by a margin.
 
-    Formula
+    Formula:
         cosine:            mean over triplets of [s_an − s_ap + margin]+
         squared_distance:  mean over triplets of [d²_ap − d²_an + margin]+
         soft_margin:       log(1 + e^x) in the place of [x]+
 
-    Parameters
-        form         "cosine", or "squared_distance" between unit vectors.
-        margin       λ = 0.1 for cosine, m = 1 for squared_distance; 0 with a soft margin, which it shifts.
-        mining       "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
-                     "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
-        average      "all": over the chosen triplets; "active": over those with a loss.
-        normalize    False takes embeddings as they are: squared_distance as NRA 2 and RLL 1 print it.
-        soft_margin  False; True: a triplet goes on learning beyond the margin, less and less.
+    Args:
+        form: "cosine", or "squared_distance" between unit vectors.
+        margin: Λ = 0.1 for cosine, m = 1 for squared_distance; 0 with a soft margin, which it shifts.
+        mining: "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
+            "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
+        average: "all": over the chosen triplets; "active": over those with a loss.
+        normalize: False takes embeddings as they are: squared_distance as NRA 2 and RLL 1 print it.
+        soft_margin: False; True: a triplet goes on learning beyond the margin, less and less.
 
-    Differences
+    Differences:
         With a soft margin every triplet has a loss, so both averages are the same, and there is nothing to count:
         the time of "all" and "valid_triplet" grows with the number of triplets, on a GPU with the cube of the
         batch; the memory does not. The paper compares distances that are not squared.
 
-    Reference
+    Reference:
         Schroff, Kalenichenko, Philbin: FaceNet, 2015.
         Hermans, Beyer, Leibe: In Defense of the Triplet Loss for Person Re-Identification, 2017 (soft margin).
     """

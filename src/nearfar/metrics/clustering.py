@@ -34,21 +34,19 @@ def clustering(
 ) -> dict[str, float]:
     """Agreement of k-means clusters with the classes: NMI, AMI and the F1 of pairs.
 
-    Parameters
-    ----------
-    embeddings : [n, d], floating point: a tensor on any device, a NumPy array or a memory map.
-    labels : [n], whole numbers, or text in a NumPy array; at least two classes.
-    k : how many clusters; as many as there are classes unless given.
-    restarts, iterations, seed : of k-means; the clusters with the least inertia of all starts are judged.
-    normalize : cluster embeddings of length one, as cosine similarity sees them.
-    normalization : of NMI, ``"arithmetic"`` or, as in older papers, ``"geometric"``.
-    backend : ``"torch"``, or ``"faiss"``, which finds other clusters of much the same quality and takes
-        neither ``memory_budget`` nor ``progress``. Never chosen by what is installed: results would depend on it.
-    memory_budget, progress : as for :func:`~nearfar.metrics.kmeans`.
+    Args:
+        embeddings: [n, d], floating point: a tensor on any device, a NumPy array or a memory map.
+        labels: [n], whole numbers, or text in a NumPy array; at least two classes.
+        k: How many clusters; as many as there are classes unless given.
+        restarts, iterations, seed: Of k-means; the clusters with the least inertia of all starts are judged.
+        normalize: Cluster embeddings of length one, as cosine similarity sees them.
+        normalization: Of NMI, ``"arithmetic"`` or, as in older papers, ``"geometric"``.
+        backend: ``"torch"``, or ``"faiss"``, which finds other clusters of much the same quality and takes
+            neither ``memory_budget`` nor ``progress``. Never chosen by what is installed: results would depend on it.
+        memory_budget, progress: As for :func:`~nearfar.metrics.kmeans`.
 
-    Returns
-    -------
-    ``{"nmi": …, "ami": …, "f1": …, "clusters": k}``. Where every class has one member all scores are 1.
+    Returns:
+        ``{"nmi": …, "ami": …, "f1": …, "clusters": k}``. Where every class has one member all scores are 1.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> clustering(embeddings, torch.tensor([3, 3, 8, 8]))

@@ -42,13 +42,12 @@ def bootstrap(
     As many queries as there are get drawn with replacement, again and again; the interval holds the middle 95 % of the
     means. It speaks of the choice of queries alone: of other classes or another training it knows nothing.
 
-    Parameters
-    ----------
-    values : [queries], a number for each query, or several such arrays by name, all for the same
-        queries: each draw then serves all of them. NaN says that a query has no answer; it is left out.
-    samples : how many means.
-    confidence : share of the means inside the interval.
-    seed : of the draws.
+    Args:
+        values: [queries], a number for each query, or several such arrays by name, all for the same
+            queries: each draw then serves all of them. NaN says that a query has no answer; it is left out.
+        samples: How many means.
+        confidence: Share of the means inside the interval.
+        seed: Of the draws.
 
     >>> bootstrap(torch.tensor([1.0, 0.0, 1.0, 1.0, float("nan")]))
     Interval(mean=0.75, low=0.25, high=1.0)

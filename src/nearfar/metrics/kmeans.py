@@ -49,17 +49,16 @@ def kmeans(
     First centres are drawn by greedy k-means++, or several at a time where k is large. A cluster that loses all
     its vectors gets the one that is farthest from its centre. The best start is returned.
 
-    Parameters
-    ----------
-    vectors : [n, d], floating point; a memory map is read in blocks.
-    k : how many clusters, from 1 to n. Fewer have members only where fewer vectors differ.
-    restarts, iterations : how many starts, and at most how many iterations of each.
-    tolerance : a start ends when an iteration lowers the inertia by no more than this share of it, or no vector
-        changes its cluster.
-    seed : of the first centres.
-    normalize : give all vectors length one first.
-    memory_budget : bytes for tiles, and for a copy of the vectors where half of these bytes suffice.
-    progress : called with the number of iterations done and the greatest there can be.
+    Args:
+        vectors: [n, d], floating point; a memory map is read in blocks.
+        k: How many clusters, from 1 to n. Fewer have members only where fewer vectors differ.
+        restarts, iterations: How many starts, and at most how many iterations of each.
+        tolerance: A start ends when an iteration lowers the inertia by no more than this share of it, or no vector
+            changes its cluster.
+        seed: Of the first centres.
+        normalize: Give all vectors length one first.
+        memory_budget: Bytes for tiles, and for a copy of the vectors where half of these bytes suffice.
+        progress: Called with the number of iterations done and the greatest there can be.
 
     >>> found = kmeans(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), 2)
     >>> found.inertia, sorted(found.centers.flatten().tolist())

@@ -53,10 +53,10 @@ class _Block:
 class Ranking:
     """Queries, and what they ask: each other, or a gallery.
 
-    Parameters
-        sides    who asks whom.
-        own      [m], where each query itself stands in the gallery, −1: nowhere. Without a gallery this is known.
-        kinds    [m] and [n]: an item of the query's kind is left out. Items of a kind are of one class.
+    Args:
+        sides: Who asks whom.
+        own: [m], where each query itself stands in the gallery, −1: nowhere. Without a gallery this is known.
+        kinds: [m] and [n]: an item of the query's kind is left out. Items of a kind are of one class.
     """
 
     def __init__(self, sides: Sides, own: Tensor | None = None, kinds: tuple[Tensor, Tensor] | None = None) -> None:

@@ -44,36 +44,35 @@ def retrieval(
     answer, by its index, so that a duplicate of it still counts. R is the number of items of its class that it
     could find; a query with none is left out and counted.
 
-    Parameters
-    ----------
-    embeddings : [m, d], tensor, NumPy array or memory map; 16, 32 or 64 bits. The work is done on its device.
-    labels : [m], whole numbers (NumPy arrays also hold words).
-    gallery, gallery_labels : [n, d] and [n], what to ask instead of the embeddings themselves.
-    ks : how many neighbours to look at, each ≥ 1, or one such number; a k beyond what can be asked looks at all.
-    at_k : what to tell for each k, of "recall", "precision" and "map".
-    measure : "cosine" or "euclidean".
-    positions : [m], the place at which each query itself stands in the gallery (−1: nowhere), so that it is left
-        out of its own answer there, too.
-    groups, gallery_groups : [m] and [n], whole numbers or words, such as the camera of each picture. A query does
-        not ask what is of its class and of its group: such an item counts neither as found nor as to be found and takes
-        no place, as is usual in re-identification. Without a gallery ``groups`` alone.
-    per_query : also return the values of each query, NaN for those without a match.
-    memory_budget : bytes to work with, beyond the input; unless told 256 MiB, or 2 GiB of a GPU that has them free.
-    progress : called with (steps done, steps in all).
+    Args:
+        embeddings: [m, d], tensor, NumPy array or memory map; 16, 32 or 64 bits. The work is done on its device.
+        labels: [m], whole numbers (NumPy arrays also hold words).
+        gallery, gallery_labels: [n, d] and [n], what to ask instead of the embeddings themselves.
+        ks: How many neighbours to look at, each ≥ 1, or one such number; a k beyond what can be asked looks at all.
+        at_k: What to tell for each k, of "recall", "precision" and "map".
+        measure: "cosine" or "euclidean".
+        positions: [m], the place at which each query itself stands in the gallery (−1: nowhere), so that it is left
+            out of its own answer there, too.
+        groups, gallery_groups: [m] and [n], whole numbers or words, such as the camera of each picture. A query does
+            not ask what is of its class and of its group: such an item counts neither as found nor as to be found and
+                takes
+            no place, as is usual in re-identification. Without a gallery ``groups`` alone.
+        per_query: Also return the values of each query, NaN for those without a match.
+        memory_budget: Bytes to work with, beyond the input; unless told 256 MiB, or 2 GiB of a GPU that has them free.
+        progress: Called with (steps done, steps in all).
 
-    Returns
-    -------
-    recall@k : share of queries with one of their class among the first k.
-    precision@k : share of the first k that are of the query's class; of k even where fewer can be asked.
-    map@k : sum of precision@i over the places i among the first k that are of the query's class, divided by R, or by
-        k where that is less.
-    precision@1 : recall@1 under its other name.
-    r_precision : share of the first R that are of the query's class.
-    map@r : mean of precision@i over the first R places i, counting 0 where i is of another class.
-    map : mean over all of the query's class of the precision at their places: average precision.
-    mrr : mean of 1 / place of the first of the query's class.
-    queries, queries_without_match : how many were asked, how many were left out.
-    per_query : if wanted, the same by name, float64 of shape [m].
+    Returns:
+        recall@k: Share of queries with one of their class among the first k.
+        precision@k: Share of the first k that are of the query's class; of k even where fewer can be asked.
+        map@k: Sum of precision@i over the places i among the first k that are of the query's class, divided by R, or by
+            k where that is less.
+        precision@1: recall@1 under its other name.
+        r_precision: Share of the first R that are of the query's class.
+        map@r: Mean of precision@i over the first R places i, counting 0 where i is of another class.
+        map: Mean over all of the query's class of the precision at their places: average precision.
+        mrr: Mean of 1 / place of the first of the query's class.
+        queries, queries_without_match: How many were asked, how many were left out.
+        per_query: If wanted, the same by name, float64 of shape [m].
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.9, 0.1]])
     >>> found = retrieval(points, torch.tensor([0, 0, 1]), ks=(1, 2))

@@ -47,11 +47,10 @@ class Sizes(NamedTuple):
 def nmi(labels: Array, assignment: Array, *, normalization: str = "arithmetic") -> float:
     """Normalised mutual information of classes and clusters: 1 where they are the same sets, 0 where independent.
 
-    Parameters
-    ----------
-    labels, assignment : [n], the class and the cluster of each sample, any whole numbers.
-    normalization : mutual information is divided by the ``"arithmetic"`` mean of the two entropies, or by
-        the ``"geometric"`` one, as older papers and code do.
+    Args:
+        labels, assignment: [n], the class and the cluster of each sample, any whole numbers.
+        normalization: Mutual information is divided by the ``"arithmetic"`` mean of the two entropies, or by
+            the ``"geometric"`` one, as older papers and code do.
 
     A single class and a single cluster are the same set: 1. If only one of the two is single: 0.
 

@@ -42,27 +42,26 @@ def verification(
     Every two embeddings are a pair, or every query with every item of a gallery. A pair is accepted if it is at
     least as similar as a threshold. Nothing is sampled. Similarities closer than 1e-12 are equal.
 
-    Parameters
-    ----------
-    embeddings : [m, d], tensor, NumPy array or memory map; 16, 32 or 64 bits. The work is done on its device.
-    labels : [m], whole numbers (NumPy arrays also hold words).
-    gallery, gallery_labels : [n, d] and [n], what to pair embeddings with instead of each other.
-    rates : shares of the negative pairs that may be accepted, each ≥ 0 and < 1, or one such share.
-    measure : "cosine" or "euclidean".
-    memory_budget : bytes for tiles; unless told 256 MiB, or 2 GiB of a GPU that has them free. Positive pairs
-        take up to 100 bytes each beside that.
-    progress : called with (steps done, steps in all).
+    Args:
+        embeddings: [m, d], tensor, NumPy array or memory map; 16, 32 or 64 bits. The work is done on its device.
+        labels: [m], whole numbers (NumPy arrays also hold words).
+        gallery, gallery_labels: [n, d] and [n], what to pair embeddings with instead of each other.
+        rates: Shares of the negative pairs that may be accepted, each ≥ 0 and < 1, or one such share.
+        measure: "cosine" or "euclidean".
+        memory_budget: Bytes for tiles; unless told 256 MiB, or 2 GiB of a GPU that has them free. Positive pairs
+            take up to 100 bytes each beside that.
+        progress: Called with (steps done, steps in all).
 
-    Returns
-    -------
-    tar@rate : true accept rate: the share of positive pairs that the lowest threshold accepts which accepts no
-        more than this share of the negative ones. Nothing is interpolated.
-    threshold@rate : that threshold, the least similarity of a positive pair that is accepted, or the greatest distance;
-        NaN where none can be.
-    eer : equal error rate: where the share of negative pairs accepted is that of positive pairs refused, on the
-        ROC curve. Its points are joined by straight lines.
-    auc : area under that curve: how often a positive pair is more similar than a negative one; equal ones count half.
-    positives, negatives : how many pairs there are.
+    Returns:
+        tar@rate: True accept rate: the share of positive pairs that the lowest threshold accepts which accepts no
+            more than this share of the negative ones. Nothing is interpolated.
+        threshold@rate: That threshold, the least similarity of a positive pair that is accepted, or the greatest
+            distance; NaN where none can be.
+        eer: Equal error rate: where the share of negative pairs accepted is that of positive pairs refused, on the
+            ROC curve. Its points are joined by straight lines.
+        auc: Area under that curve: how often a positive pair is more similar than a negative one; equal ones count
+            half.
+        positives, negatives: How many pairs there are.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
     >>> found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.25,))

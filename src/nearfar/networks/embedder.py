@@ -21,14 +21,14 @@ class Embedder(nn.Module):
     With ``levels`` each level has its own pooling and head. In training each has its own copy of the loss
     (``levels_forward``); ``forward`` concatenates the embeddings of all levels and gives them length 1 again.
 
-    Parameters
-        backbone           what makes maps of the input.
-        dim                dimensions of the embedding, of each level; None for the pooled features themselves.
-        pooling            "avg", "max", "avg+max", or "gem"; "token" for the class token of a backbone that has one.
-        normalize          give embeddings length 1.
-        head               "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
-        levels             any of "low", "mid" and "high", in the order of concatenation; only "high" if not given.
-        freeze_batchnorm   keep statistics and affine parameters of the backbone's batch norms.
+    Args:
+        backbone: What makes maps of the input.
+        dim: Dimensions of the embedding, of each level; None for the pooled features themselves.
+        pooling: "avg", "max", "avg+max", or "gem"; "token" for the class token of a backbone that has one.
+        normalize: Give embeddings length 1.
+        head: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        levels: Any of "low", "mid" and "high", in the order of concatenation; only "high" if not given.
+        freeze_batchnorm: Keep statistics and affine parameters of the backbone's batch norms.
 
     Attributes
         dim                dimensions of what ``forward`` gives, over all levels.
@@ -37,7 +37,7 @@ class Embedder(nn.Module):
 
     Embeddings are float32 where the network works with fewer bits.
 
-    Reference
+    Reference:
         Three levels: Wang et al.: Ranked List Loss for Deep Metric Learning. CVPR 2019.
 
     >>> from nearfar.networks import create

@@ -18,11 +18,11 @@ class Ensemble(nn.Module):
 
     Members are trained each on its own; what they share is the input, so all must read the same kind of it.
 
-    Parameters
-        members     embedders, at least one.
-        normalize   give the concatenated embedding length 1.
+    Args:
+        members: Embedders, at least one.
+        normalize: Give the concatenated embedding length 1.
 
-    Reference
+    Reference:
         Elezi et al.: The Group Loss for Deep Metric Learning. ECCV 2020 (with 2 and with 5 members).
 
     >>> from nearfar.networks import create
@@ -89,8 +89,8 @@ class Ensemble(nn.Module):
 def side_by_side(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
     """Embeddings [b, d] of several networks as one, in their order.
 
-    Parameters
-        normalize   give the concatenated embedding length 1.
+    Args:
+        normalize: Give the concatenated embedding length 1.
 
     >>> side_by_side([torch.tensor([[3.0]]), torch.tensor([[4.0]])])
     tensor([[0.6000, 0.8000]])

@@ -12,11 +12,11 @@ NAMES = ("linear", "linear_norm", "mlp", "none")
 class Head(nn.Module):
     """One linear layer, possibly with a layer norm after it, or two with a ReLU between them.
 
-    Parameters
-        channels   dimensions of the pooled features.
-        dim        dimensions of the embedding.
-        kind       "linear"; "linear_norm", with a layer norm that has no parameters; "mlp", whose hidden layer is as
-                   wide as the pooled features.
+    Args:
+        channels: Dimensions of the pooled features.
+        dim: Dimensions of the embedding.
+        kind: "linear"; "linear_norm", with a layer norm that has no parameters; "mlp", whose hidden layer is as
+            wide as the pooled features.
     """
 
     def __init__(self, channels: int, dim: int, kind: str = "linear") -> None:

@@ -16,8 +16,8 @@ class Pooling(nn.Module):
 
     Vectors [b, c] are maps of one place and stay as they are.
 
-    Parameters
-        kind   "avg", "max", "avg+max" (the sum), or "gem".
+    Args:
+        kind: "avg", "max", "avg+max" (the sum), or "gem".
 
     >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[5.]])
@@ -43,11 +43,11 @@ class Pooling(nn.Module):
 class GeM(nn.Module):
     """The generalised mean (mean of xᵖ)^(1/p), with one learned exponent: 1 is the average, ∞ the maximum.
 
-    Parameters
-        p         the exponent to start from.
-        smallest  what smaller values, among them all negative ones, count as.
+    Args:
+        p: The exponent to start from.
+        smallest: What smaller values, among them all negative ones, count as.
 
-    Reference
+    Reference:
         Radenović, Tolias, Chum: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019.
 
     >>> GeM(p=1.0)(torch.tensor([[[[1.0, 3.0]]]])).tolist()

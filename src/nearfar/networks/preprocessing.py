@@ -26,12 +26,12 @@ class ReadsPixels(Protocol):
 class Preprocessing:
     """Resize, cut out, normalise.
 
-    Parameters
-        size            side of the square that the network reads.
-        resize          shorter side of the picture before it is cut; both sides where ``aspect`` is "squash".
-        aspect          "keep", "squash", or "shrink": kept, and smaller pictures grow only where they have to.
-        crop            "center", or "none" where the resized picture is taken as it is.
-        normalization   how pixels become numbers.
+    Args:
+        size: Side of the square that the network reads.
+        resize: Shorter side of the picture before it is cut; both sides where ``aspect`` is "squash".
+        aspect: "keep", "squash", or "shrink": kept, and smaller pictures grow only where they have to.
+        crop: "center", or "none" where the resized picture is taken as it is.
+        normalization: How pixels become numbers.
     """
 
     size: int

@@ -64,11 +64,11 @@ def create(
 ) -> Embedder:
     """An embedder by the name of its backbone.
 
-    Parameters
-        name         one of ``names()``, or "timm:NAME", "torchvision:NAME", "transformers:NAME" where that library is.
-        pretrained   True for the published weights, or a file with weights; False for random ones.
-        settings     those of the backbone, such as ``in_dim`` of "linear" and "mlp"; see ``defaults(name)``. Those of
-                     "timm:NAME" are ``timm.create_model``'s, such as ``img_size``.
+    Args:
+        name: One of ``names()``, or "timm:NAME", "torchvision:NAME", "transformers:NAME" where that library is.
+        pretrained: True for the published weights, or a file with weights; False for random ones.
+        settings: Those of the backbone, such as ``in_dim`` of "linear" and "mlp"; see ``defaults(name)``. Those of
+            "timm:NAME" are ``timm.create_model``'s, such as ``img_size``.
 
     The others are those of :class:`~nearfar.networks.Embedder`.
 

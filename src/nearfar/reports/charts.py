@@ -24,13 +24,13 @@ LETTER = 7.2  # pixels that one takes in such a name
 class Line:
     """A named line.
 
-    Parameters
-        name    what stands at its end.
-        points  (x, y), in the order of x.
-        color   number of one of the page's colours, from 1.
-        faint   whether it is the background of another one: thin, and without its name.
-        dots    whether each point is marked.
-        joined  whether there is a line at all; marks alone have no name at an end.
+    Args:
+        name: What stands at its end.
+        points: (x, y), in the order of x.
+        color: Number of one of the page's colours, from 1.
+        faint: Whether it is the background of another one: thin, and without its name.
+        dots: Whether each point is marked.
+        joined: Whether there is a line at all; marks alone have no name at an end.
     """
 
     name: str
@@ -58,12 +58,12 @@ def line_chart(
 ) -> str:
     """Lines over a common axis.
 
-    Parameters
-        title      for those who do not see the chart.
-        x, y       what the axes show.
-        percent    y is a share of 1.
-        from_zero  whether 0 has to be on the y axis.
-        ticks      what stands where on the x axis, if that is not numbers at even distances.
+    Args:
+        title: For those who do not see the chart.
+        x, y: What the axes show.
+        percent: Y is a share of 1.
+        from_zero: Whether 0 has to be on the y axis.
+        ticks: What stands where on the x axis, if that is not numbers at even distances.
     """
     shown = [line for line in lines if line.points]
     if not shown:
@@ -127,8 +127,8 @@ def _names(lines: Sequence[Line], up: _Scale, bottom: int) -> list[str]:
 def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, labels: bool, side: int = 620) -> str:
     """Points of named groups on a map: (name, hue in degrees, points). A name shows above a group's points.
 
-    Parameters
-        labels  whether names also stand at the middle of their groups.
+    Args:
+        labels: Whether names also stand at the middle of their groups.
     """
     points = [point for _, _, members in groups for point in members]
     if not points:

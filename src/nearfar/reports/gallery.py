@@ -121,9 +121,9 @@ def as_square(vector: NDArray[Any]) -> NDArray[np.uint8]:
 def flatten(points: Tensor, method: str = "pca", seed: int = 0) -> NDArray[np.float64]:
     """Embeddings as places on a plane, [n, 2].
 
-    Parameters
-        method  "pca": the two directions with the most spread. "tsne" and "umap" keep neighbours together and tell
-                little of distances; the latter needs the package umap-learn.
+    Args:
+        method: "pca": the two directions with the most spread. "tsne" and "umap" keep neighbours together and tell
+            little of distances; the latter needs the package umap-learn.
     """
     one_of("map", method, METHODS)
     values = points.double().cpu()

@@ -116,13 +116,13 @@ def document(
 ) -> str:
     """A whole page.
 
-    Parameters
-        title, lead   text above everything.
-        sections      HTML; empty ones are left out.
-        foot          text below everything.
-        style         rules beyond ``STYLE``.
-        policy        what the page may do; a script has to be allowed by its digest.
-        script        at the end of the page.
+    Args:
+        title, lead: Text above everything.
+        sections: HTML; empty ones are left out.
+        foot: Text below everything.
+        style: Rules beyond ``STYLE``.
+        policy: What the page may do; a script has to be allowed by its digest.
+        script: At the end of the page.
 
     >>> "<h1>A &amp; B</h1>" in document("A & B", "two letters", ["<section></section>"])
     True

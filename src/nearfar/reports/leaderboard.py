@@ -33,13 +33,13 @@ def html(
 ) -> str:
     """Runs as a page.
 
-    Parameters
-        outcomes  finished runs; those that were not tested, such as trials of a tuning, are left out.
-        title     what stands above it.
-        metric    what losses are compared by, of the test classes.
-        anyway    rank what is unfair as well; the page then says UNFAIR wherever something is ranked.
-        left_out  what to say of runs that are not here.
-        watch     told what work begins.
+    Args:
+        outcomes: Finished runs; those that were not tested, such as trials of a tuning, are left out.
+        title: What stands above it.
+        metric: What losses are compared by, of the test classes.
+        anyway: Rank what is unfair as well; the page then says UNFAIR wherever something is ranked.
+        left_out: What to say of runs that are not here.
+        watch: Told what work begins.
     """
     every = list(outcomes)
     tested = [run for run in every if metric in (run.metrics.get("test") or {})]
@@ -85,13 +85,13 @@ def write(
 ) -> Path:
     """Write the page of some runs and say where it is.
 
-    Parameters
-        places   run folders, or folders that hold some.
-        out      the file; leaderboard.html in the first place unless told.
-        title    what stands above it; the name of the first place unless told.
-        metric   what losses are compared by.
-        anyway   rank what is unfair as well.
-        watch    told what work begins.
+    Args:
+        places: Run folders, or folders that hold some.
+        out: The file; leaderboard.html in the first place unless told.
+        title: What stands above it; the name of the first place unless told.
+        metric: What losses are compared by.
+        anyway: Rank what is unfair as well.
+        watch: Told what work begins.
     """
     if not places:
         raise ValueError("places is empty; needed are run folders, or folders that hold some")

@@ -19,14 +19,14 @@ DRAWS = {"classes": 10_000, "queries": 2000}  # samples; there are many more que
 class Row:
     """A loss in an experiment: the mean over its repetitions.
 
-    Parameters
-        loss       what it is called.
-        runs       its repetitions.
-        rank       in its experiment; None for baselines, and where ranking would be unfair.
-        score      the metric of the test classes; ``std`` over repetitions, ``low`` and ``high`` the interval of draws.
-        p          against the best loss of its experiment.
-        beside     other metrics by name.
-        seconds    that a training took, mean; ``memory`` the most it held, in MiB.
+    Args:
+        loss: What it is called.
+        runs: Its repetitions.
+        rank: In its experiment; None for baselines, and where ranking would be unfair.
+        score: The metric of the test classes; ``std`` over repetitions, ``low`` and ``high`` the interval of draws.
+        p: Against the best loss of its experiment.
+        beside: Other metrics by name.
+        seconds: That a training took, mean; ``memory`` the most it held, in MiB.
     """
 
     loss: str
@@ -51,10 +51,10 @@ class Row:
 class Experiment:
     """What is compared with each other: one data set, network, size and protocol.
 
-    Parameters
-        name      what tells it from the others.
-        rows      best first where they are ranked, by name otherwise; baselines last.
-        verdict   whether they may be ranked; ``notes`` are about intervals.
+    Args:
+        name: What tells it from the others.
+        rows: Best first where they are ranked, by name otherwise; baselines last.
+        verdict: Whether they may be ranked; ``notes`` are about intervals.
     """
 
     name: str

@@ -31,10 +31,10 @@ NUMBERS_OF_CLUSTERS = ("nmi", "ami", "f1")
 class Embeddings:
     """The embeddings that were tested.
 
-    Parameters
-        points  [n, d].
-        labels  [n], as the data set numbers its classes.
-        rows    [n], which pictures of the data set these are.
+    Args:
+        points: [n, d].
+        labels: [n], as the data set numbers its classes.
+        rows: [n], which pictures of the data set these are.
     """
 
     points: Tensor
@@ -46,14 +46,14 @@ class Embeddings:
 class RunData:
     """All a report is made of.
 
-    Parameters
-        name      of the folder.
-        recipe    what was trained, and ``recipe_text``, its file.
-        manifest  everything that can change a number.
-        log       a table for each line.
-        metrics   of the selected epoch.
-        queries   tested embeddings; None while the run is not finished. ``gallery`` where they were looked for in one.
-        dataset   None where it is no longer there; ``missing`` then says why.
+    Args:
+        name: Of the folder.
+        recipe: What was trained, and ``recipe_text``, its file.
+        manifest: Everything that can change a number.
+        log: A table for each line.
+        metrics: Of the selected epoch.
+        queries: Tested embeddings; None while the run is not finished. ``gallery`` where they were looked for in one.
+        dataset: None where it is no longer there; ``missing`` then says why.
     """
 
     name: str
@@ -77,11 +77,11 @@ class RunData:
 class Measured:
     """The metrics of the tested embeddings, with what is needed to show where they come from.
 
-    Parameters
-        values     by name.
-        intervals  of those that are means over queries.
-        precision  [n], average precision of each query; NaN where there was nothing to find.
-        first      [n], place of the first match.
+    Args:
+        values: By name.
+        intervals: Of those that are means over queries.
+        precision: [n], average precision of each query; NaN where there was nothing to find.
+        first: [n], place of the first match.
     """
 
     values: dict[str, float]

@@ -32,15 +32,15 @@ def report(
 ) -> Path:
     """Write the page of a run and say where it is.
 
-    Parameters
-        folder   the run folder. A run that is under way has a page as well, without what is not known yet.
-        out      the file; report.html in the run folder unless told.
-        map      how embeddings are laid on a plane: "pca", "tsne" or "umap" (needs umap-learn).
-        queries  how many are shown with what they find, drawn at random from different classes.
-        worst    how many of those with the least average precision are shown.
-        device   where metrics are computed.
-        seed     of what is drawn.
-        watch    told what work begins.
+    Args:
+        folder: The run folder. A run that is under way has a page as well, without what is not known yet.
+        out: The file; report.html in the run folder unless told.
+        map: How embeddings are laid on a plane: "pca", "tsne" or "umap" (needs umap-learn).
+        queries: How many are shown with what they find, drawn at random from different classes.
+        worst: How many of those with the least average precision are shown.
+        device: Where metrics are computed.
+        seed: Of what is drawn.
+        watch: Told what work begins.
     """
     one_of("map", map, METHODS)
     whole("queries", queries, low=0)

@@ -97,11 +97,11 @@ POLICY = f"{html.POLICY}; script-src 'sha256-{_DIGEST}'"
 class Cell:
     """What stands in a table.
 
-    Parameters
-        text    what is shown.
-        key     what is sorted by, if that is something else; numbers sort as numbers. None sorts last.
-        markup  HTML instead of the text.
-        long    whether it may take more than a line.
+    Args:
+        text: What is shown.
+        key: What is sorted by, if that is something else; numbers sort as numbers. None sorts last.
+        markup: HTML instead of the text.
+        long: Whether it may take more than a line.
     """
 
     text: str
@@ -128,10 +128,10 @@ def table(
 ) -> str:
     """A table that sorts by the head that is pressed; the first column names the row.
 
-    Parameters
-        numbers    which columns are of numbers.
-        kinds      a class for each row: "base", "best" or none.
-        sorted_by  the column that rows are given in the order of, largest first.
+    Args:
+        numbers: Which columns are of numbers.
+        kinds: A class for each row: "base", "best" or none.
+        sorted_by: The column that rows are given in the order of, largest first.
     """
     cells = []
     for column, head in enumerate(heads):

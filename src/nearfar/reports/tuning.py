@@ -26,10 +26,10 @@ SAMPLERS = {
 def html(found: Results, space: Space, *, title: str, sampler: str) -> str:
     """The page.
 
-    Parameters
-        found    the trials.
-        space    what was searched.
-        sampler  how.
+    Args:
+        found: The trials.
+        space: What was searched.
+        sampler: How.
     """
     scored = [trial for trial in found.trials if trial.value is not None]
     percent = all(0.0 <= (trial.value or 0.0) <= 1.0 for trial in scored)

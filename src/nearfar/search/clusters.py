@@ -27,10 +27,10 @@ SHOWN = 24  # pictures of a contact sheet
 class Cluster:
     """Items that lie together.
 
-    Parameters
-        items   the nearest to the centre first.
-        label   the class that most of them have, where any has one.
-        share   of those with a class that have this one.
+    Args:
+        items: The nearest to the centre first.
+        label: The class that most of them have, where any has one.
+        share: Of those with a class that have this one.
     """
 
     items: tuple[Item, ...]

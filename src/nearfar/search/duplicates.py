@@ -29,10 +29,10 @@ Pair = tuple[int, int, float]  # two rows, the lower first, and their cosine
 class Group:
     """Items that are linked by near pairs.
 
-    Parameters
-        items       by rising id.
-        similarity  the lowest cosine of a pair that links them; 1 where all files are the same.
-        identical   whether all files are the same, byte for byte.
+    Args:
+        items: By rising id.
+        similarity: The lowest cosine of a pair that links them; 1 where all files are the same.
+        identical: Whether all files are the same, byte for byte.
     """
 
     items: tuple[Item, ...]

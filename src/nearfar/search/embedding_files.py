@@ -24,12 +24,12 @@ ENDINGS = (".npz", ".npy", ".safetensors")
 class Embedded:
     """What a model makes of pictures.
 
-    Parameters
-        vectors      [n, d], as the model gives them.
-        names        [n].
-        labels       [n]; None where a picture has no class.
-        skipped      name and reason of what is no picture.
-        fingerprint  of the model.
+    Args:
+        vectors: [n, d], as the model gives them.
+        names: [n].
+        labels: [n]; None where a picture has no class.
+        skipped: Name and reason of what is no picture.
+        fingerprint: Of the model.
     """
 
     vectors: Vectors

@@ -36,9 +36,9 @@ U = TypeVar("U")
 class Encoder:
     """A model that is ready to look at pictures.
 
-    Parameters
-        model   what ``nearfar.networks.weights.save`` loads, in evaluation mode.
-        device  where it computes: "auto", "cpu", "cuda", "cuda:1", …
+    Args:
+        model: What ``nearfar.networks.weights.save`` loads, in evaluation mode.
+        device: Where it computes: "auto", "cpu", "cuda", "cuda:1", …
 
     >>> from nearfar import networks
     >>> encoder = Encoder(networks.create("small_cnn", dim=4), device="cpu")

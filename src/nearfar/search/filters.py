@@ -30,10 +30,10 @@ LIKE = "~"  # a pattern with * and ?
 def select(items: Sequence[Item], where: Where) -> NDArray[np.int64]:
     """The ids of the items that pass all filters, in their order.
 
-    Parameters
-        where   by field or key of the metadata: a value, a list of which any will do, or comparisons, as in
-                ``{"label": ["jay", "wren"], "year": {">=": 2019, "<": 2022}, "name": {"~": "garden/*"}}``. A list for
-                a comparison, as in ``{"label": {"!=": ["jay", "wren"]}}``, means that it holds for all of them.
+    Args:
+        where: By field or key of the metadata: a value, a list of which any will do, or comparisons, as in
+            ``{"label": ["jay", "wren"], "year": {">=": 2019, "<": 2022}, "name": {"~": "garden/*"}}``. A list for
+            a comparison, as in ``{"label": {"!=": ["jay", "wren"]}}``, means that it holds for all of them.
 
     An item without the key passes no filter on it, but for "!=".
 

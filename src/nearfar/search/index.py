@@ -54,18 +54,18 @@ class Index(Lookup):
     ) -> Index:
         """Embed pictures and leave an index folder. One that was interrupted is gone on with by ``update``.
 
-        Parameters
-            model       a folder with model.safetensors and model.json, or a model, as ``nearfar.load`` gives it.
-            pictures    a folder or an archive of pictures, a list of files, or a ``nearfar.data.DataSet``.
-            out         the folder of the index, a new one.
-            backend     "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
-                        "milvus:http://host:19530"); "auto" is exact for few pictures and faiss for many.
-            labels      "folder": a picture's class is the folder it lies in; a mapping from names; None for no classes.
-            metadata    more about pictures, by name, to filter by.
-            measure     what is near: "cosine" or "euclidean".
-            device      where the model computes: "auto", "cpu", "cuda", …
-            batch_size  pictures that the model reads at once.
-            watch       is told of the progress, see ``nearfar.utils.progress``.
+        Args:
+            model: A folder with model.safetensors and model.json, or a model, as ``nearfar.load`` gives it.
+            pictures: A folder or an archive of pictures, a list of files, or a ``nearfar.data.DataSet``.
+            out: The folder of the index, a new one.
+            backend: "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
+                "milvus:http://host:19530"); "auto" is exact for few pictures and faiss for many.
+            labels: "folder": a picture's class is the folder it lies in; a mapping from names; None for no classes.
+            metadata: More about pictures, by name, to filter by.
+            measure: What is near: "cosine" or "euclidean".
+            device: Where the model computes: "auto", "cpu", "cuda", …
+            batch_size: Pictures that the model reads at once.
+            watch: Is told of the progress, see ``nearfar.utils.progress``.
         """
         return building.build(
             cls,
@@ -118,9 +118,9 @@ class Index(Lookup):
     ) -> Index:
         """Open an index folder.
 
-        Parameters
-            read_only  anybody may; for changes there is one process at a time.
-            model      to search with; the index has its own, and any other is refused.
+        Args:
+            read_only: Anybody may; for changes there is one process at a time.
+            model: To search with; the index has its own, and any other is refused.
         """
         found = cls(Shelf(Path(place), read_only=read_only, device=as_device("device", device)), device=device)
         if model is not None:
@@ -186,8 +186,8 @@ class Index(Lookup):
     ) -> Update:
         """Make the index follow a folder: only what is new is embedded, and what was moved keeps its id.
 
-        Parameters
-            prune   remove items whose pictures are gone.
+        Args:
+            prune: Remove items whose pictures are gone.
         """
         return updating.update(self, pictures, prune=prune, labels=labels, metadata=metadata, watch=watch)
 

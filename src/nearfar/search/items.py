@@ -14,12 +14,12 @@ from nearfar.utils.validation import nearest
 class Item:
     """Something that can be found.
 
-    Parameters
-        id        its number; never given to anything else.
-        name      the path of the picture, relative to the folder that was indexed, or whatever it was called.
-        label     its class, where one is known.
-        hash      SHA-256 of the picture's file; empty where there was none.
-        metadata  whatever else is known of it, to filter by.
+    Args:
+        id: Its number; never given to anything else.
+        name: The path of the picture, relative to the folder that was indexed, or whatever it was called.
+        label: Its class, where one is known.
+        hash: SHA-256 of the picture's file; empty where there was none.
+        metadata: Whatever else is known of it, to filter by.
     """
 
     id: int

@@ -101,8 +101,8 @@ class Lookup:
     def map(self, method: str = "pca") -> NDArray[np.float32]:
         """Places of all items on a plane, [n, 2], in the order of ``items``; kept until they are stale.
 
-        Parameters
-            method  "pca": the two directions with the most spread; "tsne" keeps neighbours together.
+        Args:
+            method: "pca": the two directions with the most spread; "tsne" keeps neighbours together.
         """
         return self.plane(method)[1]
 
@@ -138,13 +138,13 @@ class Lookup:
     ) -> Results:
         """The k items that are nearest to a query.
 
-        Parameters
-            query    a path, a Pillow image, the bytes of a picture file, uint8 pixels, a vector, or the id of an item,
-                     which does not find itself.
-            where    only among items like these, as ``{"label": "jay", "year": {">=": 2019}}``.
-            expand   search again with the mean of the query and so many of its neighbours.
-            rerank   "k_reciprocal": first those who would find the query in turn.
-            label    the query's class, to tell right from wrong; an item's own unless told.
+        Args:
+            query: A path, a Pillow image, the bytes of a picture file, uint8 pixels, a vector, or the id of an item,
+                which does not find itself.
+            where: Only among items like these, as ``{"label": "jay", "year": {">=": 2019}}``.
+            expand: Search again with the mean of the query and so many of its neighbours.
+            rerank: "k_reciprocal": first those who would find the query in turn.
+            label: The query's class, to tell right from wrong; an item's own unless told.
         """
         return asking.search(self, query, k, where=where, expand=expand, rerank=rerank, label=label)
 

@@ -24,11 +24,11 @@ FOLDER = "folder"
 class Listed:
     """A picture that can be read.
 
-    Parameters
-        name    unique among those that are listed together.
-        label   its class.
-        read    gives the content of its file, or pixels; OSError where it cannot be read.
-        told    whether somebody said that this is its class; otherwise it is just the folder it lies in.
+    Args:
+        name: Unique among those that are listed together.
+        label: Its class.
+        read: Gives the content of its file, or pixels; OSError where it cannot be read.
+        told: Whether somebody said that this is its class; otherwise it is just the folder it lies in.
     """
 
     name: str

@@ -24,7 +24,7 @@ Matrix = NDArray[np.float64]
 def expanded(index: Lookup, query: Vectors, count: int, allowed: Ids | None, own: int | None) -> Vectors:
     """The mean of a query [1, d] and its nearest neighbours, weighed by the cube of their cosine.
 
-    Reference
+    Reference:
         Radenović et al.: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019 (α-weighted expansion).
     """
     _, ids = index.nearest(query, count + (own is not None), allowed=allowed)
@@ -46,7 +46,7 @@ def k_reciprocal(
     Difference
         Who is whose neighbour is looked at among the nearest hundred (or 4·k) items, not in the whole index.
 
-    Reference
+    Reference:
         Zhong et al.: Re-ranking Person Re-identification with k-reciprocal Encoding. CVPR 2017.
     """
     spare = own is not None

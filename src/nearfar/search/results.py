@@ -23,11 +23,11 @@ class Neighbour:
 class Results(Sequence[Neighbour]):
     """A query and its neighbours, the nearest first.
 
-    Parameters
-        name        of the query.
-        label       its class, where that is known.
-        neighbours  what was found.
-        pictures    thumbnails: of the query, and of each neighbour; empty where there is none.
+    Args:
+        name: Of the query.
+        label: Its class, where that is known.
+        neighbours: What was found.
+        pictures: Thumbnails: of the query, and of each neighbour; empty where there is none.
     """
 
     name: str

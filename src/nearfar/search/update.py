@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class Update:
     """What became of pictures.
 
-    Parameters
-        added      ids of pictures that are new, or new at this place.
-        moved      ids of pictures that are called otherwise now.
-        replaced   ids that are gone, as other pictures have come in their place.
-        kept       ids of items that stay though their files cannot be read now, or are no pictures any more.
-        missing    ids of items whose pictures are not there.
-        pruned     whether those were removed.
-        unchanged  how many are as they were.
-        skipped    name and reason of what is no picture.
+    Args:
+        added: Ids of pictures that are new, or new at this place.
+        moved: Ids of pictures that are called otherwise now.
+        replaced: Ids that are gone, as other pictures have come in their place.
+        kept: Ids of items that stay though their files cannot be read now, or are no pictures any more.
+        missing: Ids of items whose pictures are not there.
+        pruned: Whether those were removed.
+        unchanged: How many are as they were.
+        skipped: Name and reason of what is no picture.
     """
 
     added: list[int] = field(default_factory=list)

@@ -27,15 +27,15 @@ def create(
 ) -> FastAPI:
     """An application to serve with uvicorn or any other ASGI server. It owns the index and closes it at the end.
 
-    Parameters
-        index      an open ``nearfar.Index``.
-        name       what the page calls it.
-        runs       run folders, or folders of them, for the tabs that compare.
-        token      needed by every request but for the page itself; None lets everybody in who reaches the server.
-        read_only  refuse to add and remove.
-        limits     of uploads; the usual ones unless given.
-        hosts      names that the server is reached by, beside localhost.
-        addresses  whether it is reached by addresses in numbers other than the loopback's.
+    Args:
+        index: An open ``nearfar.Index``.
+        name: What the page calls it.
+        runs: Run folders, or folders of them, for the tabs that compare.
+        token: Needed by every request but for the page itself; None lets everybody in who reaches the server.
+        read_only: Refuse to add and remove.
+        limits: Of uploads; the usual ones unless given.
+        hosts: Names that the server is reached by, beside localhost.
+        addresses: Whether it is reached by addresses in numbers other than the loopback's.
     """
     try:
         import fastapi

@@ -26,13 +26,13 @@ class Busy(RuntimeError):
 class Batcher(Generic[Item, Result]):
     """A worker thread that does one kind of work for many at a time.
 
-    Parameters
-        work     takes items, at most ``most``, and returns as many results.
-        most     the size of a batch.
-        waiting  items that may stand in line; beyond that ``Busy`` is raised.
-        alone    do the items of a batch that failed one by one, so that only the guilty one fails. Not for what must
-                 not be done twice.
-        seen     told the size of each batch.
+    Args:
+        work: Takes items, at most ``most``, and returns as many results.
+        most: The size of a batch.
+        waiting: Items that may stand in line; beyond that ``Busy`` is raised.
+        alone: Do the items of a batch that failed one by one, so that only the guilty one fails. Not for what must
+            not be done twice.
+        seen: Told the size of each batch.
 
     >>> double = Batcher(lambda numbers: [2 * number for number in numbers])
     >>> double.start()

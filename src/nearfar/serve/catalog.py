@@ -23,8 +23,8 @@ MAGIC = b"NFMAP1\0\0"
 class Catalogue:
     """The newest view of an index.
 
-    Parameters
-        index   may be added to and removed from; ``changed`` has to be called then.
+    Args:
+        index: May be added to and removed from; ``changed`` has to be called then.
     """
 
     def __init__(self, index: Searchable) -> None:

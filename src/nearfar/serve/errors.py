@@ -30,10 +30,10 @@ WORDS = {
 class Refusal(HTTPException):
     """What a request gets instead of an answer.
 
-    Parameters
-        status   such as 404.
-        message  what is wrong and what is allowed.
-        word     for programs, "not_found"; the usual one of the status unless given.
+    Args:
+        status: Such as 404.
+        message: What is wrong and what is allowed.
+        word: For programs, "not_found"; the usual one of the status unless given.
     """
 
     def __init__(

@@ -13,13 +13,13 @@ MIB = 2**20
 class Limits:
     """What a server takes, and what it refuses in words.
 
-    Parameters
-        upload_bytes  of a whole request; 20 MiB.
-        pixels        of a picture, by its header, before anything is decoded; 50 million.
-        seconds       for a request's body to arrive, and again for its picture to be decoded; 20.
-        neighbours    the most that one search finds; 200.
-        batch         the most pictures that pass the network at once; 32.
-        waiting       requests that may stand in line for one piece of work; the next is told to come back later; 256.
+    Args:
+        upload_bytes: Of a whole request; 20 MiB.
+        pixels: Of a picture, by its header, before anything is decoded; 50 million.
+        seconds: For a request's body to arrive, and again for its picture to be decoded; 20.
+        neighbours: The most that one search finds; 200.
+        batch: The most pictures that pass the network at once; 32.
+        waiting: Requests that may stand in line for one piece of work; the next is told to come back later; 256.
 
     >>> Limits(upload_bytes=0)
     Traceback (most recent call last):

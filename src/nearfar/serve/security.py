@@ -43,14 +43,14 @@ log = logging.getLogger("nearfar.serve")
 class Guard:
     """Refuses strangers, floods and what comes from other pages; counts; sees that answers carry their headers.
 
-    Parameters
-        app        what is guarded.
-        limits     of a request's body, in bytes and seconds.
-        metrics    where requests are counted.
-        secret     the token; None lets everybody in who reaches the server.
-        public     paths that need no token.
-        names      host names that this server answers to, beside those of the loopback.
-        addresses  whether it answers to any address in numbers.
+    Args:
+        app: What is guarded.
+        limits: Of a request's body, in bytes and seconds.
+        metrics: Where requests are counted.
+        secret: The token; None lets everybody in who reaches the server.
+        public: Paths that need no token.
+        names: Host names that this server answers to, beside those of the loopback.
+        addresses: Whether it answers to any address in numbers.
     """
 
     def __init__(

@@ -64,10 +64,10 @@ def link(address: str, token: str | None) -> str:
 def run(app: FastAPI, listening: socket.socket, *, started: Callable[[], None] = lambda: None) -> None:
     """Serve until Ctrl-C or a signal asks to stop; requests under way are finished first.
 
-    Parameters
-        app        what ``create`` made.
-        listening  from ``listen``.
-        started    called when requests are answered.
+    Args:
+        app: What ``create`` made.
+        listening: From ``listen``.
+        started: Called when requests are answered.
     """
     import uvicorn
 

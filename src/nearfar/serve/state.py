@@ -30,10 +30,10 @@ class Question(NamedTuple):
 class Room:
     """Everything that requests share.
 
-    Parameters
-        index      what is searched.
-        limits     how much a request may ask for.
-        read_only  whether adding and removing is refused.
+    Args:
+        index: What is searched.
+        limits: How much a request may ask for.
+        read_only: Whether adding and removing is refused.
     """
 
     def __init__(self, index: Searchable, limits: Limits, *, read_only: bool) -> None:

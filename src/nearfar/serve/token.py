@@ -84,9 +84,9 @@ def known_host(header: str, names: Iterable[str], *, addresses: bool) -> bool:
     A page elsewhere can let its own name point to this machine and then speak to it as its own; it cannot change the
     name in the header.
 
-    Parameters
-        names      that are allowed beside those of the loopback.
-        addresses  allow any address in numbers: those cannot be pointed elsewhere.
+    Args:
+        names: That are allowed beside those of the loopback.
+        addresses: Allow any address in numbers: those cannot be pointed elsewhere.
 
     >>> known_host("localhost:8000", (), addresses=False), known_host("evil.example", (), addresses=True)
     (True, False)

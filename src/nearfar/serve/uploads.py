@@ -26,9 +26,9 @@ JOINERS = "\u200c\u200d"  # parts of words in Persian, of Indian scripts and of 
 class Pictures:
     """Decodes uploads in threads of its own, a few at a time: whoever sends a hard one holds up nobody else's search.
 
-    Parameters
-        limits   pixels and seconds, and how many may wait.
-        metrics  where refusals are counted.
+    Args:
+        limits: Pixels and seconds, and how many may wait.
+        metrics: Where refusals are counted.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:

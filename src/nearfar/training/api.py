@@ -31,11 +31,11 @@ def train(
 ) -> Result:
     """Train what a recipe says, and leave a run folder.
 
-    Parameters
-        recipe      a TOML file, or what one holds; may be left out when a run is resumed.
-        out         the run folder, a new one; runs/ and the name of the recipe unless told.
-        resume      a run folder to go on with.
-        overrides   by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
+    Args:
+        recipe: A TOML file, or what one holds; may be left out when a run is resumed.
+        out: The run folder, a new one; runs/ and the name of the recipe unless told.
+        resume: A run folder to go on with.
+        overrides: By section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
 
     >>> import tempfile
     >>> settings = {
@@ -66,11 +66,11 @@ def start(
 ) -> Result:
     """As ``train``, with all there is to choose.
 
-    Parameters
-        overrides   as for ``nearfar.training.load_recipe``.
-        display     what a person sees, see ``nearfar.training.run.console``.
-        loggers     "tensorboard", "mlflow", or anything that is told as they are.
-        cache       where decoded pictures are kept.
+    Args:
+        overrides: As for ``nearfar.training.load_recipe``.
+        display: What a person sees, see ``nearfar.training.run.console``.
+        loggers: "tensorboard", "mlflow", or anything that is told as they are.
+        cache: Where decoded pictures are kept.
     """
     from nearfar.training.loop import distributed
     from nearfar.training.loop.trainer import Trainer
@@ -110,8 +110,8 @@ def start(
 def open_model(where: str | Path) -> Embedder | Ensemble:
     """The model of a run: that of the selected epoch, or of the last one where nothing selects.
 
-    Parameters
-        where   a run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote.
+    Args:
+        where: A run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote.
     """
     from nearfar.networks.weights import save
 

@@ -165,9 +165,9 @@ def _codes(words: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
 def as_device(name: str, word: str, *, local: int | None = None) -> torch.device:
     """Where to compute: "cpu", "cuda", "cuda:1" and so on, or "auto", a GPU where there is one.
 
-    Parameters
-        name    what errors call it.
-        local   which of the processes of this machine asks; "auto" and "cuda" then are a GPU of its own.
+    Args:
+        name: What errors call it.
+        local: Which of the processes of this machine asks; "auto" and "cuda" then are a GPU of its own.
 
     >>> as_device("device", "cpu")
     device(type='cpu')

@@ -16,11 +16,11 @@ ORDERS = ("RGB", "BGR")
 class Normalization:
     """(pixel · range/255 − mean) / std for each channel, in the order the network reads them.
 
-    Parameters
-        mean, std   one number for each channel, in the network's order and on its range.
-        range       the network's white: 1 where it saw pixels from 0 to 1, 255 where from 0 to 255.
-        order       "RGB", or "BGR" for weights that come from Caffe. One channel has no order.
-        grey        whether pictures are made grey first: pixels have one channel, which the network reads as three.
+    Args:
+        mean, std: One number for each channel, in the network's order and on its range.
+        range: The network's white: 1 where it saw pixels from 0 to 1, 255 where from 0 to 255.
+        order: "RGB", or "BGR" for weights that come from Caffe. One channel has no order.
+        grey: Whether pictures are made grey first: pixels have one channel, which the network reads as three.
 
     >>> IMAGENET(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten().tolist()[0]
     2.248908281326294

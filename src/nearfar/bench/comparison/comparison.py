@@ -23,10 +23,10 @@ REFUSED = "not ranked: the comparison is unfair"
 class Comparison:
     """A table and whether its rows may be ranked.
 
-    Parameters
-        table    marked as unfair where it is ranked all the same.
-        verdict  with the reasons.
-        ranked   whether the rows have ranks.
+    Args:
+        table: Marked as unfair where it is ranked all the same.
+        verdict: With the reasons.
+        ranked: Whether the rows have ranks.
     """
 
     table: Table
@@ -45,13 +45,13 @@ def compare(
 ) -> Comparison:
     """Losses by a metric of the test, best first; runs that differ in seed or fold alone make one row.
 
-    Parameters
-        outcomes  finished runs.
-        metric    as in metrics.json: "recall@1", "map@r", "nmi", …
-        part      whose metric: "test", or "validation" to choose settings without a look at the test.
-        anyway    rank what is unfair as well; the table then says UNFAIR in every format.
-        over      what is drawn for intervals and p: "classes" or "queries".
-        samples   how many draws.
+    Args:
+        outcomes: Finished runs.
+        metric: As in metrics.json: "recall@1", "map@r", "nmi", …
+        part: Whose metric: "test", or "validation" to choose settings without a look at the test.
+        anyway: Rank what is unfair as well; the table then says UNFAIR in every format.
+        over: What is drawn for intervals and p: "classes" or "queries".
+        samples: How many draws.
     """
     outcomes = list(outcomes)
     one_of("over", over, significance.OVER)
@@ -113,12 +113,12 @@ def standings(
     Where runs kept what each query found, "beats" counts how often a loss is better than another with p below 0.05
     (paired draws, corrected within an experiment), and "loses" how often another is better than it.
 
-    Parameters
-        outcomes  finished runs of one or more experiments, which are judged one by one.
-        metric    what is ranked.
-        anyway    rank what is unfair as well; the table then says UNFAIR in every format.
-        over      what is drawn for p: "classes" or "queries".
-        samples   how many draws.
+    Args:
+        outcomes: Finished runs of one or more experiments, which are judged one by one.
+        metric: What is ranked.
+        anyway: Rank what is unfair as well; the table then says UNFAIR in every format.
+        over: What is drawn for p: "classes" or "queries".
+        samples: How many draws.
     """
     outcomes = list(outcomes)
     one_of("over", over, significance.OVER)

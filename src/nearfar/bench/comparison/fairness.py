@@ -38,11 +38,11 @@ GONE = "not set"
 class Verdict:
     """Whether some runs may be ranked.
 
-    Parameters
-        fair     whether they may.
-        reasons  why not, a line for each difference.
-        notes    what else to know: machines, versions, skipped steps.
-        tried    settings beside the loss's own that are compared, because a grid tries values of them.
+    Args:
+        fair: Whether they may.
+        reasons: Why not, a line for each difference.
+        notes: What else to know: machines, versions, skipped steps.
+        tried: Settings beside the loss's own that are compared, because a grid tries values of them.
     """
 
     fair: bool

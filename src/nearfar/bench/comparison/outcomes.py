@@ -23,9 +23,9 @@ PROTOCOLS = {"standard": "default", "fixed_validation": "fixed_validation", "k_f
 class Repetition(NamedTuple):
     """What runs share that differ in seed or fold alone.
 
-    Parameters
-        loss, network, dim, data, protocol  as an Outcome names them.
-        rest                                digest of everything else that can change a number.
+    Args:
+        loss, network, dim, data, protocol: As an Outcome names them.
+        rest: Digest of everything else that can change a number.
     """
 
     loss: str
@@ -40,12 +40,12 @@ class Repetition(NamedTuple):
 class Outcome:
     """A finished run.
 
-    Parameters
-        folder    the run folder.
-        manifest  everything that can change its numbers.
-        metrics   as in metrics.json: by part, and which epoch they are of.
-        labels    what a grid calls its parts, such as {"loss": "raw+valid_triplet"}; empty elsewhere.
-        key       of the cell of a grid; empty elsewhere.
+    Args:
+        folder: The run folder.
+        manifest: Everything that can change its numbers.
+        metrics: As in metrics.json: by part, and which epoch they are of.
+        labels: What a grid calls its parts, such as {"loss": "raw+valid_triplet"}; empty elsewhere.
+        key: Of the cell of a grid; empty elsewhere.
     """
 
     folder: Path
@@ -202,8 +202,8 @@ class Outcome:
 def read(folder: str | Path) -> Outcome:
     """A finished run.
 
-    Parameters
-        folder   the run folder, as ``nearfar train`` or ``nearfar bench run`` leaves one.
+    Args:
+        folder: The run folder, as ``nearfar train`` or ``nearfar bench run`` leaves one.
     """
     run = RunFolder(folder)
     if not run.recipe.is_file():
@@ -225,8 +225,8 @@ def find(*places: str | Path) -> list[Outcome]:
 
     A run that one grid copied from another is given once.
 
-    Parameters
-        places   run folders, or folders of them. One with no finished run in it is an error.
+    Args:
+        places: Run folders, or folders of them. One with no finished run in it is an error.
     """
     found = []
     for place in places:

@@ -18,9 +18,9 @@ def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> Table:
     Of the figures, those of the same size of embedding where there are any; the difference is ours less theirs. A
     figure of another network or protocol says little about ours: the columns show which it is.
 
-    Parameters
-        outcomes  finished runs; those that differ in seed or fold alone count by their mean.
-        metric    "recall@1", "recall@10", "nmi", …
+    Args:
+        outcomes: Finished runs; those that differ in seed or fold alone count by their mean.
+        metric: "recall@1", "recall@10", "nmi", …
     """
     rows: list[Sequence[Cell]] = []
     without = []
@@ -75,8 +75,8 @@ def catalogue() -> Table:
 def printed(number: str) -> Table:
     """A table of a document.
 
-    Parameters
-        number   such as "thesis:7c"; ``catalogue`` lists all.
+    Args:
+        number: Such as "thesis:7c"; ``catalogue`` lists all.
     """
     key, _, name = number.partition(":")
     found = papers.table(key, name)

@@ -32,12 +32,12 @@ Values = NDArray[np.float64]
 class Difference:
     """How much better one is than another.
 
-    Parameters
-        better, worse  which; ``better`` has the larger mean.
-        mean           of the difference, over all queries.
-        low, high      where it lies in most samples.
-        p              two-sided: how rare a difference at least this far from 0 would be without one. After
-                       ``pairwise``, corrected for how many pairs were looked at (Holm).
+    Args:
+        better, worse: Which; ``better`` has the larger mean.
+        mean: Of the difference, over all queries.
+        low, high: Where it lies in most samples.
+        p: Two-sided: how rare a difference at least this far from 0 would be without one. After
+            ``pairwise``, corrected for how many pairs were looked at (Holm).
     """
 
     better: str
@@ -59,12 +59,12 @@ def paired(
 ) -> tuple[float, float, float, float]:
     """Mean of first − second, its interval, and the two-sided p: (mean, low, high, p).
 
-    Parameters
-        first, second  [queries], a number for each query, in the same order.
-        classes        [queries], to draw classes; None draws queries.
-        samples        how many draws.
-        confidence     share of the samples inside the interval.
-        seed           of the draws.
+    Args:
+        first, second: [queries], a number for each query, in the same order.
+        classes: [queries], to draw classes; None draws queries.
+        samples: How many draws.
+        confidence: Share of the samples inside the interval.
+        seed: Of the draws.
 
     >>> rng = np.random.default_rng(0)
     >>> easy, hard = rng.random(500) < 0.7, rng.random(500) < 0.5
@@ -79,11 +79,11 @@ def paired(
 def means(table: Values, *, classes: NDArray[Any] | None = None, samples: int = SAMPLES, seed: int = 0) -> Values:
     """The mean of each column in each sample, [samples, columns]; a draw serves all columns.
 
-    Parameters
-        table    [queries, columns].
-        classes  [queries], to draw classes with all their queries; None draws queries.
-        samples  how many draws.
-        seed     of the draws.
+    Args:
+        table: [queries, columns].
+        classes: [queries], to draw classes with all their queries; None draws queries.
+        samples: How many draws.
+        seed: Of the draws.
     """
     whole("samples", samples)
     table = np.asarray(table, dtype=np.float64)
@@ -119,12 +119,12 @@ def pairwise(
 ) -> list[Difference]:
     """All pairs of losses, the best first; what a query found is averaged over seeds and folds before.
 
-    Parameters
-        groups      {loss: its runs}; all were tested on the same pictures.
-        metric      "recall@1" or "map@r".
-        over        what is drawn: "queries" or "classes".
-        best_only   only pairs with the best loss.
-        samples, confidence, seed  see ``paired``.
+    Args:
+        groups: {loss: its runs}; all were tested on the same pictures.
+        metric: "recall@1" or "map@r".
+        over: What is drawn: "queries" or "classes".
+        best_only: Only pairs with the best loss.
+        samples, confidence, seed: See ``paired``.
     """
     number("confidence", confidence, low=0.0, high=1.0, open_low=True)
     names = list(groups)

@@ -23,9 +23,9 @@ Cell = str | int | float | None
 class Column:
     """A column.
 
-    Parameters
-        name    what stands above it.
-        digits  None: text. Otherwise numbers with so many digits after the point.
+    Args:
+        name: What stands above it.
+        digits: None: text. Otherwise numbers with so many digits after the point.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Column:
 class Table:
     """A table and what there is to say about it.
 
-    Parameters
-        title    what stands above it.
-        columns  of text or numbers.
-        rows     a cell for each column; None (and NaN) where there is nothing.
-        notes    lines below it.
-        unfair   the reasons why its rows cannot be compared; marked in every format.
+    Args:
+        title: What stands above it.
+        columns: Of text or numbers.
+        rows: A cell for each column; None (and NaN) where there is nothing.
+        notes: Lines below it.
+        unfair: The reasons why its rows cannot be compared; marked in every format.
 
     >>> print(text(Table("Recall", (Column("loss"), Column("recall@1", 1)), [["raw", 66.85], ["nra", None]])))
     Recall
@@ -65,9 +65,9 @@ class Table:
 def write(table: Table, format: str = "text") -> str:
     """A table in one of the formats.
 
-    Parameters
-        table   what to write.
-        format  "text", "csv", "latex" or "html", a page that is complete in itself.
+    Args:
+        table: What to write.
+        format: "text", "csv", "latex" or "html", a page that is complete in itself.
     """
     return WRITERS[one_of("format", format, FORMATS)](table)
 

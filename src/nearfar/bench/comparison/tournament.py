@@ -16,12 +16,12 @@ from nearfar.bench.comparison.outcomes import Outcome, repetitions
 class Standing:
     """A loss in a tournament; reads as a table as well: ``row["total"]``, ``dict(row)``.
 
-    Parameters
-        loss     which.
-        total    sum of its ranks.
-        average  their mean.
-        std      their standard deviation with n − 1 degrees of freedom; NaN after one experiment.
-        ranks    one for each experiment, in order.
+    Args:
+        loss: Which.
+        total: Sum of its ranks.
+        average: Their mean.
+        std: Their standard deviation with n − 1 degrees of freedom; NaN after one experiment.
+        ranks: One for each experiment, in order.
     """
 
     loss: str
@@ -45,8 +45,8 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
     The best score has rank 1; equal scores share the better rank (two firsts are followed by a third). Losses with the
     same total stand in the order in which they came.
 
-    Parameters
-        scores   {experiment: {loss: score}}, where more is better; each experiment has all losses.
+    Args:
+        scores: {experiment: {loss: score}}, where more is better; each experiment has all losses.
 
     >>> for row in tournament({
     ...     "resnet50/64": {"triplet": 57.6, "margin": 59.7, "proxy_anchor": 62.9},

@@ -31,9 +31,9 @@ class Nursery:
 
     Should its process die, the children under way die with it; for the next job there is a new one.
 
-    Parameters
-        changes   to the environment of all jobs.
-        imports   modules that jobs need besides those that all need.
+    Args:
+        changes: To the environment of all jobs.
+        imports: Modules that jobs need besides those that all need.
     """
 
     def __init__(self, changes: Mapping[str, str], imports: Sequence[str] = ()) -> None:

@@ -19,8 +19,8 @@ ASKED_TO_STOP = {128 + signal.SIGINT: signal.SIGINT, 128 + signal.SIGTERM: signa
 class Inline:
     """Does jobs here. Libraries and devices are set up once; a job that ends this process ends the grid, too.
 
-    Parameters
-        room  see ``nearfar.bench.executors.local.slots``; the first is used.
+    Args:
+        room: See ``nearfar.bench.executors.local.slots``; the first is used.
     """
 
     def __init__(self, room: Sequence[Slot]) -> None:

@@ -32,16 +32,16 @@ DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_A
 class Job:
     """What a process is told.
 
-    Parameters
-        name, key, labels   of the cell; no two jobs have the same name.
-        what                "train", or "frozen" for the baseline.
-        recipe              as tables.
-        folder              the run folder; a run that began there goes on.
-        output              the file that all it says goes to.
-        cache               where decoded pictures are kept.
-        device              where to compute, if not where the recipe says.
-        lean                whether weights and embeddings are thrown away once the numbers are there.
-        code                files of the user's own that are run first.
+    Args:
+        name, key, labels: Of the cell; no two jobs have the same name.
+        what: "train", or "frozen" for the baseline.
+        recipe: As tables.
+        folder: The run folder; a run that began there goes on.
+        output: The file that all it says goes to.
+        cache: Where decoded pictures are kept.
+        device: Where to compute, if not where the recipe says.
+        lean: Whether weights and embeddings are thrown away once the numbers are there.
+        code: Files of the user's own that are run first.
     """
 
     name: str

@@ -39,9 +39,9 @@ class Engine(Protocol):
 class Slot:
     """Room for one job.
 
-    Parameters
-        device   what the job is to compute on; None leaves it to the recipe.
-        changes  to the environment of its process.
+    Args:
+        device: What the job is to compute on; None leaves it to the recipe.
+        changes: To the environment of its process.
     """
 
     device: str | None = None
@@ -51,10 +51,10 @@ class Slot:
 def slots(*, device: str | None = None, jobs: int | None = None, per_gpu: int = 1) -> list[Slot]:
     """Room on this machine: ``per_gpu`` jobs on each GPU that can be seen, or ``jobs`` on the processors.
 
-    Parameters
-        device    "auto" (None is the same), "cuda", "cuda:1" or "cpu".
-        jobs      at most so many at a time; on the processors, one unless told.
-        per_gpu   on each GPU.
+    Args:
+        device: "auto" (None is the same), "cuda", "cuda:1" or "cpu".
+        jobs: At most so many at a time; on the processors, one unless told.
+        per_gpu: On each GPU.
 
     >>> [slot.device for slot in slots(device="cpu", jobs=2)]
     ['cpu', 'cpu']
@@ -110,9 +110,9 @@ class Workers(Protocol):
 class Local:
     """Does jobs on this machine.
 
-    Parameters
-        room      see ``slots``.
-        imports   modules that jobs will need, best imported once.
+    Args:
+        room: See ``slots``.
+        imports: Modules that jobs will need, best imported once.
     """
 
     def __init__(self, room: Sequence[Slot], imports: Sequence[str] = ()) -> None:

@@ -14,9 +14,9 @@ from nearfar.bench.executors.job import COMMAND, Job, environment
 class Process:
     """A job under way.
 
-    Parameters
-        job      what to do.
-        changes  to the environment.
+    Args:
+        job: What to do.
+        changes: To the environment.
     """
 
     def __init__(self, job: Job, changes: Mapping[str, str]) -> None:

@@ -18,12 +18,12 @@ PATIENCE = 60.0  # seconds that a stopped cell may take to save
 class Ray:
     """Does jobs on a Ray cluster.
 
-    Parameters
-        folder    of the grid, on shared storage.
-        address   of the cluster, as for ``ray.init``; one on this machine is started unless there is one already.
-        jobs      at most so many at a time; unless told, as many as the cluster has room for.
-        per_gpu   jobs that share a GPU.
-        device    "cpu" leaves GPUs alone.
+    Args:
+        folder: Of the grid, on shared storage.
+        address: Of the cluster, as for ``ray.init``; one on this machine is started unless there is one already.
+        jobs: At most so many at a time; unless told, as many as the cluster has room for.
+        per_gpu: Jobs that share a GPU.
+        device: "cpu" leaves GPUs alone.
     """
 
     def __init__(

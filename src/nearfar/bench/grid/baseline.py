@@ -33,10 +33,10 @@ def frozen(recipe: Recipe) -> Recipe:
 def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:
     """Measure what training is compared with, and leave a folder like that of a run.
 
-    Parameters
-        recipe   that of the runs it is compared with: the same test, pictures looked at in the same way.
-        folder   for manifest.json (which says "baseline"), recipe.toml, metrics.json and what the queries found.
-        cache    where decoded pictures are kept.
+    Args:
+        recipe: That of the runs it is compared with: the same test, pictures looked at in the same way.
+        folder: For manifest.json (which says "baseline"), recipe.toml, metrics.json and what the queries found.
+        cache: Where decoded pictures are kept.
 
     >>> import tempfile
     >>> from nearfar.training import load_recipe

@@ -29,13 +29,13 @@ MEASURED = (*SEEN, "split")  # and on which classes they are measured
 class Cell:
     """One run of a grid.
 
-    Parameters
-        key      digest of everything that can change its number.
-        name     readable: its labels.
-        labels   by axis: "loss", and where the grid has them "network", "dim", "data", "fold", keys of the recipe such
-                 as "loss.alpha", "seed".
-        recipe   what to train; for the baseline, what it is compared with.
-        what     "train", or "frozen" for features without training.
+    Args:
+        key: Digest of everything that can change its number.
+        name: Readable: its labels.
+        labels: By axis: "loss", and where the grid has them "network", "dim", "data", "fold", keys of the recipe such
+            as "loss.alpha", "seed".
+        recipe: What to train; for the baseline, what it is compared with.
+        what: "train", or "frozen" for features without training.
     """
 
     key: str
@@ -53,10 +53,10 @@ class Cell:
 def expand(grid: Grid, *, overrides: Overrides = (), roots: Sequence[str] = (), only: Sequence[str] = ()) -> list[Cell]:
     """The cells of a grid, baselines first, and then seed after seed.
 
-    Parameters
-        overrides   changes to every cell, as for ``nearfar.training.load_recipe``.
-        roots       where data lies: "PLACE" for all data sets that need one, or "LABEL=PLACE".
-        only        labels, or names of cells: of each axis that one of them is on, only these; of the others, all.
+    Args:
+        overrides: Changes to every cell, as for ``nearfar.training.load_recipe``.
+        roots: Where data lies: "PLACE" for all data sets that need one, or "LABEL=PLACE".
+        only: Labels, or names of cells: of each axis that one of them is on, only these; of the others, all.
 
     >>> from nearfar.bench.grid.grid import load as grid
     >>> recipe = {"sampler": {"classes": 4, "per_class": 8}, "network": {"name": "mlp"}, "optimizer": {"lr": 1e-3},

@@ -68,17 +68,17 @@ class GridError(ValueError):
 class Grid:
     """What to compare: every loss with every network, dimension, data set, setting and seed.
 
-    Parameters
-        name       of its folder.
-        recipe     what all cells share, as tables.
-        losses     by label, what a loss changes: [loss], and where it must any other section.
-        networks   the same for networks, under "losses" with changes for one loss on this network; may be empty.
-        data       the same for data sets; may be empty.
-        dims       of the embeddings; may be empty.
-        settings   values to try of keys of the recipe, {"loss.alpha": (2, 4)}, each with each; may be empty.
-        seeds      of the trainings.
-        protocol   which classes validate.
-        baseline   whether features without training are measured as well.
+    Args:
+        name: Of its folder.
+        recipe: What all cells share, as tables.
+        losses: By label, what a loss changes: [loss], and where it must any other section.
+        networks: The same for networks, under "losses" with changes for one loss on this network; may be empty.
+        data: The same for data sets; may be empty.
+        dims: Of the embeddings; may be empty.
+        settings: Values to try of keys of the recipe, {"loss.alpha": (2, 4)}, each with each; may be empty.
+        seeds: Of the trainings.
+        protocol: Which classes validate.
+        baseline: Whether features without training are measured as well.
     """
 
     name: str
@@ -96,9 +96,9 @@ class Grid:
 def load(grid: str | Path | Tables | Grid) -> Grid:
     """A grid from a TOML file, or from what such a file holds.
 
-    Parameters
-        grid   the file. Its ``recipe`` is the path of a recipe, from the folder of the grid on, or a table; ``changes``
-               are made to it for all cells.
+    Args:
+        grid: The file. Its ``recipe`` is the path of a recipe, from the folder of the grid on, or a table; ``changes``
+            are made to it for all cells.
     """
     if isinstance(grid, Grid):
         return grid

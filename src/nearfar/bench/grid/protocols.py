@@ -22,11 +22,11 @@ class Protocol:
     0.1. "kfold": the training classes validate in turn, fold after fold; each fold is a run, and mean and deviation
     of their tests are the number.
 
-    Parameters
-        name    "default", "fixed_validation" or "kfold".
-        share   of the training classes that validate.
-        folds   how many.
-        seed    of which classes validate; the same for all seeds of training.
+    Args:
+        name: "default", "fixed_validation" or "kfold".
+        share: Of the training classes that validate.
+        folds: How many.
+        seed: Of which classes validate; the same for all seeds of training.
 
     >>> [fold for fold, _ in Protocol(name="kfold", folds=3).splits()]
     [0, 1, 2]

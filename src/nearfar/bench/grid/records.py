@@ -22,13 +22,13 @@ TAIL = 4096  # bytes of a log that are looked at to see how far a run is
 class Record:
     """A cell and what became of it.
 
-    Parameters
-        cell     what it is.
-        folder   its run folder.
-        output   the file with all that its process said.
-        state    "new", "begun" (by an earlier call), "running", "finished", "stopped" or "failed".
-        error    why it failed, in one line.
-        said     the last lines before it failed.
+    Args:
+        cell: What it is.
+        folder: Its run folder.
+        output: The file with all that its process said.
+        state: "new", "begun" (by an earlier call), "running", "finished", "stopped" or "failed".
+        error: Why it failed, in one line.
+        said: The last lines before it failed.
     """
 
     cell: Cell

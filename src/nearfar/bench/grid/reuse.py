@@ -53,11 +53,11 @@ def refuse_other_data(every: Sequence[Record], sources: Sources) -> None:
 def take_over(every: Sequence[Record], place: Path, sources: Sources, *, lean: bool = False) -> list[Record]:
     """Copy what other grids have finished of these cells, and say which.
 
-    Parameters
-        every     the cells of a grid, which is run by nobody else meanwhile.
-        place     its folder.
-        sources   as ``sources_of`` finds them.
-        lean      leave weights and embeddings behind; otherwise only runs that have kept theirs are copied.
+    Args:
+        every: The cells of a grid, which is run by nobody else meanwhile.
+        place: Its folder.
+        sources: As ``sources_of`` finds them.
+        lean: Leave weights and embeddings behind; otherwise only runs that have kept theirs are copied.
     """
     wanted = {record.cell.key: record for record in every if record.state == "new"}
     taken = []

@@ -40,9 +40,9 @@ PAUSE, GLANCE = 0.1, 1.0  # seconds between looking who has ended, and how far t
 class Ran:
     """What became of a grid.
 
-    Parameters
-        folder    OUT and the name of the grid.
-        records   a record for each cell, in their order.
+    Args:
+        folder: OUT and the name of the grid.
+        records: A record for each cell, in their order.
     """
 
     folder: Path
@@ -96,20 +96,20 @@ def run(
     A cell that fails is recorded and the others go on. Being asked to stop (Ctrl-C, SIGTERM) is handed on to the cells,
     which save; called again, it goes on from there.
 
-    Parameters
-        grid          the file, or what it holds.
-        out           where the folder of the grid lies, or is made.
-        engine        "local": processes here; "inline": this process, one cell at a time; "ray": a cluster.
-        jobs          at most so many cells at a time; one on processors unless told, as many as fit on GPUs.
-        per_gpu       cells that share a GPU.
-        device        where to compute, if not where the recipes say.
-        cache         where decoded pictures are kept.
-        roots         where data lies: "PLACE", or "LABEL=PLACE" for one data set.
-        only          labels of the cells to train; all of them unless told.
-        overrides     changes to every cell, as for ``nearfar.training.load_recipe``.
-        ray_address   of a Ray cluster; a local one is started unless told.
-        lean          throw weights and embeddings of a cell away once its numbers are there.
-        watcher       who is told how it goes, see ``nearfar.bench.grid.console``.
+    Args:
+        grid: The file, or what it holds.
+        out: Where the folder of the grid lies, or is made.
+        engine: "local": processes here; "inline": this process, one cell at a time; "ray": a cluster.
+        jobs: At most so many cells at a time; one on processors unless told, as many as fit on GPUs.
+        per_gpu: Cells that share a GPU.
+        device: Where to compute, if not where the recipes say.
+        cache: Where decoded pictures are kept.
+        roots: Where data lies: "PLACE", or "LABEL=PLACE" for one data set.
+        only: Labels of the cells to train; all of them unless told.
+        overrides: Changes to every cell, as for ``nearfar.training.load_recipe``.
+        ray_address: Of a Ray cluster; a local one is started unless told.
+        lean: Throw weights and embeddings of a cell away once its numbers are there.
+        watcher: Who is told how it goes, see ``nearfar.bench.grid.console``.
     """
     one_of("engine", engine, ENGINES)
     found, watcher = grids.load(grid), watcher or Nobody()

@@ -31,14 +31,14 @@ Cell = float | str | bool | None
 class Row:
     """A row of a table.
 
-    Parameters
-        name       as printed, without the reference behind it.
-        reference  such as "[24]"; empty for what the document measured itself.
-        own        whether the document measured it itself.
-        losses     what it is called here: labels of losses, none where we do not have it.
-        network    which backbone, None where that is not printed.
-        dim        size of the embedding, None where that is not printed.
-        cells      by column.
+    Args:
+        name: As printed, without the reference behind it.
+        reference: Such as "[24]"; empty for what the document measured itself.
+        own: Whether the document measured it itself.
+        losses: What it is called here: labels of losses, none where we do not have it.
+        network: Which backbone, None where that is not printed.
+        dim: Size of the embedding, None where that is not printed.
+        cells: By column.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Row:
 class Table:
     """A table of a document, or the part of it that is about one data set and size.
 
-    Parameters
-        document  key of the document.
-        id        its number, with the part: "7c", "I-cub-512".
-        title     what is in it.
-        kind      "results"; "variants" of one loss; "settings"; "tournament".
-        data      which data set, None where there is none.
-        protocol  "default", "fixed_validation" or "kfold".
-        columns   their names; recall@k, nmi and std are in percent.
-        rows      in order.
-        notes     what to know about single cells.
+    Args:
+        document: Key of the document.
+        id: Its number, with the part: "7c", "I-cub-512".
+        title: What is in it.
+        kind: "results"; "variants" of one loss; "settings"; "tournament".
+        data: Which data set, None where there is none.
+        protocol: "default", "fixed_validation" or "kfold".
+        columns: Their names; recall@k, nmi and std are in percent.
+        rows: In order.
+        notes: What to know about single cells.
     """
 
     document: str
@@ -152,13 +152,13 @@ def figures(
 ) -> list[Figure]:
     """Printed numbers of results.
 
-    Parameters
-        loss     a label of a loss, or several: a row is taken that is any of them.
-        data     data set.
-        network  backbone.
-        dim      size of the embedding.
-        metric   column.
-        own      only what the document measured itself; False: also what it cites.
+    Args:
+        loss: A label of a loss, or several: a row is taken that is any of them.
+        data: Data set.
+        network: Backbone.
+        dim: Size of the embedding.
+        metric: Column.
+        own: Only what the document measured itself; False: also what it cites.
     """
     wanted = None if loss is None else {loss} if isinstance(loss, str) else set(loss)
     found = []

@@ -23,18 +23,18 @@ MOST_COMBINATIONS = 1000  # of a grid that nobody limited
 class Plan:
     """What is tuned, and how.
 
-    Parameters
-        recipe    what all trials share; it must have validation classes.
-        space     which keys take which values.
-        out       where trials, best.toml, trials.json and the page are written.
-        sampler   "tpe", "random", "grid" (every combination) or "in_turn" (one key after the other).
-        trials    how many there are to be in all, those of earlier sittings included; None for all of a grid.
-        storage   the address of a data base that workers share; SQLite in ``out`` unless told.
-        study     its name there.
-        prune     whether trials end early that are worse than half of the others were at that time.
-        keep      whether checkpoints of trials are kept; by default only their numbers are.
-        seed      of the sampler.
-        cache     where decoded pictures are kept.
+    Args:
+        recipe: What all trials share; it must have validation classes.
+        space: Which keys take which values.
+        out: Where trials, best.toml, trials.json and the page are written.
+        sampler: "tpe", "random", "grid" (every combination) or "in_turn" (one key after the other).
+        trials: How many there are to be in all, those of earlier sittings included; None for all of a grid.
+        storage: The address of a data base that workers share; SQLite in ``out`` unless told.
+        study: Its name there.
+        prune: Whether trials end early that are worse than half of the others were at that time.
+        keep: Whether checkpoints of trials are kept; by default only their numbers are.
+        seed: Of the sampler.
+        cache: Where decoded pictures are kept.
     """
 
     recipe: Recipe
@@ -72,10 +72,10 @@ def plan(
 ) -> Plan:
     """A plan that can be followed; whatever is wrong with it is said before anything is trained.
 
-    Parameters
-        recipe     a TOML file or what one holds, changed by ``overrides``.
-        space      a TOML file or what one holds.
-        ...        and what else a ``Plan`` has.
+    Args:
+        recipe: A TOML file or what one holds, changed by ``overrides``.
+        space: A TOML file or what one holds.
+        ...: And what else a ``Plan`` has.
     """
     one_of("sampler", sampler, SAMPLERS)
     whole("seed", seed, low=0)

@@ -24,15 +24,15 @@ BEST, LIST, PAGE = "best.toml", "trials.json", "tuning.html"
 class Trial:
     """One training of a study.
 
-    Parameters
-        number     from 1.
-        state      "finished", "pruned", "failed", "running" or "waiting".
-        value      the metric of the validation classes; for a pruned one the best until then.
-        values     what was tried, by key of the recipe.
-        reports    the best value up to each evaluation.
-        seconds    how long it trained; None where it did not finish.
-        folder     of the run, below trials/.
-        error      why it failed.
+    Args:
+        number: From 1.
+        state: "finished", "pruned", "failed", "running" or "waiting".
+        value: The metric of the validation classes; for a pruned one the best until then.
+        values: What was tried, by key of the recipe.
+        reports: The best value up to each evaluation.
+        seconds: How long it trained; None where it did not finish.
+        folder: Of the run, below trials/.
+        error: Why it failed.
     """
 
     number: int
@@ -49,10 +49,10 @@ class Trial:
 class Results:
     """What was found.
 
-    Parameters
-        out      where it is written.
-        metric   what was maximised, of the validation classes.
-        trials   all of them, in order.
+    Args:
+        out: Where it is written.
+        metric: What was maximised, of the validation classes.
+        trials: All of them, in order.
     """
 
     out: Path

@@ -16,10 +16,10 @@ SHUFFLED = 100_000  # combinations; more are drawn at random until one is new
 class Tried:
     """A point that somebody has taken.
 
-    Parameters
-        point   its values.
-        score   how good it was; None while it is not known, or where it failed.
-        ended   whether nobody works on it any more.
+    Args:
+        point: Its values.
+        score: How good it was; None while it is not known, or where it failed.
+        ended: Whether nobody works on it any more.
     """
 
     point: Point

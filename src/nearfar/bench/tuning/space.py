@@ -99,9 +99,9 @@ Space = tuple[Parameter, ...]
 def load(file: str | Path) -> Space:
     """A space from a TOML file.
 
-    Parameters
-        file   a line for each key of the recipe: "loss.margin" = {low = 0, high = 1, step = 0.1}, or
-               {low = 1e-5, high = 1e-3, log = true}, or {choices = ["semi_hard", "hard"]}.
+    Args:
+        file: A line for each key of the recipe: "loss.margin" = {low = 0, high = 1, step = 0.1}, or
+            {low = 1e-5, high = 1e-3, log = true}, or {choices = ["semi_hard", "hard"]}.
     """
     file = Path(file)
     table = read(file, "a space")

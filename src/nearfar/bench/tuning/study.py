@@ -38,12 +38,12 @@ def optuna_module() -> Any:
 class Study:
     """The trials of a recipe and a space.
 
-    Parameters
-        out       where the folders of trials lie, and the data base unless ``storage`` names one.
-        name      of the study in its data base.
-        storage   the address of a data base, such as postgresql://…; SQLite in ``out`` unless told.
-        recipe    what is tuned; a study that was begun with another one is refused, and so is another ``space``.
-        pruner    of Optuna.
+    Args:
+        out: Where the folders of trials lie, and the data base unless ``storage`` names one.
+        name: Of the study in its data base.
+        storage: The address of a data base, such as postgresql://…; SQLite in ``out`` unless told.
+        recipe: What is tuned; a study that was begun with another one is refused, and so is another ``space``.
+        pruner: Of Optuna.
     """
 
     def __init__(self, out: Path, name: str, storage: str | None, recipe: Recipe, space: Space, *, pruner: Any) -> None:

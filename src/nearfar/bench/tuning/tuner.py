@@ -60,12 +60,12 @@ def tune(
 ) -> results.Results:
     """Make the trials that are missing, and write down what was found.
 
-    Parameters
-        plan      what is tuned.
-        display   what a person sees, see ``nearfar.training.run.console``.
-        worker    its number among those that work on the study in this sitting; see ``nearfar.bench.tuning.workers``.
-        above     no new trial is begun when this process has ended.
-        device    where this worker trains, if not where the recipe says; nothing of it is written to best.toml.
+    Args:
+        plan: What is tuned.
+        display: What a person sees, see ``nearfar.training.run.console``.
+        worker: Its number among those that work on the study in this sitting; see ``nearfar.bench.tuning.workers``.
+        above: No new trial is begun when this process has ended.
+        device: Where this worker trains, if not where the recipe says; nothing of it is written to best.toml.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("tuning runs in one process for each trial, and not under torchrun; --jobs makes several")

@@ -25,11 +25,11 @@ from nearfar.utils.validation import whole
 def run(plan: Plan, *, jobs: int = 1, display: Display | None = None) -> results.Results:
     """Make the trials that are missing, with so many at a time.
 
-    Parameters
-        plan      what is tuned, see ``nearfar.bench.tuning.tuner.plan``.
-        jobs      processes; each takes another GPU where there are several. More may join from other machines, with the
-                  same plan and the same storage.
-        display   what a person sees, see ``nearfar.training.run.console``.
+    Args:
+        plan: What is tuned, see ``nearfar.bench.tuning.tuner.plan``.
+        jobs: Processes; each takes another GPU where there are several. More may join from other machines, with the
+            same plan and the same storage.
+        display: What a person sees, see ``nearfar.training.run.console``.
     """
     whole("jobs", jobs)
     if jobs == 1:

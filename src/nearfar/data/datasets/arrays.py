@@ -30,10 +30,10 @@ def arrays(
 
     Vectors become float32; pictures must be uint8. Labels may be numbers or words; classes are in their order.
 
-    Settings
-        X, y     vectors or pictures, and a label for each: arrays or tensors, or those of the file ``root``.
-        split    a word for each row: train, validation, test, query or gallery; "split" in the file.
-        name     what the data set is called in results.
+    Args:
+        X, y: Vectors or pictures, and a label for each: arrays or tensors, or those of the file ``root``.
+        split: A word for each row: train, validation, test, query or gallery; "split" in the file.
+        name: What the data set is called in results.
 
     >>> arrays(X=np.eye(4), y=["jay", "jay", "wren", "wren"])
     DataSet('arrays': 4 of 2 classes; all 4; 0 notes)

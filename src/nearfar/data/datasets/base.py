@@ -19,14 +19,14 @@ Column = np.ndarray[Any, np.dtype[Any]]
 class DataSet:
     """Pictures (or vectors), their classes, and the parts they belong to.
 
-    Parameters
-        name      of the data set.
-        source    where the pictures are; see ``nearfar.data.store.sources``.
-        labels    [n] int64: the class of each, 0 … C − 1. Class numbers are in the order of the protocol.
-        classes   the names of the classes, by number.
-        parts     indices, sorted and without overlap: "train" and "test", or "train", "query" and "gallery", or "all".
-        columns   what else is known, [n] each.
-        notes     how it differs from what was published, and what was left out: one line each.
+    Args:
+        name: Of the data set.
+        source: Where the pictures are; see ``nearfar.data.store.sources``.
+        labels: [n] int64: the class of each, 0 … C − 1. Class numbers are in the order of the protocol.
+        classes: The names of the classes, by number.
+        parts: Indices, sorted and without overlap: "train" and "test", or "train", "query" and "gallery", or "all".
+        columns: What else is known, [n] each.
+        notes: How it differs from what was published, and what was left out: one line each.
 
     >>> from nearfar.data.store.sources import Vectors
     >>> vectors = Vectors(np.eye(4, dtype=np.float32))

@@ -22,10 +22,10 @@ def digits(*, vectors: bool = False, turned: bool = False) -> DataSet:
 
     The digits 0 to 4 are for training (901 pictures), 5 to 9 for the test (896).
 
-    Settings
-        vectors    hand out the 64 pixels, from 0 to 1, as vectors instead of pictures.
-        turned     five classes say little about digits: show each one for training also turned by quarters and
-                   mirrored, every way a class of its own. That makes 40 classes and 7,208 pictures; the test stays.
+    Args:
+        vectors: Hand out the 64 pixels, from 0 to 1, as vectors instead of pictures.
+        turned: Five classes say little about digits: show each one for training also turned by quarters and
+            mirrored, every way a class of its own. That makes 40 classes and 7,208 pictures; the test stays.
 
     >>> digits(vectors=True).source.array.shape
     (1797, 64)

@@ -20,8 +20,8 @@ def folder(root: Roots, *, name: str = "folder") -> DataSet:
         A zip file, a tar file, a list of such files, or a folder of them without pictures, with class folders inside.
         Files named train.tar and test.tar are parts.
 
-    Settings
-        name    what the data set is called in results.
+    Args:
+        name: What the data set is called in results.
     """
     tree = open_tree(root)
     grouped = class_folders(tree)

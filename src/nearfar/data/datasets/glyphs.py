@@ -36,13 +36,13 @@ def glyphs(
     corner; pictures of a class differ in turn, size, place, thickness, ink, paper and grain. The first half of the
     classes is for training, the second for the test; no family is torn apart except the one in the middle, if any.
 
-    Settings
-        classes, per_class   how many, 100 and 20.
-        side                 height and width in pixels, 32.
-        color                "gray" or "rgb".
-        siblings             classes that look alike, 4.
-        difference           how far their corner lies from the place they would share, as a share of the side, 0.15.
-        seed                 of characters and pictures.
+    Args:
+        classes, per_class: How many, 100 and 20.
+        side: Height and width in pixels, 32.
+        color: "gray" or "rgb".
+        siblings: Classes that look alike, 4.
+        difference: How far their corner lies from the place they would share, as a share of the side, 0.15.
+        seed: Of characters and pictures.
 
     >>> glyphs(classes=6, per_class=3)
     DataSet('glyphs': 18 of 6 classes; train 9, test 9; 0 notes)

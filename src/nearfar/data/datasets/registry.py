@@ -37,10 +37,10 @@ def names() -> list[str]:
 def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
     """A data set by name.
 
-    Parameters
-        name       one of :func:`names`.
-        root       where it lies: a folder, an archive, or a list of archives. Made-up and bundled ones have none.
-        settings   see :func:`describe`.
+    Args:
+        name: One of :func:`names`.
+        root: Where it lies: a folder, an archive, or a list of archives. Made-up and bundled ones have none.
+        settings: See :func:`describe`.
 
     >>> open("digits")
     DataSet('digits': 1797 of 10 classes; train 901, test 896; 0 notes)

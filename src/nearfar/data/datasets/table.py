@@ -40,11 +40,11 @@ def table(
     Layouts
         A .csv file (commas, semicolons or tabs; the first line names the columns), a .tsv or a .parquet file.
 
-    Settings
-        path, label, split    the names of these columns; there need not be a split. Its words are train, validation,
-                              test, query and gallery.
-        images                the folder, zip or tar file that paths start from; the table's own folder if not given.
-        name                  what the data set is called in results.
+    Args:
+        path, label, split: The names of these columns; there need not be a split. Its words are train, validation,
+            test, query and gallery.
+        images: The folder, zip or tar file that paths start from; the table's own folder if not given.
+        name: What the data set is called in results.
     """
     file = Path(root)
     if not file.is_file():

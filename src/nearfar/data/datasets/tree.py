@@ -40,10 +40,10 @@ _LITTER = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
 class Tree:
     """Files of a folder or members of archives, in a fixed order; hidden ones are left out.
 
-    Parameters
-        root      as the user gave it, for messages.
-        files     all of them, pictures and others.
-        remarks   what was passed over, and why: one line each.
+    Args:
+        root: As the user gave it, for messages.
+        files: All of them, pictures and others.
+        remarks: What was passed over, and why: one line each.
     """
 
     root: Path

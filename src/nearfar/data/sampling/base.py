@@ -26,13 +26,13 @@ Labels = Array | Sequence[int]
 class Sampler(ABC):
     """Draws batches of positions in ``labels``.
 
-    Parameters
-        labels      [n], whole numbers, one for each picture, in an array, a tensor or a list; positions 0 to n − 1 are
-                    what is drawn.
-        batch_size  of all ranks together.
-        steps       batches in an epoch, n // batch_size unless told.
-        seed        of all randomness.
-        rank, ranks which share of each batch is drawn, and of how many.
+    Args:
+        labels: [n], whole numbers, one for each picture, in an array, a tensor or a list; positions 0 to n − 1 are
+            what is drawn.
+        batch_size: Of all ranks together.
+        steps: Batches in an epoch, n // batch_size unless told.
+        seed: Of all randomness.
+            rank, ranks which share of each batch is drawn, and of how many.
     """
 
     key = ""
@@ -130,9 +130,9 @@ class BatchSampler:
 
     An epoch that was begun counts, also where it was left early; one that is only asked for does not.
 
-    Parameters
-        sampler  what draws; with ranks, its share of each batch.
-        epoch    the first one.
+    Args:
+        sampler: What draws; with ranks, its share of each batch.
+        epoch: The first one.
 
     >>> from nearfar.data.sampling.registry import create
     >>> batches = create("random", list(range(6)), batch_size=2).batches()

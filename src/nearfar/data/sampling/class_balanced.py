@@ -94,10 +94,10 @@ class Groups(_Grouped):
     there may then be fewer. Batches are drawn one like the other: an epoch is a number of them, and does not promise
     every picture once.
 
-    Parameters
-        classes, per_class  16 × 8 in NRA on CUB and Cars, 32 × 4 on SOP; 60 × 3 in the ranked list loss.
+    Args:
+        classes, per_class: 16 × 8 in NRA on CUB and Cars, 32 × 4 on SOP; 60 × 3 in the ranked list loss.
 
-    Reference
+    Reference:
         Schall et al., Deep Metric Learning using Similarities from Nonlinear Rank Approximations, 2019, section III.
 
     >>> labels = np.array([0, 0, 0, 1, 2, 2])
@@ -127,10 +127,10 @@ class Groups(_Grouped):
 class Pairs(Groups):
     """Two pictures of each of some classes, for the N-pair loss; classes of one picture are left out.
 
-    Parameters
-        classes     pairs in a batch, 64 in the papers.
+    Args:
+        classes: Pairs in a batch, 64 in the papers.
 
-    Reference
+    Reference:
         Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016.
     """
 
@@ -157,17 +157,17 @@ class HardClasses(_Grouped):
     that was taken before. Classes of one picture are left out. Until :meth:`update` has been called, all classes are
     equally hard.
 
-    Parameters
-        classes, per_class  pairs, as in the paper, unless told.
-        candidates          classes to choose among; unless told 512, or 2 × ``classes`` if that is more; all if there
-                            are not so many.
+    Args:
+        classes, per_class: Pairs, as in the paper, unless told.
+        candidates: Classes to choose among; unless told 512, or 2 × ``classes`` if that is more; all if there
+            are not so many.
 
-    Differences
+    Differences:
         The paper embeds one or two pictures of each candidate before every batch and asks which class violates the
         triplet constraint most. Here the trainer gives a vector for each class when it has them, say once an
         epoch, and the most similar one (by cosine) violates it most.
 
-    Reference
+    Reference:
         Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016, section 3.2.
     """
 

@@ -85,12 +85,12 @@ def decode(
     The first frame of what moves, the first page of what has several. What shines through is white. 16 bits
     become 8. Anything Pillow cannot decode to its end is refused.
 
-    Parameters
-        data        the file's bytes.
-        channels    3 for RGB, 1 for grey.
-        max_pixels  a header that claims more is refused before anything is decoded.
-        side        shrink as :func:`shrink` does; large JPEGs are then not even decoded at full size.
-        aspect      "keep" or "squash".
+    Args:
+        data: The file's bytes.
+        channels: 3 for RGB, 1 for grey.
+        max_pixels: A header that claims more is refused before anything is decoded.
+        side: Shrink as :func:`shrink` does; large JPEGs are then not even decoded at full size.
+        aspect: "keep" or "squash".
 
     >>> file = BytesIO()
     >>> Image.new("CMYK", (4, 3), (0, 0, 0, 0)).save(file, "JPEG")

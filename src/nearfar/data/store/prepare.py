@@ -106,16 +106,16 @@ def prepare(
     prepare the same, one works and the other waits for it. Pictures that already are in an array stay in memory, and
     nothing is written.
 
-    Parameters
-        cache     folder of stores, see ``nearfar.utils.paths.cache_folder``. A store's own folder is named by a stamp
-                  of the files and these settings, so a change of either makes a new one.
-        side      the shorter side becomes this long; smaller pictures stay as they are.
-        aspect    "keep", or "squash" to side × side.
-        channels  3 or 1; by default 3 for files, and what it has for an array.
-        on_error  "fail": files that are no pictures are an error that lists them. "skip": the store goes without
-                  them, and lists them.
-        workers   threads that decode; as many as there are processors.
-        progress  told how many pictures are done, of how many.
+    Args:
+        cache: Folder of stores, see ``nearfar.utils.paths.cache_folder``. A store's own folder is named by a stamp
+            of the files and these settings, so a change of either makes a new one.
+        side: The shorter side becomes this long; smaller pictures stay as they are.
+        aspect: "keep", or "squash" to side × side.
+        channels: 3 or 1; by default 3 for files, and what it has for an array.
+        on_error: "fail": files that are no pictures are an error that lists them. "skip": the store goes without
+            them, and lists them.
+        workers: Threads that decode; as many as there are processors.
+        progress: Told how many pictures are done, of how many.
 
     >>> from nearfar.data.store.sources import Arrays
     >>> images = np.zeros((4, 8, 8), dtype=np.uint8)

@@ -24,11 +24,11 @@ Pixels = NDArray[np.uint8]
 class Bad:
     """A file that gave no picture.
 
-    Parameters
-        index       its place in the data set.
-        name        the source's name for it.
-        reason      what is wrong, in a few words.
-        unreadable  whether its bytes could not even be read; such a file may be well another day.
+    Args:
+        index: Its place in the data set.
+        name: The source's name for it.
+        reason: What is wrong, in a few words.
+        unreadable: Whether its bytes could not even be read; such a file may be well another day.
     """
 
     index: int
@@ -41,15 +41,15 @@ class Bad:
 class Store:
     """Pictures of any shapes as uint8, without padding.
 
-    Parameters
-        pixels    all pictures one after the other, each [height, width, channels], flat.
-        offsets   int64 [n], where each begins in ``pixels``.
-        sizes     int32 [n, 2], its height and width.
-        channels  1 or 3, for all of them.
-        rows      int64 [n], which pictures of the data set these are; rising. Skipped ones are missing.
-        bad       the skipped ones, and why.
-        folder    where it lies; None for a store in memory.
-        about     what it was made of and how, as its folder tells.
+    Args:
+        pixels: All pictures one after the other, each [height, width, channels], flat.
+        offsets: int64 [n], where each begins in ``pixels``.
+        sizes: int32 [n, 2], its height and width.
+        channels: 1 or 3, for all of them.
+        rows: int64 [n], which pictures of the data set these are; rising. Skipped ones are missing.
+        bad: The skipped ones, and why.
+        folder: Where it lies; None for a store in memory.
+        about: What it was made of and how, as its folder tells.
 
     >>> store = Store.of_arrays(np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5))
     >>> len(store), store.channels, store.image(1).shape, int(store.image(1)[0, 0, 0])

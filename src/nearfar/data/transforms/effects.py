@@ -31,11 +31,11 @@ Draw = Callable[[str], np.random.Generator]
 class Effects:
     """What happens to each of b windows, in this order; None is nothing to any of them.
 
-    Parameters
-        angles   [b], degrees by which it is turned, against the clock.
-        factors  [b, 3], of brightness, contrast and saturation.
-        greys    [b], whether it becomes grey.
-        erased   [b, 4], top, left, height and width of what is wiped out; no height where nothing is.
+    Args:
+        angles: [b], degrees by which it is turned, against the clock.
+        factors: [b, 3], of brightness, contrast and saturation.
+        greys: [b], whether it becomes grey.
+        erased: [b, 4], top, left, height and width of what is wiped out; no height where nothing is.
     """
 
     angles: Floats | None = None

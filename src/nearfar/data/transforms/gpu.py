@@ -25,12 +25,12 @@ LIMIT = 1 << 25  # values in a padded block; a batch that would need more goes i
 class Layout:
     """Where the pixels of a batch lie, and what becomes of them.
 
-    Parameters
-        table     int64 [13, b]: where the first pixel lies and how far it is to the next row; height and width of
-                  what is touched; for each side in turn what :func:`_weights` takes; whether to mirror.
-        channels  of the pictures.
-        size      height and width of what comes out.
-        resizes   whether anything is resized at all.
+    Args:
+        table: int64 [13, b]: where the first pixel lies and how far it is to the next row; height and width of
+            what is touched; for each side in turn what :func:`_weights` takes; whether to mirror.
+        channels: Of the pictures.
+        size: Height and width of what comes out.
+        resizes: Whether anything is resized at all.
     """
 
     table: NDArray[np.int64]

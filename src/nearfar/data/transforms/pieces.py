@@ -31,11 +31,11 @@ def fitting_pieces(
 
     Some tries for each picture are drawn together; the first that fits is taken.
 
-    Parameters
-        sizes   [b, 2], heights and widths of the pictures.
-        scale   smallest and largest share of the area.
-        ratio   smallest and largest width / height.
-        rng     of all randomness.
+    Args:
+        sizes: [b, 2], heights and widths of the pictures.
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest width / height.
+        rng: Of all randomness.
     """
     height, width = sizes[:, 0, None], sizes[:, 1, None]
     area = height * width * rng.uniform(*scale, size=(len(sizes), TRIES))

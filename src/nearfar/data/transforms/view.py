@@ -27,12 +27,12 @@ LIMITS = {"color": 1.0, "grey": 1.0, "erase": 1.0, "rotate": 180.0}  # of what t
 class Plan:
     """What to do with each of b pictures.
 
-    Parameters
-        pieces   [b, 4], top, left, height and width of the piece that is cut out of the picture.
-        resized  [b, 2], height and width it is resized to.
-        corners  [b, 2], top and left of the window in the resized piece.
-        flips    [b], whether the window is mirrored.
-        size     height and width of the window, the same for all.
+    Args:
+        pieces: [b, 4], top, left, height and width of the piece that is cut out of the picture.
+        resized: [b, 2], height and width it is resized to.
+        corners: [b, 2], top and left of the window in the resized piece.
+        flips: [b], whether the window is mirrored.
+        size: Height and width of the window, the same for all.
     """
 
     pieces: Whole
@@ -64,34 +64,34 @@ class Plan:
 class View:
     """What becomes of a picture before a network sees it.
 
-    Parameters
-        size    of what the network sees, one number or (height, width).
-        crop    "random": anywhere in the resized picture; "center": its middle; "random_resized": a piece of random
-                area and shape, resized to ``size``; "none": the whole picture, squashed to ``size``.
-        resize  before "random" and "center": the shorter side (aspect "keep") or both ("squash"). None leaves pictures
-                as they are; only those too small for the window grow to fit it.
-        aspect  "keep" or "squash", where ``resize`` is used; or "shrink": as "keep" for pictures that are larger, as
-                without ``resize`` for others.
-        scale   of "random_resized": smallest and largest share of the picture's area.
-        ratio   of "random_resized": smallest and largest width / height.
-        flip    mirror every other picture, at random.
-        color   up to 1: brightness, contrast and saturation are multiplied, in this order, by random factors from
-                1 − ``color`` to 1 + ``color``. Pictures of one channel have no saturation.
-        grey    the share of pictures that become grey; those of one channel are, and stay as they are.
-        erase   the share of pictures in which a random rectangle is wiped out: 2 to 33 % of the window, 0.3 to 3.3
-                times as wide as high. It is zero after the normalization, which is the mean; without one, black.
-        rotate  up to so many degrees, either way, each window is turned about its middle. What comes in from outside is
-                its mirror image.
+    Args:
+        size: Of what the network sees, one number or (height, width).
+        crop: "random": anywhere in the resized picture; "center": its middle; "random_resized": a piece of random
+            area and shape, resized to ``size``; "none": the whole picture, squashed to ``size``.
+        resize: Before "random" and "center": the shorter side (aspect "keep") or both ("squash"). None leaves pictures
+            as they are; only those too small for the window grow to fit it.
+        aspect: "keep" or "squash", where ``resize`` is used; or "shrink": as "keep" for pictures that are larger, as
+            without ``resize`` for others.
+        scale: Of "random_resized": smallest and largest share of the picture's area.
+        ratio: Of "random_resized": smallest and largest width / height.
+        flip: Mirror every other picture, at random.
+        color: Up to 1: brightness, contrast and saturation are multiplied, in this order, by random factors from
+            1 − ``color`` to 1 + ``color``. Pictures of one channel have no saturation.
+        grey: The share of pictures that become grey; those of one channel are, and stay as they are.
+        erase: The share of pictures in which a random rectangle is wiped out: 2 to 33 % of the window, 0.3 to 3.3
+            times as wide as high. It is zero after the normalization, which is the mean; without one, black.
+        rotate: Up to so many degrees, either way, each window is turned about its middle. What comes in from outside is
+            its mirror image.
 
     The last four are off where they are None. Each has random numbers of its own: crops, flips and the others stay the
     same draws whether it is on or not.
 
-    Differences
+    Differences:
         Colours change as torchvision's ColorJitter changes them, but always in the same order, and hues stay. Random
         erasing draws shapes on a logarithmic scale, as random crops do; the paper draws them evenly, and fills with
         random values where it does not say otherwise.
 
-    Reference
+    Reference:
         Zhong et al., Random Erasing Data Augmentation, 2017.
 
     >>> view = View(size=224, crop="center", resize=256, flip=False)
@@ -164,9 +164,9 @@ class View:
     def effects(self, count: int, draw: Draw, *, rank: int = 0, ranks: int = 1) -> Effects | None:
         """What happens to the windows of ``count`` pictures, None where nothing does.
 
-        Parameters
-            draw         gives the generator of an effect by its name: "color", "grey", "erase" or "rotate".
-            rank, ranks  which share of a batch these are, and of how many of one size.
+        Args:
+            draw: Gives the generator of an effect by its name: "color", "grey", "erase" or "rotate".
+            rank, ranks: Which share of a batch these are, and of how many of one size.
 
         >>> view = View(grey=0.5)
         >>> view.effects(4, lambda name: np.random.default_rng(0)).greys.tolist()

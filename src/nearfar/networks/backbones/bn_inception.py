@@ -33,11 +33,11 @@ class BNInception(Backbone):
 
     It reads BGR from 0 to 255, less a mean: its weights come from Caffe.
 
-    Differences
+    Differences:
         Where a block that halves the map gets an odd side, the published network cannot join its branches. Here its
         pooling has the convolutions' padding then; at 224 and at 227 no side is odd.
 
-    Reference
+    Reference:
         Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift.
         ICML 2015.
     """

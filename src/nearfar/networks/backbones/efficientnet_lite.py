@@ -145,11 +145,11 @@ class EfficientNetLite0(_EfficientNetLite):
     inception-3c and 4e are that the authors of Ranked List take; and the end. What comes out of a block is made for
     the next one: embeddings of it are poor.
 
-    Parameters
-        drop_path   0; with more, a picture passes residual blocks by at random in training, the later ones with a
-                    chance of up to this share (the original has 0.2). It keeps a network from learning by heart.
+    Args:
+        drop_path: 0; with more, a picture passes residual blocks by at random in training, the later ones with a
+            chance of up to this share (the original has 0.2). It keeps a network from learning by heart.
 
-    Reference
+    Reference:
         Tan, Le: EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks. ICML 2019. The Lite
         networks have ReLU6, no squeeze-and-excitation, and a first and last stage that are not scaled.
         Huang, Sun, Liu, Sedra, Weinberger: Deep Networks with Stochastic Depth. ECCV 2016.

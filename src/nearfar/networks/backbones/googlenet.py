@@ -57,7 +57,7 @@ class GoogLeNet(Backbone):
 
     The auxiliary classifiers are left out. There is no inception 3c: 3b is the last block of its stage.
 
-    Reference
+    Reference:
         Szegedy et al.: Going Deeper with Convolutions. CVPR 2015.
     """
 

@@ -42,7 +42,7 @@ class _Inverted(nn.Module):
 class MobileNetV2(Backbone):
     """MobileNetV2; levels inside the blocks that halve maps to strides of 16 and 32, and after the last convolution.
 
-    Reference
+    Reference:
         Sandler et al.: MobileNetV2: Inverted Residuals and Linear Bottlenecks. CVPR 2018.
     """
 

@@ -92,7 +92,7 @@ class _ResNet(Backbone):
 class ResNet18(_ResNet):
     """ResNet with 18 layers; levels after the stages layer2, layer3 and layer4.
 
-    Reference
+    Reference:
         He et al.: Deep Residual Learning for Image Recognition. CVPR 2016.
     """
 
@@ -105,7 +105,7 @@ class ResNet18(_ResNet):
 class ResNet50(_ResNet):
     """ResNet with 50 layers; levels after the stages layer2, layer3 and layer4.
 
-    Reference
+    Reference:
         He et al.: Deep Residual Learning for Image Recognition. CVPR 2016.
     """
 

@@ -17,15 +17,15 @@ from nearfar.utils.validation import whole
 class SmallCNN(Backbone):
     """Two convolutions; the head is the one fully connected layer, over all places of the last map.
 
-    Differences
+    Differences:
         The paper only counts the layers. Kernels of 5 × 5, 32 and 64 channels, and a ReLU and a 2 × 2 max pooling
         after each are the usual choice for MNIST.
 
-    Parameters
-        channels   of the pictures: 1 or 3.
-        size       side of the pictures, 28; the fully connected layer fits no other.
+    Args:
+        channels: Of the pictures: 1 or 3.
+        size: Side of the pictures, 28; the fully connected layer fits no other.
 
-    Reference
+    Reference:
         Schall et al.: Deep Metric Learning using Similarities from Nonlinear Rank Approximations. MMSP 2019.
     """
 
@@ -62,9 +62,9 @@ class _Vectors(Backbone):
 class MLP(_Vectors):
     """Fully connected layers with a ReLU after each, for vectors.
 
-    Parameters
-        in_dim   dimensions of the vectors.
-        hidden   how wide the layers are.
+    Args:
+        in_dim: Dimensions of the vectors.
+        hidden: How wide the layers are.
     """
 
     key = "mlp"
@@ -92,8 +92,8 @@ class Linear(_Vectors):
     With a linear head L and ``normalize=False``, euclidean distances of embeddings are the Mahalanobis distances of
     the metric LᵀL (the bias drops out), and any loss learns it.
 
-    Parameters
-        in_dim   dimensions of the vectors.
+    Args:
+        in_dim: Dimensions of the vectors.
     """
 
     key = "linear"

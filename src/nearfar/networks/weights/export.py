@@ -24,9 +24,9 @@ OPSET = 17
 def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessing: Preprocessing | None = None) -> Path:
     """Write a network to a file, for ONNX Runtime and its like, or as plain weights that ``networks.load`` opens.
 
-    Parameters
-        format          "onnx", or "safetensors" (with a .json file beside that says which network it is).
-        preprocessing   what happens to pictures before; if not given, what the network was loaded with, or the usual.
+    Args:
+        format: "onnx", or "safetensors" (with a .json file beside that says which network it is).
+        preprocessing: What happens to pictures before; if not given, what the network was loaded with, or the usual.
 
     The ONNX model reads ``images`` [b, c, size, size] (or ``vectors`` [b, d]), already normalised, for any b, and
     gives ``embeddings`` [b, dim]. Its metadata say how a picture becomes its input: ``nearfar.preprocessing`` is the

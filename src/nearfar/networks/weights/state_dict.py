@@ -22,12 +22,12 @@ FEW = 3  # keys that an error names
 class LoadReport:
     """What became of the keys of a file.
 
-    Parameters
-        file        where the weights come from.
-        loaded      how many tensors the network took from it.
-        missing     keys of the network that the file does not have.
-        unexpected  keys of the file that nobody asked for.
-        ignored     keys of the file that are left out on purpose: the classifier of the original network.
+    Args:
+        file: Where the weights come from.
+        loaded: How many tensors the network took from it.
+        missing: Keys of the network that the file does not have.
+        unexpected: Keys of the file that nobody asked for.
+        ignored: Keys of the file that are left out on purpose: the classifier of the original network.
     """
 
     file: Path

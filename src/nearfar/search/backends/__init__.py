@@ -38,12 +38,12 @@ MANY = 20_000  # vectors from which on "auto" takes faiss, where it is installed
 class Surroundings:
     """What a backend is told.
 
-    Parameters
-        measure   "cosine" or "euclidean".
-        index     the folder of the index.
-        device    where exact search computes.
-        progress  is told how far the making of it is.
-        read_only nothing may be written outside the index folder.
+    Args:
+        measure: "cosine" or "euclidean".
+        index: The folder of the index.
+        device: Where exact search computes.
+        progress: Is told how far the making of it is.
+        read_only: Nothing may be written outside the index folder.
     """
 
     measure: str

@@ -60,11 +60,11 @@ class _Rows:
 class Exact:
     """All similarities of a query, computed with PyTorch.
 
-    Parameters
-        vectors  [n, d], float32, perhaps a memory map, which is read where a search passes; not copied.
-        ids      [n], rising.
-        measure  "cosine", of vectors of length one, or "euclidean".
-        device   where to compute; a GPU gets a copy.
+    Args:
+        vectors: [n, d], float32, perhaps a memory map, which is read where a search passes; not copied.
+        ids: [n], rising.
+        measure: "cosine", of vectors of length one, or "euclidean".
+        device: Where to compute; a GPU gets a copy.
 
     >>> found = Exact(np.eye(3, dtype=np.float32), np.array([2, 4, 6]))
     >>> scores, ids = found.search(np.array([[0.0, 0.6, 0.8]], dtype=np.float32), 2)

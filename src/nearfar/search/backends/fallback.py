@@ -18,11 +18,11 @@ log = logging.getLogger("nearfar.search")
 class Behind:
     """A backend that did not carry out what the journal says: it is not asked until it has caught up.
 
-    Parameters
-        failed   the backend; nobody knows what it carried out.
-        table    what it should know.
-        measure  "cosine" or "euclidean".
-        error    why it failed.
+    Args:
+        failed: The backend; nobody knows what it carried out.
+        table: What it should know.
+        measure: "cosine" or "euclidean".
+        error: Why it failed.
     """
 
     def __init__(self, failed: Backend, table: Table, *, measure: str, error: BaseException) -> None:

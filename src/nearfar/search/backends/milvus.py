@@ -27,10 +27,10 @@ class Milvus:
     The vectors lie in the index folder too: whatever happens to the collection, it can be made again, and
     ``settle`` does where its number of vectors is not right.
 
-    Parameters
-        client      of pymilvus.
-        collection  its name; each index has one of its own.
-        read_only   nothing is written: whoever may write does.
+    Args:
+        client: Of pymilvus.
+        collection: Its name; each index has one of its own.
+        read_only: Nothing is written: whoever may write does.
     """
 
     def __init__(

@@ -17,9 +17,9 @@ from nearfar.search.storage.table import Vectors
 class Added:
     """New items.
 
-    Parameters
-        vectors     [n, d].
-        thumbnails  a JPEG for each, empty where there is none.
+    Args:
+        vectors: [n, d].
+        thumbnails: A JPEG for each, empty where there is none.
     """
 
     items: Sequence[Item]

@@ -28,10 +28,10 @@ PIECE = 1 << 20  # bytes that are looked through at once for the next mark
 class Record:
     """A change.
 
-    Parameters
-        header   what changed, as JSON has it.
-        payload  bytes that belong to it.
-        offset   where the payload begins in the file.
+    Args:
+        header: What changed, as JSON has it.
+        payload: Bytes that belong to it.
+        offset: Where the payload begins in the file.
     """
 
     header: dict[str, Any]
@@ -42,9 +42,9 @@ class Record:
 class Journal:
     """A file of changes.
 
-    Parameters
-        file        made when the first change comes.
-        read_only   nothing is written, nor is a torn end cut off.
+    Args:
+        file: Made when the first change comes.
+        read_only: Nothing is written, nor is a torn end cut off.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal") as journal:

@@ -45,10 +45,10 @@ class State:
 class Shelf:
     """An opened index folder.
 
-    Parameters
-        place      the folder.
-        read_only  others may write meanwhile; what they write is not seen.
-        device     where exact search computes.
+    Args:
+        place: The folder.
+        read_only: Others may write meanwhile; what they write is not seen.
+        device: Where exact search computes.
 
     One thread writes at a time; any number read, and never wait.
     """
@@ -84,9 +84,9 @@ class Shelf:
     ) -> Shelf:
         """A new index folder with these items.
 
-        Parameters
-            card     what is known of it: "dim", "measure", "backend", "model".
-            prepare  is called when the folder is sure to be nobody else's, to put there what belongs to the index.
+        Args:
+            card: What is known of it: "dim", "measure", "backend", "model".
+            prepare: Is called when the folder is sure to be nobody else's, to put there what belongs to the index.
         """
         place.mkdir(parents=True, exist_ok=True)
         with folder.owned(place):
@@ -223,9 +223,9 @@ class Shelf:
     def _make_count(self, card: Mapping[str, Any], found: Backend) -> State:
         """The new generation, opened before it counts: if it cannot be, all goes on with the old one and its journal.
 
-        Parameters
-            card   of the new generation.
-            found  the backend that has saved itself there.
+        Args:
+            card: Of the new generation.
+            found: The backend that has saved itself there.
         """
         new = found is not self.state.backend
         try:

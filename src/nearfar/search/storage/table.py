@@ -47,9 +47,9 @@ class Growing:
 class Table:
     """What an index knows.
 
-    Parameters
-        vectors  [n, d], perhaps a memory map; kept as they are.
-        items    one for each of them, by rising id.
+    Args:
+        vectors: [n, d], perhaps a memory map; kept as they are.
+        items: One for each of them, by rising id.
     """
 
     def __init__(self, vectors: Vectors, items: Sequence[Item]) -> None:

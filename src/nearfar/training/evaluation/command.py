@@ -215,16 +215,16 @@ def evaluate_model(
 
     Those of its levels, or of the runs of an ensemble, stand under "alone", by name.
 
-    Parameters
-        where        a run folder, or a folder that ``nearfar.networks.weights.save`` wrote; several of them are
-                     an ensemble, whose embeddings stand side by side.
-        data         another data set than the run's, as NAME, NAME:PLACE, or where the run's own now lies.
-        levels       also each level of the network alone.
-        ks           of recall@k; the recipe's unless told.
-        clustering   also NMI, AMI and F1 of clusters.
-        intervals    also 95 % intervals, by draws of queries.
-        worst        so many of the queries that find their class worst.
-        device       where to compute: "auto", "cpu", "cuda", …
+    Args:
+        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote; several of them are
+            an ensemble, whose embeddings stand side by side.
+        data: Another data set than the run's, as NAME, NAME:PLACE, or where the run's own now lies.
+        levels: Also each level of the network alone.
+        ks: Of recall@k; the recipe's unless told.
+        clustering: Also NMI, AMI and F1 of clusters.
+        intervals: Also 95 % intervals, by draws of queries.
+        worst: So many of the queries that find their class worst.
+        device: Where to compute: "auto", "cpu", "cuda", …
 
     >>> import tempfile, nearfar as nf
     >>> settings = {

@@ -24,8 +24,8 @@ Queries = dict[str, Tensor]  # metrics by name, of each query [n]
 class Judge:
     """Evaluates the model of a run as its recipe says.
 
-    Parameters
-        parts  what the recipe built.
+    Args:
+        parts: What the recipe built.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -103,8 +103,8 @@ class Judge:
 
         Queries without a match are left out, so that means over the rest are the metrics of the test.
 
-        Parameters
-            queries   as ``measured`` gave them for what was ``found``; None: they are measured now.
+        Args:
+            queries: As ``measured`` gave them for what was ``found``; None: they are measured now.
         """
         asking = [part for part in self.tested if part != "gallery"]
         if not asking:

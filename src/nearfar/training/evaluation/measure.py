@@ -25,10 +25,10 @@ Metrics = dict[str, Any]
 class Embedded:
     """The embeddings of some rows, in their order, on the device.
 
-    Parameters
-        points  [n, d], float32.
-        labels  [n].
-        rows    [n], places in the store.
+    Args:
+        points: [n, d], float32.
+        labels: [n].
+        rows: [n], places in the store.
     """
 
     points: Tensor

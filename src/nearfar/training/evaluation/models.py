@@ -53,14 +53,14 @@ def embeddings_of(
 ) -> Sides:
     """Embeddings of what a model is tested on.
 
-    Parameters
-        where   a run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
-        data    None: the test classes of the run, as its end embedded them. A place: the run's data set lies there
-                now. "NAME" or "NAME:PLACE": another data set, such as cars196 or folder:photos; its own test part
-                where it has one, and otherwise all of it. What is the run's own after all is split as the run did.
-        device  where to embed.
-        cache   where decoded pictures are kept.
-        watch   told what work begins.
+    Args:
+        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
+        data: None: the test classes of the run, as its end embedded them. A place: the run's data set lies there
+            now. "NAME" or "NAME:PLACE": another data set, such as cars196 or folder:photos; its own test part
+            where it has one, and otherwise all of it. What is the run's own after all is split as the run did.
+        device: Where to embed.
+        cache: Where decoded pictures are kept.
+        watch: Told what work begins.
     """
     where = Path(where)
     run = RunFolder(where)
@@ -116,9 +116,9 @@ def levels_of(where: str | Path) -> dict[str, int]:
 def by_level(whole: Sides, dims: Mapping[str, int]) -> dict[str, Sides]:
     """The embeddings of each level: columns of those of the whole network, which has them side by side.
 
-    Parameters
-        whole   embeddings of all levels.
-        dims    see :func:`levels_of`.
+    Args:
+        whole: Embeddings of all levels.
+        dims: See :func:`levels_of`.
 
     Where levels had length 1 they now have one length, if a smaller one: ranks and clusters are the same.
 
@@ -161,8 +161,8 @@ def check_same_data(runs: Sequence[Path]) -> None:
 def joined(each: Mapping[str, Sides]) -> Sides:
     """The embeddings of several models as one: with length 1 each, so that all count the same, then as in an ensemble.
 
-    Parameters
-        each   embeddings of the same pictures, by the names of the models.
+    Args:
+        each: Embeddings of the same pictures, by the names of the models.
     """
     (first, one), *others = each.items()
     for name, other in others:

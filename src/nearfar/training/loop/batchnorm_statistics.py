@@ -16,8 +16,8 @@ class Statistics:
     All of it lies in one tensor, so that a GPU has a few kernels to run, and none of them waits for the host. The
     buffers stay where they are in memory, as a CUDA graph that writes to them needs it.
 
-    Parameters
-        layers   batch norms.
+    Args:
+        layers: Batch norms.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> before = Statistics([norm])

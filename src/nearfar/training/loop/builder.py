@@ -47,22 +47,22 @@ Model = Embedder | Ensemble
 class Parts:
     """What a recipe is made of, on the device it trains on.
 
-    Parameters
-        recipe         what was built.
-        dataset, split all there is, and which classes are for what.
-        store          decoded pictures, or vectors [n, d].
-        labels         [len(store)]: training classes are 0 … num_classes − 1, all others come after them.
-        rows           places in the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
-        train_labels   [len(rows["train"])], the labels of these rows.
-        num_classes    of training.
-        sampler        positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches.
-        loader         training view; ``eval_loader`` shows the same pictures for evaluation.
-        model, losses  on the device. ``losses`` holds those of all stages, once each; two of them may share class
-                       vectors (tensors of its state dict may be one and the same memory).
-        stages         in order; ``stage_at(epoch)`` finds one.
-        preprocessing  what evaluation does to pictures; None for vectors.
-        fingerprint    of pictures, labels and split.
-        epochs, steps  how many there are; the last epoch may end early when iterations are counted.
+    Args:
+        recipe: What was built.
+            dataset, split all there is, and which classes are for what.
+        store: Decoded pictures, or vectors [n, d].
+        labels: [len(store)]: training classes are 0 … num_classes − 1, all others come after them.
+        rows: Places in the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
+        train_labels: [len(rows["train"])], the labels of these rows.
+        num_classes: Of training.
+        sampler: Positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches.
+        loader: Training view; ``eval_loader`` shows the same pictures for evaluation.
+        model, losses: On the device. ``losses`` holds those of all stages, once each; two of them may share class
+            vectors (tensors of its state dict may be one and the same memory).
+        stages: In order; ``stage_at(epoch)`` finds one.
+        preprocessing: What evaluation does to pictures; None for vectors.
+        fingerprint: Of pictures, labels and split.
+        epochs, steps: How many there are; the last epoch may end early when iterations are counted.
     """
 
     recipe: Recipe
@@ -115,10 +115,10 @@ def build(
 
     Every rank makes the same parameters: random numbers start at ``training.seed``.
 
-    Parameters
-        rank, ranks   which share of each batch the sampler draws, and of how many.
-        cache         where decoded pictures are kept.
-        watch         told when decoding begins.
+    Args:
+        rank, ranks: Which share of each batch the sampler draws, and of how many.
+        cache: Where decoded pictures are kept.
+        watch: Told when decoding begins.
     """
     device = device_of(recipe.training.device, rank)
     dataset = open_data(recipe)

@@ -23,8 +23,8 @@ class Recorded:
     buffers that the next one overwrites, and so do the gradients, which it *sets* instead of adding them: this is for a
     step that begins without gradients and ends before the next batch. What cannot be recorded is computed as usual.
 
-    Parameters
-        network   what embeds. Which of its parameters learn may change; the recording is then made again.
+    Args:
+        network: What embeds. Which of its parameters learn may change; the recording is then made again.
     """
 
     def __init__(self, network: Embedder) -> None:

@@ -128,9 +128,9 @@ class World:
 def world(device: str = "auto") -> World:
     """The world ``torchrun`` describes in the environment; of one process where it does not.
 
-    Parameters
-        device  "cuda", "cpu", or "auto": a GPU of its own for every process where there is one. ``"cuda:1"`` and the
-                like are for a single process.
+    Args:
+        device: "cuda", "cpu", or "auto": a GPU of its own for every process where there is one. ``"cuda:1"`` and the
+            like are for a single process.
     """
     kind = as_device("training.device", device)
     rank, ranks = (int(os.environ.get(name, fallback)) for name, fallback in (("RANK", "0"), ("WORLD_SIZE", "1")))
@@ -210,13 +210,13 @@ def global_loss(
     After ``backward`` on every process, :meth:`World.reduce_gradients` over the parameters of network and loss gives
     exactly what a single process would have. With a world of one it is ``loss(embeddings, labels)``.
 
-    Parameters
-        loss        a loss, or any function of all embeddings and labels, [M, d] and [M] (such as a loss with a memory
-                    as gallery that all processes have alike).
-        embeddings  [m, d], this process's share, as many rows on each.
-        seed        what the loss draws (anchors, negatives, classes) depends on it alone. None: it goes on with
-                    torch's own generator, which must then stand at the same place on all processes.
-        how         "columns", "rows" or "whole" instead of what :func:`way` says; for tests.
+    Args:
+        loss: A loss, or any function of all embeddings and labels, [M, d] and [M] (such as a loss with a memory
+            as gallery that all processes have alike).
+        embeddings: [m, d], this process's share, as many rows on each.
+        seed: What the loss draws (anchors, negatives, classes) depends on it alone. None: it goes on with
+            torch's own generator, which must then stand at the same place on all processes.
+        how: "columns", "rows" or "whole" instead of what :func:`way` says; for tests.
     """
     with _drawing(seed, embeddings.device):
         if world.ranks == 1:

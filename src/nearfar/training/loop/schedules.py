@@ -22,11 +22,11 @@ class Schedule:
     The factor is warm-up × schedule × stage. ``step_iteration`` is called after each update, and ``step_epoch`` after
     each epoch.
 
-    Parameters
-        section           of the recipe.
-        optimizer         whose groups it sets.
-        steps_per_epoch   updates in an epoch.
-        steps             updates in all, which is where "cosine" ends.
+    Args:
+        section: Of the recipe.
+        optimizer: Whose groups it sets.
+        steps_per_epoch: Updates in an epoch.
+        steps: Updates in all, which is where "cosine" ends.
     """
 
     def __init__(self, section: Section, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, steps: int) -> None:

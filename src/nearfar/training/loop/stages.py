@@ -19,11 +19,11 @@ Model = Embedder | Ensemble
 class Stage:
     """Some epochs with one loss.
 
-    Parameters
-        losses      a loss for each output of the model, by the keys of :func:`dims_of`; their sum is what is trained.
-        first       its first epoch.
-        epochs      how many it has.
-        lr_factor   what the learning rate is multiplied by.
+    Args:
+        losses: A loss for each output of the model, by the keys of :func:`dims_of`; their sum is what is trained.
+        first: Its first epoch.
+        epochs: How many it has.
+        lr_factor: What the learning rate is multiplied by.
     """
 
     losses: nn.ModuleDict

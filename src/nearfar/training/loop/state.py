@@ -30,14 +30,14 @@ from nearfar.training.run.folder import RunFolder
 class Place:
     """Where a training stands: the next step of an epoch, and what is known so far.
 
-    Parameters
-        epoch, step  what comes next, both from 0.
-        iteration    steps done in all.
-        skipped      steps that were not finite.
-        seconds      spent, over all sittings.
-        memory       most of it at once, in MiB, in any sitting: of the GPU, or of the process without one.
-        best         {"epoch", "value"} of the best validation metric yet, or None.
-        metrics      by part, of the last evaluation.
+    Args:
+        epoch, step: What comes next, both from 0.
+        iteration: Steps done in all.
+        skipped: Steps that were not finite.
+        seconds: Spent, over all sittings.
+        memory: Most of it at once, in MiB, in any sitting: of the GPU, or of the process without one.
+        best: {"epoch", "value"} of the best validation metric yet, or None.
+        metrics: By part, of the last evaluation.
     """
 
     epoch: int = 0
@@ -53,9 +53,9 @@ class Place:
 class Session:
     """Network, losses, optimiser, schedule, memory and random numbers of a training under way.
 
-    Parameters
-        parts  what the recipe built.
-        world  the processes that share it.
+    Args:
+        parts: What the recipe built.
+        world: The processes that share it.
     """
 
     def __init__(self, parts: Parts, world: World) -> None:

@@ -29,11 +29,11 @@ Seed = tuple[int, int] | None  # of a step and a member
 class Member:
     """A network with the losses it learns by: one for each of its levels.
 
-    Parameters
-        network   what learns.
-        losses    by level.
-        memories  by level, of earlier embeddings; empty where there are none, or not yet.
-        embed     from images to the embeddings of each level; the network's own unless told (a compiled one, say).
+    Args:
+        network: What learns.
+        losses: By level.
+        memories: By level, of earlier embeddings; empty where there are none, or not yet.
+        embed: From images to the embeddings of each level; the network's own unless told (a compiled one, say).
     """
 
     network: Embedder
@@ -55,9 +55,9 @@ class Member:
 class Outcome:
     """What a step tells, on the device: reading it makes the host wait.
 
-    Parameters
-        loss    the loss of the batch; summed over levels, averaged over the members of an ensemble.
-        finite  whether loss and gradient were numbers.
+    Args:
+        loss: The loss of the batch; summed over levels, averaged over the members of an ensemble.
+        finite: Whether loss and gradient were numbers.
     """
 
     loss: Tensor
@@ -72,16 +72,16 @@ class Step:
     to say. An optimiser that is not fused can be masked on a GPU only by a host that waits for the flag, so that it
     does only if ``skip``.
 
-    Parameters
-        members        of an ensemble, each learning on its own; or just one.
-        optimizer      has the parameters of all members.
-        world          the processes that share the batch.
-        precision      "float32", or "bfloat16" by autocast. Losses are computed in float32.
-        channels_last  how pictures lie in memory.
-        clip           largest norm of a member's gradient; None: any.
-        chunk          pictures that go through the network together; None: the whole batch. The gradient is that of
-                       the whole batch: embeddings first, then the loss of all, then each chunk once more, backwards.
-        skip           whether training goes on after a step that was not finite.
+    Args:
+        members: Of an ensemble, each learning on its own; or just one.
+        optimizer: Has the parameters of all members.
+        world: The processes that share the batch.
+        precision: "float32", or "bfloat16" by autocast. Losses are computed in float32.
+        channels_last: How pictures lie in memory.
+        clip: Largest norm of a member's gradient; None: any.
+        chunk: Pictures that go through the network together; None: the whole batch. The gradient is that of
+            the whole batch: embeddings first, then the loss of all, then each chunk once more, backwards.
+        skip: Whether training goes on after a step that was not finite.
 
     >>> from nearfar import losses, networks
     >>> network = networks.create("linear", in_dim=4, dim=2)
@@ -125,9 +125,9 @@ class Step:
     def __call__(self, batch: Batch, *, seed: int | None = None) -> Outcome:
         """Learn from a batch.
 
-        Parameters
-            seed   what losses draw depends on it alone, and so is the same in all processes; another one for each
-                   step, please. None: they go on with torch's own generator.
+        Args:
+            seed: What losses draw depends on it alone, and so is the same in all processes; another one for each
+                step, please. None: they go on with torch's own generator.
         """
         self.optimizer.zero_grad(set_to_none=True)
         images = batch.images

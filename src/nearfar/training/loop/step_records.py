@@ -18,12 +18,12 @@ from nearfar.training.loop.step import Outcome
 class Page:
     """What is known of some steps in a row.
 
-    Parameters
-        first     the number of the first of them.
-        losses    of each.
-        finite    of each: whether loss and gradient were numbers.
-        pictures  they saw together.
-        seconds   they took together.
+    Args:
+        first: The number of the first of them.
+        losses: Of each.
+        finite: Of each: whether loss and gradient were numbers.
+        pictures: They saw together.
+        seconds: They took together.
     """
 
     first: int

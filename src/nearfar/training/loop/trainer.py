@@ -47,9 +47,9 @@ class NonFinite(RuntimeError):
 class Result:
     """What came out of a run.
 
-    Parameters
-        folder   the run folder.
-        metrics  as in metrics.json: by part, and which epoch they are of.
+    Args:
+        folder: The run folder.
+        metrics: As in metrics.json: by part, and which epoch they are of.
     """
 
     folder: Path
@@ -59,15 +59,15 @@ class Result:
 class Trainer:
     """Trains what a recipe says, into a run folder.
 
-    Parameters
-        recipe   what to train.
-        folder   where everything is written; a new one, unless ``resume``.
-        resume   go on with the run in ``folder``, from its last checkpoint.
-        loggers  who else is told: "tensorboard", "mlflow", which are opened when the folder is the run's own and closed
-                 at the end, or anything that is told as they are.
-        display  what a person sees, see ``nearfar.training.run.console``.
-        world    the processes that share the work, see ``nearfar.training.loop.distributed``.
-        cache    where decoded pictures are kept.
+    Args:
+        recipe: What to train.
+        folder: Where everything is written; a new one, unless ``resume``.
+        resume: Go on with the run in ``folder``, from its last checkpoint.
+        loggers: Who else is told: "tensorboard", "mlflow", which are opened when the folder is the run's own and closed
+            at the end, or anything that is told as they are.
+        display: What a person sees, see ``nearfar.training.run.console``.
+        world: The processes that share the work, see ``nearfar.training.loop.distributed``.
+        cache: Where decoded pictures are kept.
     """
 
     def __init__(

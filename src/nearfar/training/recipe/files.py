@@ -39,10 +39,10 @@ class RecipeError(ValueError):
 def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Overrides = ()) -> Recipe:
     """A recipe from a TOML file, a run folder, or a table of tables.
 
-    Parameters
-        recipe      the file, the folder with a recipe.toml, or what such a file holds.
-        overrides   what is changed: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
-                    {"loss": {"alpha": 32}}. A section that gets another name loses what belonged to the old one.
+    Args:
+        recipe: The file, the folder with a recipe.toml, or what such a file holds.
+        overrides: What is changed: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
+            {"loss": {"alpha": 32}}. A section that gets another name loses what belonged to the old one.
     """
     where, table = _table(recipe)
     try:

@@ -14,9 +14,9 @@ from typing import Any
 def read(file: Path, what: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
     """What a file holds.
 
-    Parameters
-        what    the file should be, for the error where it is not there.
-        error   raised where it is no TOML.
+    Args:
+        what: The file should be, for the error where it is not there.
+        error: Raised where it is no TOML.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not there; needed is {what}, a TOML file")

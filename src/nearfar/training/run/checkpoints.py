@@ -44,11 +44,11 @@ class NoCheckpoint(FileNotFoundError):
 class Checkpoint:
     """What was found in a folder.
 
-    Parameters
-        folder   where it is.
-        model    the weights of the network, on the CPU.
-        tensors  by name, on the CPU; of the parts that were saved, "part/name".
-        values   plain ones.
+    Args:
+        folder: Where it is.
+        model: The weights of the network, on the CPU.
+        tensors: By name, on the CPU; of the parts that were saved, "part/name".
+        values: Plain ones.
     """
 
     folder: Path
@@ -72,12 +72,12 @@ def save(
 ) -> None:
     """Write a checkpoint at ``place``, instead of what was there.
 
-    Parameters
-        place          the folder, such as runs/one/checkpoint/last.
-        model          the network.
-        parts          tensors by part and name.
-        values         what JSON can hold; numbers come back the same to the last bit.
-        preprocessing  what happens to pictures before the network reads them.
+    Args:
+        place: The folder, such as runs/one/checkpoint/last.
+        model: The network.
+        parts: Tensors by part and name.
+        values: What JSON can hold; numbers come back the same to the last bit.
+        preprocessing: What happens to pictures before the network reads them.
     """
     draft, before = _draft(place), _before(place)
     recover(place)

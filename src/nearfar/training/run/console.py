@@ -17,14 +17,14 @@ BETWEEN_LINES = 10.0  # seconds, where lines stay
 class Status:
     """How far a training is.
 
-    Parameters
-        step, steps    updates done, and in all.
-        epoch, epochs  the epoch under way, from 1, and how many there are.
-        loss           over the last few steps; None where none was finite.
-        images_s       pictures a second.
-        seconds_left   until the last step, if it goes on like this; None while that is not known.
-        skipped        steps that were left out as not finite.
-        metrics        by part, of the last evaluation.
+    Args:
+        step, steps: Updates done, and in all.
+        epoch, epochs: The epoch under way, from 1, and how many there are.
+        loss: Over the last few steps; None where none was finite.
+        images_s: Pictures a second.
+        seconds_left: Until the last step, if it goes on like this; None while that is not known.
+        skipped: Steps that were left out as not finite.
+        metrics: By part, of the last evaluation.
     """
 
     step: int

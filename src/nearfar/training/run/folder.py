@@ -28,8 +28,8 @@ class RunError(ValueError):
 class RunFolder:
     """The places of a run's files.
 
-    Parameters
-        folder  such as runs/one; made when the run begins.
+    Args:
+        folder: Such as runs/one; made when the run begins.
     """
 
     def __init__(self, folder: str | Path) -> None:

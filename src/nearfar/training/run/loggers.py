@@ -51,10 +51,10 @@ def check(name: str) -> None:
 def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None = None) -> Logger:
     """The logger of a run by name: "tensorboard" or "mlflow".
 
-    Parameters
-        folder    the run folder. TensorBoard's files lie in it; MLflow's store is mlflow.db beside it, so that all runs
-                  of a folder stand in one table, unless MLFLOW_TRACKING_URI names another.
-        settings  the recipe, for MLflow's table.
+    Args:
+        folder: The run folder. TensorBoard's files lie in it; MLflow's store is mlflow.db beside it, so that all runs
+            of a folder stand in one table, unless MLFLOW_TRACKING_URI names another.
+        settings: The recipe, for MLflow's table.
     """
     check(name)
     folder = Path(folder)
@@ -84,12 +84,12 @@ class TensorBoardLogger:
 class MLflowLogger:
     """A run in MLflow.
 
-    Parameters
-        where       the store: "sqlite:///mlflow.db", or the address of a tracking server.
-        experiment  which runs this one is to be compared with.
-        name        of the run.
-        settings    nested tables of what was chosen; MLflow's parameters.
-        keep        a file with the run's number: where it is there, that run is gone on with.
+    Args:
+        where: The store: "sqlite:///mlflow.db", or the address of a tracking server.
+        experiment: Which runs this one is to be compared with.
+        name: Of the run.
+        settings: Nested tables of what was chosen; MLflow's parameters.
+        keep: A file with the run's number: where it is there, that run is gone on with.
 
     MLflow allows no ``@`` in names: recall@1 is recall_at_1 there.
     """
