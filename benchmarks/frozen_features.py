@@ -47,7 +47,7 @@ def available(options: argparse.Namespace) -> list[str]:
     return here
 
 
-def test_pictures(dataset: data.DataSet, classes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+def test_pictures(dataset: data.Dataset, classes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The pictures of the test classes, or of the first few of them."""
     split = data.splits.standard(dataset)
     indices = np.sort(np.concatenate(list(split.test.values())))
@@ -72,7 +72,7 @@ def features(model: networks.Embedder, loader: Loader, places: Any, batch: int) 
     return torch.cat(found), torch.cat(labels)
 
 
-def measure(name: str, dataset: data.DataSet, options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, dataset: data.Dataset, options: argparse.Namespace) -> dict[str, Any]:
     """A row for a network."""
     pretrained = options.weights if options.weights is not None else True
     model = networks.create(name, dim=None, head="none", pooling=options.pooling, pretrained=pretrained)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nearfar.data import DataSet, from_arrays
+from nearfar.data import Dataset, from_arrays
 from nearfar.data.splits import Split, fixed_validation, halves, k_fold, query_gallery, standard, with_gallery
 
 NOBODY = np.zeros(0, dtype=np.int64)
@@ -18,7 +18,7 @@ labelings = (
 )
 
 
-def data_of(labels: np.ndarray, split: list[str] | None = None) -> DataSet:
+def data_of(labels: np.ndarray, split: list[str] | None = None) -> Dataset:
     return from_arrays(np.zeros((len(labels), 1), dtype=np.float32), labels, split=split)
 
 
@@ -78,7 +78,7 @@ def test_one_class_has_no_halves() -> None:
 
 def test_the_standard_split_is_the_data_sets_own() -> None:
     data = data_of(np.array([0, 1, 2, 2, 3]), ["train", "test", "query", "gallery", "val"])
-    data = DataSet("own", data.source, data.labels, data.classes, {k: v for k, v in data.parts.items() if k != "test"})
+    data = Dataset("own", data.source, data.labels, data.classes, {k: v for k, v in data.parts.items() if k != "test"})
     split = standard(data)
     assert split.train.tolist() == [0]
     assert split.validation.tolist() == [4]

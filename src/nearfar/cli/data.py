@@ -15,7 +15,7 @@ from nearfar.cli.values import setting
 from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
-    from nearfar.data.datasets.base import DataSet
+    from nearfar.data.datasets.base import Dataset
     from nearfar.data.store.store import Bad, Store
 
 data = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
@@ -239,7 +239,7 @@ def show(
     )
 
 
-def _view(dataset: DataSet, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:
+def _view(dataset: Dataset, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:
     from nearfar.data.transforms.view import View
 
     array = getattr(dataset.source, "array", None)
@@ -255,14 +255,14 @@ def _view(dataset: DataSet, crop: str, size: int | None, resize: int | None, fli
     )
 
 
-def _open(name: str, roots: Sequence[Path] | None, settings: Sequence[str] | None) -> DataSet:
+def _open(name: str, roots: Sequence[Path] | None, settings: Sequence[str] | None) -> Dataset:
     from nearfar import data as room
 
     root = None if not roots else roots[0] if len(roots) == 1 else list(roots)
     return room.open(name, root, **dict(setting(text) for text in settings or ()))
 
 
-def _print_parts(dataset: DataSet) -> None:
+def _print_parts(dataset: Dataset) -> None:
     import numpy as np
 
     kind = "vectors" if dataset.is_vectors else "pictures"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.data import splits
 from nearfar.data.datasets import from_arrays
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import describe, names, open, problems, register, summary
 from nearfar.data.loader import Batch, Loader
 from nearfar.data.sampling import registry as samplers
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bad",
     "Batch",
-    "DataSet",
+    "Dataset",
     "Loader",
     "Split",
     "Store",

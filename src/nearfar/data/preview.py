@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from nearfar.data import splits
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import registry
 from nearfar.data.store.decode import BadImage, decode
@@ -30,7 +30,7 @@ Pixels = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
-def part_rows(dataset: DataSet, part: str) -> Ints:
+def part_rows(dataset: Dataset, part: str) -> Ints:
     """The rows of a part; of a data set without parts, "train" and "test" are the halves of its classes."""
     if part in dataset.parts:
         return dataset.parts[part]
@@ -42,7 +42,7 @@ def part_rows(dataset: DataSet, part: str) -> Ints:
 
 
 def first_batch(
-    dataset: DataSet,
+    dataset: Dataset,
     *,
     view: View,
     part: str = "train",
@@ -135,7 +135,7 @@ def write(sheet: Image.Image, file: Path) -> None:
         sheet.save(draft, ENDINGS[file.suffix.lower()])
 
 
-def _prepared(dataset: DataSet, side: int, cache: str | Path | None) -> Store | None:
+def _prepared(dataset: Dataset, side: int, cache: str | Path | None) -> Store | None:
     if not dataset.is_encoded:
         return prepare(dataset, side=side)
     try:
@@ -144,7 +144,7 @@ def _prepared(dataset: DataSet, side: int, cache: str | Path | None) -> Store | 
         return None
 
 
-def _decoded(dataset: DataSet, indices: Ints, side: int) -> list[Pixels]:
+def _decoded(dataset: Dataset, indices: Ints, side: int) -> list[Pixels]:
     images, bad = [], []
     for index in indices.tolist():
         try:

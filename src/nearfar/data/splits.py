@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet, indices
+from nearfar.data.datasets.base import Dataset, indices
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few, number, whole
 
@@ -82,7 +82,7 @@ def halves(labels: Ints) -> Split:
     return Split(labels, np.flatnonzero(first), _NOBODY, {"test": np.flatnonzero(~first)})
 
 
-def standard(dataset: DataSet) -> Split:
+def standard(dataset: Dataset) -> Split:
     """The data set's own parts, or halves of its classes where it has none."""
     parts = dataset.parts
     test = {name: parts[name] for name in ("query", "gallery", "test") if name in parts}
@@ -98,7 +98,7 @@ def standard(dataset: DataSet) -> Split:
     )
 
 
-def fixed_validation(dataset: DataSet, *, share: float = 0.1, seed: int = 0) -> Split:
+def fixed_validation(dataset: Dataset, *, share: float = 0.1, seed: int = 0) -> Split:
     """The standard test, and a random share of the *training* classes for validation.
 
     At least two classes validate, as one alone would find nothing but itself, and at least one stays for training. A
@@ -114,7 +114,7 @@ def fixed_validation(dataset: DataSet, *, share: float = 0.1, seed: int = 0) -> 
     return _with_validation(split, classes[:count])
 
 
-def k_fold(dataset: DataSet, folds: int = 4, *, seed: int = 0) -> list[Split]:
+def k_fold(dataset: Dataset, folds: int = 4, *, seed: int = 0) -> list[Split]:
     """The standard test, and the *training* classes in folds: each class validates exactly once.
 
     Folds have at least two classes, as one alone would find nothing but itself, and differ by at most one.
@@ -166,7 +166,7 @@ def with_gallery(split: Split, *, share: float = 0.5, seed: int = 0) -> Split:
     return Split(split.labels, split.train, split.validation, {"query": rows[query], "gallery": rows[gallery]})
 
 
-def _shuffled(dataset: DataSet, seed: int) -> tuple[Split, Ints]:
+def _shuffled(dataset: Dataset, seed: int) -> tuple[Split, Ints]:
     """The standard split without validation, and its training classes in random order."""
     split = standard(dataset)
     train = np.union1d(split.train, split.validation)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.data import DataSet
+from nearfar.data import Dataset
 from nearfar.data.store.sources import Arrays
 from nearfar.utils.validation import one_of
 
@@ -75,7 +75,7 @@ def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
     return [row for _, _, row in sorted(ranked)[:count]]
 
 
-def thumbnail(dataset: DataSet, index: int) -> str | None:
+def thumbnail(dataset: Dataset, index: int) -> str | None:
     """A picture of the data set as a data URI; a vector as a square of its numbers. None where it cannot be read."""
     from PIL import Image
 
@@ -92,7 +92,7 @@ def thumbnail(dataset: DataSet, index: int) -> str | None:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _pixels(dataset: DataSet, index: int) -> NDArray[np.uint8]:
+def _pixels(dataset: Dataset, index: int) -> NDArray[np.uint8]:
     if dataset.is_vectors:
         return as_square(dataset.source.array[index])  # type: ignore[attr-defined]
     if isinstance(dataset.source, Arrays):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nearfar import metrics
-from nearfar.data import DataSet
+from nearfar.data import Dataset
 from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Point
 from nearfar.training.loop.examples import open_data
@@ -64,7 +64,7 @@ class RunData:
     metrics: dict[str, Any]
     queries: Embeddings | None
     gallery: Embeddings | None
-    dataset: DataSet | None
+    dataset: Dataset | None
     missing: str = ""
 
     def class_name(self, label: int) -> str:

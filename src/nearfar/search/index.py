@@ -56,7 +56,7 @@ class Index(Lookup):
 
         Args:
             model: A folder with model.safetensors and model.json, or a model, as ``nearfar.load`` gives it.
-            pictures: A folder or an archive of pictures, a list of files, or a ``nearfar.data.DataSet``.
+            pictures: A folder or an archive of pictures, a list of files, or a ``nearfar.data.Dataset``.
             out: The folder of the index, a new one.
             backend: "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
                 "milvus:http://host:19530"); "auto" is exact for few pictures and faiss for many.

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from nearfar.data import DataSet
+from nearfar.data import Dataset
 from nearfar.data.datasets.tree import is_archive, open_tree
 from nearfar.data.preview import part_rows
 from nearfar.search.encoder import Picture
@@ -37,7 +37,7 @@ class Listed:
     told: bool = True
 
 
-Pictures = str | Path | Sequence[str | Path | Listed] | DataSet
+Pictures = str | Path | Sequence[str | Path | Listed] | Dataset
 
 
 def gather(pictures: Pictures, labels: Labels = FOLDER) -> list[Listed]:
@@ -45,7 +45,7 @@ def gather(pictures: Pictures, labels: Labels = FOLDER) -> list[Listed]:
 
     Names of files in a folder are their paths below it; those of a list, or of a single file, are paths as given.
     """
-    if isinstance(pictures, DataSet):
+    if isinstance(pictures, Dataset):
         return of_dataset(pictures)
     if isinstance(pictures, (str, Path)):
         path = Path(pictures)
@@ -120,7 +120,7 @@ def _reader(read: Callable[[int], Picture], place: int) -> Callable[[], Picture]
     return lambda: read(place)
 
 
-def of_dataset(dataset: DataSet, part: str | None = None) -> list[Listed]:
+def of_dataset(dataset: Dataset, part: str | None = None) -> list[Listed]:
     """The pictures of a data set, or of one of its parts, such as "test".
 
     >>> from nearfar import data

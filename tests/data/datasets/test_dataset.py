@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.store.sources import Arrays, Files, Vectors
 
 VECTORS = Vectors(np.eye(4, dtype=np.float32))
 
 
-def make(**other: Any) -> DataSet:
+def make(**other: Any) -> Dataset:
     given: dict[str, Any] = {
         "name": "four",
         "source": VECTORS,
@@ -22,14 +22,14 @@ def make(**other: Any) -> DataSet:
         "classes": ("jay", "wren"),
         "parts": {"train": np.array([0, 1]), "test": np.array([2, 3])},
     }
-    return DataSet(**{**given, **other})
+    return Dataset(**{**given, **other})
 
 
 def test_it_counts_rows_and_classes() -> None:
     data = make()
     assert len(data) == 4
     assert data.num_classes == 2
-    assert repr(data) == "DataSet('four': 4 of 2 classes; train 2, test 2; 0 notes)"
+    assert repr(data) == "Dataset('four': 4 of 2 classes; train 2, test 2; 0 notes)"
 
 
 def test_labels_and_parts_are_copies_that_cannot_be_changed() -> None:

@@ -104,7 +104,7 @@ def table(root: Path, rows: list[str], head: str = HEAD, name: str = "birds.csv"
     return root / name
 
 
-def check(birds: data.DataSet) -> None:
+def check(birds: data.Dataset) -> None:
     assert [birds.source.read(index).decode() for index in range(3)] == ["wren/1.jpg", "jay/1.jpg", "jay/2.jpg"]
     assert birds.classes == ("jay", "wren")
     assert birds.labels.tolist() == [1, 0, 0]

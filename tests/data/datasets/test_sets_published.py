@@ -12,7 +12,7 @@ import pytest
 from trees_on_disk import write, write_tar, write_zip
 
 from nearfar import data
-from nearfar.data import DataSet
+from nearfar.data import Dataset
 from nearfar.data.datasets.cub import PUBLISHED
 from nearfar.data.datasets.layouts import Published
 
@@ -38,11 +38,11 @@ PLACES = pytest.mark.parametrize(
 )
 
 
-def named(dataset: DataSet, part: str) -> list[str]:
+def named(dataset: Dataset, part: str) -> list[str]:
     return [dataset.source.name(index).rpartition("/")[2] for index in dataset.parts[part]]
 
 
-def counted(dataset: DataSet) -> list[str]:
+def counted(dataset: Dataset) -> list[str]:
     """The notes that are not about counts, of which a small tree has many."""
     return [note for note in dataset.notes if "published" not in note]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from odd_files import BAD, GOOD, HEIGHT, WIDTH, colours
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.store.decode import BadImage, decode
 from nearfar.data.store.prepare import BadFiles, prepare
 from nearfar.data.store.sources import Files
@@ -24,14 +24,14 @@ COLOURED = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> DataSet:
+def folder(tmp_path: Path) -> Dataset:
     files = {**GOOD, **{name: data for name, (data, _) in BAD.items()}}
     (tmp_path / "photos").mkdir()
     for name, data in files.items():
         (tmp_path / "photos" / name).write_bytes(data)
     names = sorted(files)
     labels = np.zeros(len(names), dtype=np.int64)
-    return DataSet("odd", Files(tmp_path / "photos", names), labels, ("odd",), {"all": np.arange(len(names))})
+    return Dataset("odd", Files(tmp_path / "photos", names), labels, ("odd",), {"all": np.arange(len(names))})
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -60,7 +60,7 @@ def test_there_are_more_than_twenty_kinds_of_each() -> None:
     assert len(BAD) > 20
 
 
-def test_good_files_survive_bad_neighbours(folder: DataSet, tmp_path: Path) -> None:
+def test_good_files_survive_bad_neighbours(folder: Dataset, tmp_path: Path) -> None:
     store = prepare(folder, cache=tmp_path / "cache", on_error="skip")
     assert {folder.source.name(row) for row in store.rows.tolist()} == set(GOOD)
     assert {one.name for one in store.bad} == set(BAD)
@@ -70,7 +70,7 @@ def test_good_files_survive_bad_neighbours(folder: DataSet, tmp_path: Path) -> N
         assert BAD[one.name][1] in one.reason
 
 
-def test_without_leave_to_skip_the_error_counts_all_and_names_twenty(folder: DataSet, tmp_path: Path) -> None:
+def test_without_leave_to_skip_the_error_counts_all_and_names_twenty(folder: Dataset, tmp_path: Path) -> None:
     with pytest.raises(BadFiles) as error:
         prepare(folder, cache=tmp_path / "cache")
     names = sorted(BAD)

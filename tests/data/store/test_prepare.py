@@ -18,7 +18,7 @@ import pytest
 from odd_files import saved
 from PIL import Image
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.store import prepare as preparing
 from nearfar.data.store import writer as drafts
 from nearfar.data.store.decode import decode
@@ -30,12 +30,12 @@ from nearfar.data.store.writer import JOURNAL, Draft
 COUNT = 150  # two blocks and a bit
 
 
-def dataset_of(source: Any) -> DataSet:
+def dataset_of(source: Any) -> Dataset:
     labels = np.zeros(len(source), dtype=np.int64)
-    return DataSet("birds", source, labels, ("bird",), {"all": np.arange(len(source))})
+    return Dataset("birds", source, labels, ("bird",), {"all": np.arange(len(source))})
 
 
-def photos(folder: Path, count: int = COUNT) -> DataSet:
+def photos(folder: Path, count: int = COUNT) -> Dataset:
     """Small pictures, all different, in three shapes."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"{number:04}.png" for number in range(count)]
@@ -52,7 +52,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return photos(tmp_path_factory.mktemp("photos"))
 
 
@@ -72,26 +72,26 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("workers", [1, 5])
-def test_every_picture_is_in_its_place(birds: DataSet, cache: Path, workers: int) -> None:
+def test_every_picture_is_in_its_place(birds: Dataset, cache: Path, workers: int) -> None:
     store = prepare(birds, cache=cache, workers=workers)
     assert store.rows.tolist() == list(range(COUNT))
     for place in range(COUNT):
         assert np.array_equal(store.image(place), decode(birds.source.read(place)))
 
 
-def test_pictures_are_shrunk_as_asked(birds: DataSet, cache: Path) -> None:
+def test_pictures_are_shrunk_as_asked(birds: Dataset, cache: Path) -> None:
     assert prepare(birds, cache=cache, side=4).sizes[:3].tolist() == [[4, 5], [4, 5], [4, 4]]
     assert (prepare(birds, cache=cache, side=4, aspect="squash").sizes == 4).all()
     assert prepare(birds, cache=cache, channels=1).image(7).shape == (7, 8, 1)
 
 
-def test_progress_reaches_the_end(birds: DataSet, cache: Path) -> None:
+def test_progress_reaches_the_end(birds: Dataset, cache: Path) -> None:
     told: list[tuple[int, int]] = []
     prepare(birds, cache=cache, progress=lambda done, total: told.append((done, total)))
     assert told == [(done, COUNT) for done in range(COUNT + 1)]
 
 
-def test_the_folder_holds_nothing_but_the_store(birds: DataSet, cache: Path) -> None:
+def test_the_folder_holds_nothing_but_the_store(birds: Dataset, cache: Path) -> None:
     store = prepare(birds, cache=cache)
     assert store.folder is not None
     assert set(files_of(store.folder)) == {PIXELS, INDEX, "store.json"}
@@ -101,7 +101,7 @@ def test_the_folder_holds_nothing_but_the_store(birds: DataSet, cache: Path) -> 
 # --- once ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_decoded_twice(birds: DataSet, cache: Path, decoding: list[bytes]) -> None:
+def test_nothing_is_decoded_twice(birds: Dataset, cache: Path, decoding: list[bytes]) -> None:
     first = prepare(birds, cache=cache)
     assert len(decoding) == COUNT
     second = prepare(birds, cache=cache)
@@ -110,7 +110,7 @@ def test_nothing_is_decoded_twice(birds: DataSet, cache: Path, decoding: list[by
 
 
 @pytest.mark.parametrize("settings", [{"side": 5}, {"aspect": "squash"}, {"channels": 1}])
-def test_other_settings_are_another_store(birds: DataSet, cache: Path, settings: dict[str, Any]) -> None:
+def test_other_settings_are_another_store(birds: Dataset, cache: Path, settings: dict[str, Any]) -> None:
     assert prepare(birds, cache=cache).folder != prepare(birds, cache=cache, **settings).folder
 
 
@@ -123,19 +123,19 @@ def test_a_changed_file_is_another_store(tmp_path: Path, cache: Path) -> None:
     assert after.image(1).shape == (5, 5, 3)
 
 
-def test_workers_and_on_error_change_nothing(birds: DataSet, cache: Path, decoding: list[bytes]) -> None:
+def test_workers_and_on_error_change_nothing(birds: Dataset, cache: Path, decoding: list[bytes]) -> None:
     assert prepare(birds, cache=cache, workers=1).folder == prepare(birds, cache=cache, on_error="skip").folder
     assert len(decoding) == COUNT
 
 
-def test_the_folder_is_known_beforehand(birds: DataSet, cache: Path) -> None:
+def test_the_folder_is_known_beforehand(birds: Dataset, cache: Path) -> None:
     folder = store_folder(birds, cache=cache, side=99)
     assert not folder.exists()
     assert prepare(birds, cache=cache, side=99).folder == folder
 
 
 def test_the_cache_is_where_the_environment_says(
-    birds: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    birds: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "elsewhere"))
     folder = prepare(birds).folder
@@ -147,7 +147,7 @@ def test_the_cache_is_where_the_environment_says(
 
 
 @pytest.mark.parametrize("file", [PIXELS, INDEX, "store.json"])
-def test_a_damaged_store_is_made_anew(birds: DataSet, cache: Path, file: str) -> None:
+def test_a_damaged_store_is_made_anew(birds: Dataset, cache: Path, file: str) -> None:
     folder = prepare(birds, cache=cache).folder
     assert folder is not None
     whole = files_of(folder)
@@ -174,7 +174,7 @@ print(store.folder)
 """
 
 
-def other_process(dataset: DataSet, cache: Path, pause: float) -> subprocess.Popen[str]:
+def other_process(dataset: Dataset, cache: Path, pause: float) -> subprocess.Popen[str]:
     assert isinstance(dataset.source, Files)
     program = PROGRAM.format(
         tests=[str(Path(__file__).parent), str(Path(__file__).parents[2] / "helpers")],
@@ -197,7 +197,7 @@ def wait_for_a_block(process: subprocess.Popen[str], cache: Path) -> Path:
 
 
 def test_a_killed_preparation_goes_on_and_ends_the_same(
-    birds: DataSet, cache: Path, tmp_path: Path, decoding: list[bytes]
+    birds: Dataset, cache: Path, tmp_path: Path, decoding: list[bytes]
 ) -> None:
     process = other_process(birds, cache, pause=0.02)
     drafted = wait_for_a_block(process, cache)
@@ -216,7 +216,7 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(
     assert not drafted.exists()
 
 
-def test_two_processes_at_once_do_the_work_once(birds: DataSet, cache: Path, decoding: list[bytes]) -> None:
+def test_two_processes_at_once_do_the_work_once(birds: Dataset, cache: Path, decoding: list[bytes]) -> None:
     process = other_process(birds, cache, pause=0.01)
     wait_for_a_block(process, cache)
     told: list[int] = []
@@ -229,7 +229,7 @@ def test_two_processes_at_once_do_the_work_once(birds: DataSet, cache: Path, dec
 
 
 @pytest.fixture
-def interrupted(birds: DataSet, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def interrupted(birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The draft of a preparation that stopped after two blocks."""
 
     def stop(done: int, total: int) -> None:
@@ -257,7 +257,7 @@ def interrupted(birds: DataSet, cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_only_whole_blocks_of_a_draft_are_taken_over(
-    birds: DataSet,
+    birds: Dataset,
     cache: Path,
     tmp_path: Path,
     interrupted: Path,
@@ -273,7 +273,7 @@ def test_only_whole_blocks_of_a_draft_are_taken_over(
 
 
 def test_a_kill_just_before_the_end_costs_nothing(
-    birds: DataSet, cache: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[bytes]
+    birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[bytes]
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -288,7 +288,7 @@ def test_a_kill_just_before_the_end_costs_nothing(
 
 
 def test_a_full_disk_is_one_line_and_what_is_done_is_kept(
-    birds: DataSet, cache: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[bytes]
+    birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch, decoding: list[bytes]
 ) -> None:
     add = Draft.add
 
@@ -311,7 +311,7 @@ def test_a_full_disk_is_one_line_and_what_is_done_is_kept(
     assert len(decoding) == COUNT - 64
 
 
-def test_short_writes_are_carried_on(birds: DataSet, tmp_path: Path) -> None:
+def test_short_writes_are_carried_on(birds: Dataset, tmp_path: Path) -> None:
     class Slow:
         def __init__(self) -> None:
             self.data = b""
@@ -325,7 +325,7 @@ def test_short_writes_are_carried_on(birds: DataSet, tmp_path: Path) -> None:
     assert slow.data == bytes(range(100))
 
 
-def test_a_cache_that_cannot_be_made_is_one_line(birds: DataSet, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_is_one_line(birds: Dataset, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match=r"cannot write to .*file/cache: Not a directory\.$"):
         prepare(birds, cache=tmp_path / "file" / "cache")
@@ -395,7 +395,7 @@ def test_no_picture_at_all_is_an_error_even_when_skipping(tmp_path: Path, cache:
         ({"workers": 0}, "workers is 0; it must be ≥ 1"),
     ],
 )
-def test_settings_are_checked(birds: DataSet, cache: Path, settings: dict[str, Any], message: str) -> None:
+def test_settings_are_checked(birds: Dataset, cache: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepare(birds, cache=cache, **settings)
     assert not cache.exists()
@@ -431,7 +431,7 @@ def test_vectors_are_not_pictures() -> None:
         prepare(dataset_of(Vectors(np.ones((3, 2), dtype=np.float32))))
 
 
-def test_the_record_says_what_was_prepared(birds: DataSet, cache: Path) -> None:
+def test_the_record_says_what_was_prepared(birds: Dataset, cache: Path) -> None:
     store = prepare(birds, cache=cache, side=7, on_error="skip")
     assert store.folder is not None
     about = json.loads((store.folder / "store.json").read_text())

@@ -11,14 +11,14 @@ from nearfar.bench.executors.job import LABELS
 from nearfar.bench.grid.cells import Cell
 from nearfar.bench.grid.grid import FROZEN
 from nearfar.bench.grid.records import CELLS, Record, read_json
-from nearfar.data import DataSet
+from nearfar.data import Dataset
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils.atomic import write_json
 from nearfar.utils.validation import few
 
 Sources = Mapping[str, str]
-Opened = list[tuple[Recipe, DataSet]]
+Opened = list[tuple[Recipe, Dataset]]
 WEIGHTS = ("checkpoint", "embeddings.safetensors")  # what lean cells do without
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.labels import parts_from, places
 from nearfar.data.datasets.registry import Root, register
 from nearfar.data.store.sources import Arrays, Vectors
@@ -25,7 +25,7 @@ def arrays(
     y: Any = None,
     split: Sequence[str] | Array | None = None,
     name: str = "arrays",
-) -> DataSet:
+) -> Dataset:
     """Vectors [n, d] or pictures [n, h, w] or [n, h, w, 3] from memory or an .npz file.
 
     Vectors become float32; pictures must be uint8. Labels may be numbers or words; classes are in their order.
@@ -36,7 +36,7 @@ def arrays(
         name: What the data set is called in results.
 
     >>> arrays(X=np.eye(4), y=["jay", "jay", "wren", "wren"])
-    DataSet('arrays': 4 of 2 classes; all 4; 0 notes)
+    Dataset('arrays': 4 of 2 classes; all 4; 0 notes)
     """
     if root is not None:
         if X is not None or y is not None:
@@ -50,10 +50,10 @@ def arrays(
     if targets.dtype.kind not in "iuUO" or (targets.dtype.kind == "O" and not all(isinstance(w, str) for w in targets)):
         raise TypeError(f"y is of {targets.dtype}; whole numbers or text are needed")
     classes, labels = places(targets)
-    return DataSet(name, _source(values), labels, classes, parts_from(split, len(labels)))
+    return Dataset(name, _source(values), labels, classes, parts_from(split, len(labels)))
 
 
-def from_arrays(X: Any, y: Any, *, split: Sequence[str] | Array | None = None, name: str = "arrays") -> DataSet:
+def from_arrays(X: Any, y: Any, *, split: Sequence[str] | Array | None = None, name: str = "arrays") -> Dataset:
     """A data set of vectors [n, d] or pictures [n, h, w] or [n, h, w, 3] in memory, with a label for each.
 
     >>> data = from_arrays(np.zeros((6, 8, 8), dtype=np.uint8), np.array([7, 7, 7, 3, 3, 3]))

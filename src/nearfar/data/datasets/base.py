@@ -16,7 +16,7 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class DataSet:
+class Dataset:
     """Pictures (or vectors), their classes, and the parts they belong to.
 
     Args:
@@ -30,7 +30,7 @@ class DataSet:
 
     >>> from nearfar.data.store.sources import Vectors
     >>> vectors = Vectors(np.eye(4, dtype=np.float32))
-    >>> data = DataSet("four", vectors, np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
+    >>> data = Dataset("four", vectors, np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
     >>> len(data), data.num_classes
     (4, 2)
     """
@@ -75,11 +75,11 @@ class DataSet:
     def __reduce__(self) -> tuple[Any, ...]:
         # Views of mappings cannot be pickled.
         values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns), self.notes)
-        return DataSet, values
+        return Dataset, values
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {len(part)}" for name, part in self.parts.items())
-        return f"DataSet({self.name!r}: {len(self)} of {self.num_classes} classes; {parts}; {len(self.notes)} notes)"
+        return f"Dataset({self.name!r}: {len(self)} of {self.num_classes} classes; {parts}; {len(self.notes)} notes)"
 
     @property
     def num_classes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import Grouped, Published, Roots, assemble, class_folders, from_list, refuse
 from nearfar.data.datasets.registry import register
 from nearfar.data.datasets.tree import Tree, open_tree
@@ -26,7 +26,7 @@ LOOKED_FOR = (
 
 
 @register
-def cars196(root: Roots) -> DataSet:
+def cars196(root: Roots) -> Dataset:
     """Cars-196: 16,185 photographs of 196 models of cars.
 
     Classes 1 to 98 are for training (8,054 pictures), 99 to 196 for the test (8,131).
@@ -52,7 +52,7 @@ def _part(label: int) -> str:
     return "train" if label <= TRAINED else "test"
 
 
-def _annotated(tree: Tree, files: dict[int, str]) -> DataSet:
+def _annotated(tree: Tree, files: dict[int, str]) -> Dataset:
     paths: list[str] = []
     labels: list[int] = []
     official: list[str] = []
@@ -109,7 +109,7 @@ def _annotations(tree: Tree, index: int, content: dict[str, Any]) -> Iterator[tu
         yield str(where), int(label), bool(test)
 
 
-def _folders(tree: Tree) -> DataSet:
+def _folders(tree: Tree) -> Dataset:
     grouped = class_folders(tree)
     if not grouped.rows:
         refuse("cars196", tree, LOOKED_FOR)

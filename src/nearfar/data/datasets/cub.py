@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import (
     Published,
     Roots,
@@ -37,7 +37,7 @@ PUBLISHED = Published(
 
 
 @register
-def cub(root: Roots) -> DataSet:
+def cub(root: Roots) -> Dataset:
     """CUB-200-2011: 11,788 photographs of 200 kinds of birds.
 
     Classes 1 to 100 are for training (5,864 pictures), 101 to 200 for the test (5,924). A class's number
@@ -57,7 +57,7 @@ def _part(label: int) -> str:
     return "train" if label <= TRAINED else "test"
 
 
-def _official(tree: Tree, images: int, labels: int) -> DataSet:
+def _official(tree: Tree, images: int, labels: int) -> Dataset:
     paths = dict(lines(tree, images, 2))
     groups = {key: number(tree, labels, word) for key, word in lines(tree, labels, 2)}
     unlabelled = [key for key in paths if key not in groups]
@@ -85,7 +85,7 @@ def _official(tree: Tree, images: int, labels: int) -> DataSet:
     )
 
 
-def _folders(tree: Tree) -> DataSet:
+def _folders(tree: Tree) -> Dataset:
     grouped = class_folders(tree)
     if not grouped.rows:
         refuse("cub", tree, LOOKED_FOR)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import register
 from nearfar.data.store.sources import Arrays, Vectors
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @register
-def digits(*, vectors: bool = False, turned: bool = False) -> DataSet:
+def digits(*, vectors: bool = False, turned: bool = False) -> Dataset:
     """1,797 handwritten digits, 8 × 8, that come with scikit-learn: nothing to fetch.
 
     The digits 0 to 4 are for training (901 pictures), 5 to 9 for the test (896).
@@ -44,7 +44,7 @@ def digits(*, vectors: bool = False, turned: bool = False) -> DataSet:
         ways = [mirrored + quarter for mirrored in ("", " mirrored") for quarter in QUARTERS]
         names = [digit + way for digit in names[:TRAINED] for way in ways] + names[TRAINED:]
     pictures = np.rint(scaled * 255).astype(np.uint8)
-    return DataSet(
+    return Dataset(
         "digits",
         Vectors(scaled.reshape(-1, 64)) if vectors else Arrays(pictures),
         labels,

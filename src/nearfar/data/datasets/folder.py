@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import Roots, assemble, class_folders, refuse
 from nearfar.data.datasets.registry import register
 from nearfar.data.datasets.tree import open_tree
 
 
 @register
-def folder(root: Roots, *, name: str = "folder") -> DataSet:
+def folder(root: Roots, *, name: str = "folder") -> Dataset:
     """Your own pictures: one folder for each class.
 
     Classes are in the order of their names, or of their numbers where all names are numbers. Pictures are

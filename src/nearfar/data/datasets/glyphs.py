@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import register
 from nearfar.data.store.sources import Arrays
 from nearfar.utils.validation import number, one_of, whole
@@ -29,7 +29,7 @@ def glyphs(
     siblings: int = 4,
     difference: float = 0.15,
     seed: int = 0,
-) -> DataSet:
+) -> Dataset:
     """Made-up characters: any number of classes and pictures, the same for the same seed; nothing to fetch.
 
     A character is a line through six points. Siblings share all points but one, so they are told apart by one
@@ -45,7 +45,7 @@ def glyphs(
         seed: Of characters and pictures.
 
     >>> glyphs(classes=6, per_class=3)
-    DataSet('glyphs': 18 of 6 classes; train 9, test 9; 0 notes)
+    Dataset('glyphs': 18 of 6 classes; train 9, test 9; 0 notes)
     """
     whole("classes", classes, low=2)
     whole("per_class", per_class)
@@ -62,7 +62,7 @@ def glyphs(
     labels = np.repeat(np.arange(classes), per_class)
     width = len(str((classes - 1) // siblings))
     trained = labels < (classes + 1) // 2
-    return DataSet(
+    return Dataset(
         "glyphs",
         Arrays(pictures[..., 0] if channels == 1 else pictures),
         labels,

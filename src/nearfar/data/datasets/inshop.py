@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import Published, Roots, assemble, class_folders, from_list, lines, refuse
 from nearfar.data.datasets.registry import register
 from nearfar.data.datasets.tree import Tree, open_tree
@@ -16,7 +16,7 @@ LOOKED_FOR = (
 
 
 @register
-def inshop(root: Roots) -> DataSet:
+def inshop(root: Roots) -> Dataset:
     """In-Shop Clothes Retrieval: photographs of 7,982 pieces of clothing, with queries and a gallery.
 
     25,882 pictures of 3,997 classes are for training. 14,218 queries look through a gallery of 12,612 pictures; both
@@ -31,7 +31,7 @@ def inshop(root: Roots) -> DataSet:
     return _folders(tree) if listing is None else _official(tree, listing)
 
 
-def _official(tree: Tree, listing: int) -> DataSet:
+def _official(tree: Tree, listing: int) -> Dataset:
     rows = lines(tree, listing, 3, skip=2)
     strange = sorted({part for _, _, part in rows} - set(PARTS))
     if strange:
@@ -52,7 +52,7 @@ def _official(tree: Tree, listing: int) -> DataSet:
     )
 
 
-def _folders(tree: Tree) -> DataSet:
+def _folders(tree: Tree) -> Dataset:
     grouped = class_folders(tree)
     if grouped.parts != set(PARTS):
         refuse("inshop", tree, LOOKED_FOR)

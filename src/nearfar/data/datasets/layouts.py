@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.tree import PART_WORDS, Tree
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few
@@ -129,7 +129,7 @@ def from_list(
     columns: Mapping[str, Sequence[object]],
     published: Published,
     folder: str = "",
-) -> DataSet:
+) -> Dataset:
     """A data set from a list of its pictures; what is listed and not there is noted, and so is what is not listed."""
     notes = list(tree.remarks)
     first: dict[str, int] = {}
@@ -177,7 +177,7 @@ def assemble(
     columns: Mapping[str, np.ndarray[tuple[int], np.dtype[np.generic]]] | None = None,
     published: Published | None = None,
     notes: Iterable[str] = (),
-) -> DataSet:
+) -> Dataset:
     """Rows sorted by class, and classes by their numbers in the protocol; classes without pictures have no number."""
     order = sorted(range(len(places)), key=lambda row: (groups[row], tree.names[places[row]]))
     numbers = sorted(set(groups))
@@ -185,7 +185,7 @@ def assemble(
     labels = np.array([label[groups[row]] for row in order], dtype=np.int64)
     words = np.array([parts[row] for row in order])
     known = {part: np.flatnonzero(words == part) for part in _in_order(parts)}
-    return DataSet(
+    return Dataset(
         name=name,
         source=tree.files.take([places[row] for row in order]),
         labels=labels,

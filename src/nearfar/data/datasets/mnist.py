@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import Root, register
 from nearfar.data.store.sources import Arrays
 
@@ -23,7 +23,7 @@ _DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: 
 
 
 @register
-def mnist(root: Root) -> DataSet:
+def mnist(root: Root) -> Dataset:
     """MNIST: 70,000 handwritten digits, 28 × 28.
 
     For retrieval of unseen classes the digits 0 to 4 are for training and 5 to 9 for the test, all 70,000 pictures
@@ -37,7 +37,7 @@ def mnist(root: Root) -> DataSet:
 
 
 @register
-def fashion_mnist(root: Root) -> DataSet:
+def fashion_mnist(root: Root) -> Dataset:
     """Fashion-MNIST: 70,000 pictures of ten kinds of clothing, 28 × 28.
 
     The first five kinds are for training and the others for the test; everything else is as for mnist.
@@ -48,7 +48,7 @@ def fashion_mnist(root: Root) -> DataSet:
     return _open("fashion_mnist", Path(root), FASHION)
 
 
-def _open(name: str, root: Path, classes: tuple[str, ...]) -> DataSet:
+def _open(name: str, root: Path, classes: tuple[str, ...]) -> Dataset:
     below = ("", "raw", "MNIST/raw", "MNIST", "FashionMNIST/raw", "FashionMNIST")
     folders = [root / folder for folder in below]
     notes: list[str] = []
@@ -76,7 +76,7 @@ def _open(name: str, root: Path, classes: tuple[str, ...]) -> DataSet:
         )
     numbers = np.concatenate(labels)
     trained = numbers < TRAINED
-    return DataSet(
+    return Dataset(
         name,
         Arrays(np.concatenate(images)),
         numbers,

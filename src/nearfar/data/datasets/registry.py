@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.utils.validation import few, nearest, refuse_missing, refuse_unknown
 
-Opener = TypeVar("Opener", bound=Callable[..., DataSet])
+Opener = TypeVar("Opener", bound=Callable[..., Dataset])
 Root = str | os.PathLike[str]
-_OPENERS: dict[str, Callable[..., DataSet]] = {}
+_OPENERS: dict[str, Callable[..., Dataset]] = {}
 
 
 def register(opener: Opener) -> Opener:
@@ -34,7 +34,7 @@ def names() -> list[str]:
     return sorted(_OPENERS)
 
 
-def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
+def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
     """A data set by name.
 
     Args:
@@ -43,7 +43,7 @@ def open(name: str, /, root: Any = None, **settings: Any) -> DataSet:
         settings: See :func:`describe`.
 
     >>> open("digits")
-    DataSet('digits': 1797 of 10 classes; train 901, test 896; 0 notes)
+    Dataset('digits': 1797 of 10 classes; train 901, test 896; 0 notes)
     """
     allowed = settings_of(name)
     needs_root = takes_root(name)
@@ -78,7 +78,7 @@ def describe(name: str) -> str:
     return inspect.cleandoc(get(name).__doc__ or "")
 
 
-def problems(dataset: DataSet) -> list[str]:
+def problems(dataset: Dataset) -> list[str]:
     """What is strange about a data set: its notes, and what would trouble training or evaluation. Nothing is decoded.
 
     >>> problems(open("digits"))
@@ -102,7 +102,7 @@ def problems(dataset: DataSet) -> list[str]:
     return found
 
 
-def get(name: str) -> Callable[..., DataSet]:
+def get(name: str) -> Callable[..., Dataset]:
     """The function behind a name."""
     if name not in _OPENERS:
         raise ValueError(f"data set is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import (
     Published,
     Roots,
@@ -25,7 +25,7 @@ LOOKED_FOR = (
 
 
 @register
-def sop(root: Roots) -> DataSet:
+def sop(root: Roots) -> Dataset:
     """Stanford Online Products: 120,053 photographs of 22,634 things for sale.
 
     59,551 pictures of 11,318 classes are for training, 60,502 of 11,316 other classes for the test.
@@ -40,7 +40,7 @@ def sop(root: Roots) -> DataSet:
     return _folders(tree) if train is None or test is None else _official(tree, {"train": train, "test": test})
 
 
-def _official(tree: Tree, files: dict[str, int]) -> DataSet:
+def _official(tree: Tree, files: dict[str, int]) -> Dataset:
     rows = [
         (part, number(tree, index, label), path)
         for part, index in files.items()
@@ -59,7 +59,7 @@ def _official(tree: Tree, files: dict[str, int]) -> DataSet:
     )
 
 
-def _folders(tree: Tree) -> DataSet:
+def _folders(tree: Tree) -> Dataset:
     grouped = class_folders(tree)
     names = sorted({row.group for row in grouped.rows}, key=lambda name: (int(name) if name.isdecimal() else 0, name))
     numbered = all(name.isdecimal() for name in names)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.labels import is_whole, parts_from, places
 from nearfar.data.datasets.registry import Root, register
 from nearfar.data.datasets.tree import open_tree
@@ -30,7 +30,7 @@ def table(
     split: str = "split",
     images: Root | None = None,
     name: str = "table",
-) -> DataSet:
+) -> Dataset:
     """Your own pictures, listed in a CSV or Parquet file: path, label, maybe split, and whatever else.
 
     Rows keep their order and further columns are kept. Labels are text: 07 and 7 are two classes. Classes are in the
@@ -63,7 +63,7 @@ def table(
         ["" if content[split][row] is None else str(content[split][row]) for row in rows] if split in content else None
     )
     extra = {key: _values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
-    return DataSet(name, source, labels, classes, parts_from(words, len(rows)), extra, tuple(notes))
+    return Dataset(name, source, labels, classes, parts_from(words, len(rows)), extra, tuple(notes))
 
 
 def _pictures(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.datasets.base import DataSet
+from nearfar.data.datasets.base import Dataset
 from nearfar.data.store.decode import ASPECTS, BadImage, decode, shrink
 from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import FORMAT, Bad, Store, seal
@@ -46,7 +46,7 @@ class BadFiles(ValueError):
 
 
 def store_folder(
-    dataset: DataSet,
+    dataset: Dataset,
     *,
     cache: str | Path | None = None,
     side: int = 256,
@@ -58,7 +58,7 @@ def store_folder(
     return _folder(dataset.name, cache, settings)
 
 
-def stores_of(dataset: DataSet, cache: str | Path | None = None) -> list[Store]:
+def stores_of(dataset: Dataset, cache: str | Path | None = None) -> list[Store]:
     """All stores of these very files in a cache, whatever the settings."""
     folder, stamp = Path(cache or cache_folder()), dataset.source.stamp()
     stores = []
@@ -74,7 +74,7 @@ def stores_of(dataset: DataSet, cache: str | Path | None = None) -> list[Store]:
     return stores
 
 
-def damaged(dataset: DataSet, *, workers: int | None = None, progress: Progress | None = None) -> list[Bad]:
+def damaged(dataset: Dataset, *, workers: int | None = None, progress: Progress | None = None) -> list[Bad]:
     """The files of a data set that are no pictures. All are decoded, nothing is kept."""
     if not dataset.is_encoded:
         return []
@@ -90,7 +90,7 @@ def damaged(dataset: DataSet, *, workers: int | None = None, progress: Progress 
 
 
 def prepare(
-    dataset: DataSet,
+    dataset: Dataset,
     *,
     cache: str | Path | None = None,
     side: int = 256,
@@ -119,7 +119,7 @@ def prepare(
 
     >>> from nearfar.data.store.sources import Arrays
     >>> images = np.zeros((4, 8, 8), dtype=np.uint8)
-    >>> data = DataSet("four", Arrays(images), np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
+    >>> data = Dataset("four", Arrays(images), np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
     >>> len(prepare(data))
     4
     """

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from nearfar import data as datasets
-from nearfar.data import DataSet, Loader, Store, View
+from nearfar.data import Dataset, Loader, Store, View
 from nearfar.networks.ensemble import side_by_side
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
@@ -191,7 +191,7 @@ def _data(
     cache: str | Path | None,
     watch: Watch,
     preprocessing: Preprocessing | None,
-) -> tuple[DataSet, Store | Vectors, dict[str, Places]]:
+) -> tuple[Dataset, Store | Vectors, dict[str, Places]]:
     """The data set, its pictures, and the places of those that are tested."""
     name, _, root = (data or "").partition(":")
     if recipe is not None and data is not None and _is_own(recipe, name, root):
@@ -229,7 +229,7 @@ def _is_own(recipe: Recipe, name: str, root: str) -> bool:
 
 
 def _store(
-    dataset: DataSet, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None, on_error: str
+    dataset: Dataset, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None, on_error: str
 ) -> Store | Vectors:
     if dataset.is_vectors or preprocessing is None:
         array: Vectors = getattr(dataset.source, "array", np.empty((0, 0), dtype=np.float32))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nearfar import networks
-from nearfar.data import DataSet, Loader, Split, Store, View
+from nearfar.data import Dataset, Loader, Split, Store, View
 from nearfar.data.sampling import registry
 from nearfar.data.sampling.base import Sampler
 from nearfar.networks import Embedder, Ensemble
@@ -66,7 +66,7 @@ class Parts:
     """
 
     recipe: Recipe
-    dataset: DataSet
+    dataset: Dataset
     split: Split
     store: Store | Vectors
     labels: Places
@@ -237,7 +237,7 @@ def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:
         raise ValueError(f"sampler: {error}{hint if few else ''}") from None
 
 
-def _check_input(recipe: Recipe, dataset: DataSet, model: Model) -> None:
+def _check_input(recipe: Recipe, dataset: Dataset, model: Model) -> None:
     if (model.normalization is None) != dataset.is_vectors:
         words = ("pictures", "vectors") if dataset.is_vectors else ("vectors", "pictures")
         raise ValueError(_other_input(recipe, *words))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar import data
-from nearfar.data import DataSet, Split, Store, splits
+from nearfar.data import Dataset, Split, Store, splits
 from nearfar.data.datasets.registry import takes_root
 from nearfar.training.recipe.schema import Recipe
 from nearfar.utils.paths import expanded
@@ -20,7 +20,7 @@ Places = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
 
-def open_data(recipe: Recipe) -> DataSet:
+def open_data(recipe: Recipe) -> Dataset:
     """The data set of a recipe."""
     section = recipe.data
     if section.root is None and takes_root(section.name):
@@ -33,7 +33,7 @@ def open_data(recipe: Recipe) -> DataSet:
     return data.open(section.name, root, **section.settings)
 
 
-def split_of(recipe: Recipe, dataset: DataSet) -> Split:
+def split_of(recipe: Recipe, dataset: Dataset) -> Split:
     """Which classes train, validate and test."""
     rule = recipe.split
     if rule.kind == "standard":
@@ -43,7 +43,7 @@ def split_of(recipe: Recipe, dataset: DataSet) -> Split:
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
 
 
-def store_of(recipe: Recipe, dataset: DataSet, cache: str | Path | None, watch: Watch | None) -> Store | Vectors:
+def store_of(recipe: Recipe, dataset: Dataset, cache: str | Path | None, watch: Watch | None) -> Store | Vectors:
     if dataset.is_vectors:
         array: Vectors = dataset.source.array  # type: ignore[attr-defined]
         return array
@@ -70,7 +70,7 @@ def rows_of(split: Split, store: Store | Vectors) -> dict[str, Places]:
     return rows
 
 
-def labels_of(dataset: DataSet, store: Store | Vectors, rows: Mapping[str, Places]) -> tuple[Places, int]:
+def labels_of(dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Places]) -> tuple[Places, int]:
     """Labels by place, training classes first, and how many of these there are."""
     given = dataset.labels[store.rows] if isinstance(store, Store) else dataset.labels
     trained = np.unique(given[rows["train"]])
@@ -80,7 +80,7 @@ def labels_of(dataset: DataSet, store: Store | Vectors, rows: Mapping[str, Place
     return number[given], len(trained)
 
 
-def check_measured(recipe: Recipe, dataset: DataSet, rows: Mapping[str, Places], labels: Places) -> None:
+def check_measured(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Places], labels: Places) -> None:
     """Refuse parts that cannot be measured, before anything is trained."""
     measured = {"train": recipe.evaluation.train_recall, "validation": True}
     for part, places in rows.items():
