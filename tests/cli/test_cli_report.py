@@ -15,9 +15,9 @@ from training_runs import CLASSES, recipe, train, vectors
 import nearfar as nf
 from nearfar.cli.app import main
 from nearfar.networks.weights import save
-from nearfar.reports.run_data import read_embeddings
 from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
+from nearfar.training.run.reader import read_embeddings
 
 
 def call(*words: str) -> int:

@@ -17,8 +17,9 @@ from PIL import Image
 
 import nearfar as nf
 from nearfar.reports import charts, gallery
-from nearfar.reports.run_data import measured, metric_points, read_run
+from nearfar.reports.run_data import measured, metric_points
 from nearfar.reports.run_report import report
+from nearfar.training.run.reader import read_run
 
 VOID = {"meta", "img", "br"}
 

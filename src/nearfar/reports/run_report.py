@@ -11,7 +11,8 @@ from pathlib import Path
 from nearfar.reports import run_sections as parts
 from nearfar.reports.gallery import METHODS
 from nearfar.reports.html import document
-from nearfar.reports.run_data import RunData, measured, read_run
+from nearfar.reports.run_data import measured
+from nearfar.training.run.reader import RunData, read_run
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of, whole

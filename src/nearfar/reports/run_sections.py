@@ -11,9 +11,10 @@ from nearfar import plots
 from nearfar.losses import PairLoss
 from nearfar.reports.charts import Line, line_chart, scatter, shown_number, smoothed, whiskers
 from nearfar.reports.gallery import MOST_PLACED, Found, flatten, neighbours, spread, thumbnail
-from nearfar.reports.run_data import PARTS, Measured, RunData, loss_points, metric_points
+from nearfar.reports.run_data import PARTS, Measured, loss_points, metric_points
 from nearfar.training.recipe import losses
 from nearfar.training.run.loggers import flat
+from nearfar.training.run.reader import RunData
 
 SHOWN_BESIDE = 8  # neighbours of a query
 MOST_NAMES = 16  # classes whose names stand on the map

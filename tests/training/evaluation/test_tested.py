@@ -16,8 +16,8 @@ from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
 from nearfar.cli import main
-from nearfar.reports.run_data import Embeddings
 from nearfar.training.evaluation.models import Sides, joined
+from nearfar.training.run.reader import Embeddings
 
 LEVELS = ["low", "mid", "high"]
 SMALL = {"network__settings": {}, "training__epochs": 1, "sampler__steps": 2, "network__name": "small_cnn"}

@@ -17,8 +17,8 @@ from nearfar.utils.validation import one_of, whole
 from nearfar.utils.vector_files import marks_none, read
 
 if TYPE_CHECKING:
-    from nearfar.reports.run_data import Embeddings
     from nearfar.training.evaluation.models import Sides
+    from nearfar.training.run.reader import Embeddings
 
 
 class Labelled(NamedTuple):

@@ -16,7 +16,6 @@ from nearfar.data import Dataset, Loader, Store, View
 from nearfar.networks.ensemble import side_by_side
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
-from nearfar.reports.run_data import Embeddings, read_embeddings, read_json
 from nearfar.training.api import open_model, read_model
 from nearfar.training.evaluation import measure
 from nearfar.training.loop.examples import Places, Vectors, open_data, rows_of, split_of, store_of
@@ -24,6 +23,7 @@ from nearfar.training.loop.stages import dims_of
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder
+from nearfar.training.run.reader import Embeddings, read_embeddings, read_json
 from nearfar.utils.paths import expanded
 from nearfar.utils.progress import Watch
 
