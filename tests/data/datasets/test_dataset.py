@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, left_out
 from nearfar.data.store.sources import Arrays, Files, Vectors
 
 VECTORS = Vectors(np.eye(4, dtype=np.float32))
@@ -45,10 +45,11 @@ def test_labels_and_parts_are_copies_that_cannot_be_changed() -> None:
 
 
 def test_it_can_be_sent_to_another_process() -> None:
-    sent = pickle.loads(pickle.dumps(make(columns={"size": np.arange(4)}, notes=("one",))))
+    sent = pickle.loads(pickle.dumps(make(columns={"size": np.arange(4)}, notes=("one", left_out("two", "no label")))))
     assert sent.parts["test"].tolist() == [2, 3]
     assert sent.columns["size"].tolist() == [0, 1, 2, 3]
-    assert sent.notes == ("one",)
+    assert sent.notes == ("one", "two: no label; left out")
+    assert sent.left_out == ["two: no label; left out"]
 
 
 def test_it_knows_what_its_rows_are() -> None:

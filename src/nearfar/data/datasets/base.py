@@ -15,6 +15,30 @@ PARTS = ("train", "validation", "test", "query", "gallery", "all")
 Column = np.ndarray[Any, np.dtype[Any]]
 
 
+class Note(str):
+    """One line about a dataset, with a flag that programs can read.
+
+    Args:
+        text: The line.
+        left_out: Whether it says that a file or row of the source is not part of the dataset.
+
+    >>> Note("jay/notes.txt: not an image; left out", left_out=True).left_out
+    True
+    """
+
+    left_out: bool
+
+    def __new__(cls, text: str, *, left_out: bool = False) -> Note:
+        note = super().__new__(cls, text)
+        note.left_out = left_out
+        return note
+
+
+def left_out(what: str, why: str) -> Note:
+    """Make the note that a file or row was left out, and why."""
+    return Note(f"{what}: {why}; left out", left_out=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Pictures (or vectors), their classes, and the parts they belong to.
@@ -84,6 +108,11 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def left_out(self) -> list[str]:
+        """The notes about files and rows of the source that are not part of the dataset."""
+        return [note for note in self.notes if isinstance(note, Note) and note.left_out]
 
     @property
     def is_vectors(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, left_out
 from nearfar.data.datasets.layouts import Roots, assemble, class_folders, refuse
 from nearfar.data.datasets.registry import register
 from nearfar.data.datasets.tree import open_tree
@@ -33,7 +33,7 @@ def folder(root: Roots, *, name: str = "folder") -> Dataset:
     place = {group: at for at, group in enumerate(ordered)}
     others = sorted(set(range(len(tree.names))) - set(tree.pictures))
     notes = [*tree.remarks, *grouped.notes]
-    notes += [f"{tree.names[index]}: no picture, going by its ending; left out" for index in others]
+    notes += [left_out(tree.names[index], "no picture, going by its ending") for index in others]
     return assemble(
         name,
         tree,

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, left_out
 from nearfar.data.datasets.tree import PART_WORDS, Tree
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few
@@ -71,7 +71,7 @@ def class_folders(tree: Tree) -> Grouped:
         if len(path) > start + 1:
             rows.append(Row(index, path[start], part))
         else:
-            notes.append(f"{tree.names[index]}: in no class folder; left out")
+            notes.append(left_out(tree.names[index], "in no class folder"))
     return Grouped(tuple(rows), tuple(notes))
 
 
@@ -145,7 +145,7 @@ def from_list(
         for row, at in zip(keep, found.places, strict=True)
         if at < 0
     ]
-    notes += [f"{path}: not listed in {listing}; left out" for path in found.extra]
+    notes += [left_out(path, f"not listed in {listing}") for path in found.extra]
     there = [(row, int(at)) for row, at in zip(keep, found.places, strict=True) if at >= 0]
     if not there:
         raise FileNotFoundError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, left_out
 from nearfar.data.datasets.labels import is_whole, parts_from, places
 from nearfar.data.datasets.registry import Root, register
 from nearfar.data.datasets.tree import open_tree
@@ -79,17 +79,17 @@ def _pictures(
         where = _relative(str(written or ""), images)
         said = f"row {row + 1}, {written}"
         if not written:
-            notes.append(f"row {row + 1}: no path; left out")
+            notes.append(left_out(f"row {row + 1}", "no path"))
         elif not is_inside(where):
             raise ValueError(f"{file}: {said} is not below {images}; images can name a folder further up")
         elif _label(labels[row]) == "":
-            notes.append(f"{said}: no label; left out")
+            notes.append(left_out(said, "no label"))
         elif where not in members if tree is not None else not os.path.isfile(images / where):
-            notes.append(f"{said}: not there; left out")
+            notes.append(left_out(said, "not there"))
         elif where in first:
             before = labels[first[where]]
             other = "" if before == labels[row] else f" (there as {before}, here as {labels[row]})"
-            notes.append(f"{said}: listed before in row {first[where] + 1}{other}; left out")
+            notes.append(left_out(said, f"listed before in row {first[where] + 1}{other}"))
         else:
             first[where] = row
     if not first:

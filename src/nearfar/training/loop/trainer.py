@@ -143,7 +143,7 @@ class Trainer:
             some = few([each.name for each in bad], SHOWN)
             files = "1 file" if len(bad) == 1 else f"{len(bad):,} files"
             self.display.say(f"without {files} that gave no picture ({some}); the manifest has all of them")
-        notes = [note for note in self.parts.dataset.notes if note.endswith("left out")]
+        notes = self.parts.dataset.left_out
         if notes:
             some = few(notes, SHOWN)
             self.display.say(f"{self.parts.dataset.name}: {some}; the manifest has all {len(notes):,} of such notes")
