@@ -52,7 +52,7 @@ def site() -> Iterator[Site]:
 
             stack.callback(stop)
             wait_for(lambda: server.started)
-            return running.address_of(listening)
+            return running.url_of(listening)
 
         yield serve
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_index import FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
 
-from nearfar.serve.batching import Batcher, Busy
+from nearfar.serve.batching import Batcher, ServerBusy
 
 
 def test_those_who_wait_are_taken_together() -> None:
@@ -21,7 +22,7 @@ def test_those_who_wait_are_taken_together() -> None:
         go.wait(5)
         return [item * item for item in items]
 
-    batcher = Batcher(work, most=8, seen=sizes.append)
+    batcher = Batcher(work, max_size=8, on_batch=sizes.append)
     batcher.start()
     futures = [batcher.submit(0)]
     assert begun.wait(5)
@@ -40,8 +41,8 @@ def test_only_the_guilty_one_fails() -> None:
     batcher = Batcher(work)
     with batcher._changed:  # nothing is taken before all are there
         batcher._open = True
-        batcher._line.extend((item, future) for item, future in ((n, _future()) for n in (1, 0, 2)))
-        futures = [future for _, future in batcher._line]
+        batcher._queue.extend((item, future) for item, future in ((n, _future()) for n in (1, 0, 2)))
+        futures = [future for _, future in batcher._queue]
     batcher.start()
     batcher.stop()
     assert (futures[0].result(), futures[2].result()) == (1, 0.5)
@@ -56,10 +57,10 @@ def test_what_must_not_be_done_twice_fails_together() -> None:
         calls.append(len(items))
         raise OSError("disk full")
 
-    batcher = Batcher(work, alone=False)
+    batcher = Batcher(work, retry=False)
     with batcher._changed:
-        batcher._line.extend((n, _future()) for n in range(3))
-        futures = [future for _, future in batcher._line]
+        batcher._queue.extend((n, _future()) for n in range(3))
+        futures = [future for _, future in batcher._queue]
     batcher.start()
     batcher.stop()
     assert calls == [3]
@@ -70,13 +71,13 @@ def test_what_must_not_be_done_twice_fails_together() -> None:
 
 def test_the_line_has_an_end() -> None:
     go = threading.Event()
-    batcher = Batcher(lambda items: (go.wait(5), items)[1], waiting=2)
+    batcher = Batcher(lambda items: (go.wait(5), items)[1], max_waiting=2)
     batcher.start()
     first = batcher.submit(0)
     while len(batcher):
         pass
     others = [batcher.submit(number) for number in (1, 2)]
-    with pytest.raises(Busy, match="2 requests are waiting already"):
+    with pytest.raises(ServerBusy, match="2 requests are waiting already"):
         batcher.submit(3)
     go.set()
     assert [future.result(5) for future in (first, *others)] == [0, 1, 2]
@@ -89,7 +90,7 @@ def test_stopping_finishes_what_was_taken_and_takes_nothing_more() -> None:
     futures = [batcher.submit(number) for number in range(50)]
     batcher.stop()
     assert [future.result(0) for future in futures] == list(range(50))
-    with pytest.raises(Busy, match="stopping"):
+    with pytest.raises(ServerBusy, match="stopping"):
         batcher.submit(1)
 
 
@@ -115,13 +116,14 @@ def test_whoever_went_away_is_not_worked_for() -> None:
         await asyncio.to_thread(batcher.stop)
 
     batcher = Batcher(work)
-    asyncio.run(visit())
+    with ThreadPoolExecutor(1) as pool:  # the browser tests leave an event loop in the main thread
+        pool.submit(lambda: asyncio.run(visit())).result()
     assert done == [0]
 
 
 def test_a_busy_server_says_when_to_come_back(client: Callable[..., TestClient]) -> None:
     served = client(FakeIndex(4))
-    served.app.state.room.embed.stop()  # type: ignore[attr-defined]
+    served.app.state.server.embed.stop()  # type: ignore[attr-defined]
     answer = served.post("/api/v1/search", files={"image": encoded(picture(3))})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy")
     assert answer.headers["retry-after"] == "1"

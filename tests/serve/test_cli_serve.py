@@ -26,8 +26,8 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--host", "0.0.0.0"], "host is '0.0.0.0', which other machines reach; that needs a token"),
-        (["--token", "short"], "token has 5 characters; needed are at least 16"),
+        (["--host", "0.0.0.0"], "host is '0.0.0.0', which other machines can reach; this requires a token"),
+        (["--token", "short"], "token has 5 characters; at least 16 are required"),
         (["--max-upload", "0"], "upload_bytes is 0"),
         (["--port", "70000"], "--port"),
         (["--runs", "nowhere"], "--runs is 'nowhere'; there is no such folder"),
@@ -74,4 +74,4 @@ def test_a_port_in_use_is_told_at_once(capsys: pytest.CaptureFixture[str], small
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert call("serve", str(small_index), "--port", str(port)) == 1
-    assert f"cannot listen at 127.0.0.1 port {port}" in capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err

@@ -1,4 +1,7 @@
-"""A server and a page to search with. It binds to this machine alone unless told, and then asks for a token."""
+"""HTTP server with a JSON API and a search page for an index.
+
+It listens on the loopback interface only, unless it is given another host, which requires a token.
+"""
 
 from nearfar.serve.app import create
 from nearfar.serve.limits import Limits

@@ -1,4 +1,4 @@
-"""The application: an index behind an API and a page."""
+"""The ASGI application: an index behind a JSON API and a search page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nearfar.serve.limits import Limits
-from nearfar.serve.protocols import Searchable
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from nearfar.search import Index
+
+
+def check_dependencies() -> None:
+    """Raise an ImportError that names the extra to install if a package for serving is missing."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"serving needs {error.name}; install it with: pip install 'nearfar[serve]'") from error
+
 
 def create(
-    index: Searchable,
+    index: Index,
     *,
     name: str = "index",
     runs: Sequence[str | Path] = (),
@@ -25,66 +36,75 @@ def create(
     hosts: Sequence[str] = (),
     addresses: bool = False,
 ) -> FastAPI:
-    """An application to serve with uvicorn or any other ASGI server. It owns the index and closes it at the end.
+    """Create an application to run with uvicorn or another ASGI server. It closes the index on shutdown.
 
     Args:
         index: An open ``nearfar.Index``.
-        name: What the page calls it.
-        runs: Run folders, or folders of them, for the tabs that compare.
-        token: Needed by every request but for the page itself; None lets everybody in who reaches the server.
-        read_only: Refuse to add and remove.
-        limits: Of uploads; the usual ones unless given.
-        hosts: Names that the server is reached by, beside localhost.
-        addresses: Whether it is reached by addresses in numbers other than the loopback's.
+        name: Name of the index on the page.
+        runs: Run folders, or folders that contain them, for the tabs that compare runs.
+        token: Token that every request except those for the page's files must carry; None for no authentication.
+        read_only: Refuse to add and remove items.
+        limits: Limits of requests; None for the defaults.
+        hosts: Host names of the server in addition to localhost.
+        addresses: Accept any IP address as host name, not only those of the loopback interface.
+
+    Returns:
+        A FastAPI application.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from nearfar.search import Index
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Index.from_vectors(np.eye(3), out=f"{folder}/my.index") as index:
+        ...         create(index, name="three vectors").title
+        'nearfar'
     """
-    try:
-        import fastapi
-        import python_multipart  # noqa: F401
-    except ImportError as error:
-        raise ImportError("serving needs fastapi; install it with: pip install 'nearfar[serve]'") from error
-    from nearfar.serve import token as tokens
-    from nearfar.serve.errors import answer_in_words
-    from nearfar.serve.routes import common, items, page, search, system
-    from nearfar.serve.routes import runs as comparing
-    from nearfar.serve.security import Guard
-    from nearfar.serve.state import Room
+    check_dependencies()
+    import fastapi
+
+    from nearfar.serve.errors import add_error_handlers
+    from nearfar.serve.routes import API, items, page, search, system
+    from nearfar.serve.routes import runs as run_routes
+    from nearfar.serve.security import SecurityMiddleware, check_token
+    from nearfar.serve.state import ServerState
 
     if token is not None:
-        tokens.check(token)
-    room = Room(index, limits or Limits(), read_only=read_only)
+        check_token(token)
+    state = ServerState(index, limits or Limits(), read_only=read_only)
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        room.start()
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        state.start()
         yield
-        room.stop()
+        state.stop()
 
     app = fastapi.FastAPI(
         title="nearfar",
-        description="Search pictures by pictures.",
+        description="Search images by image.",
         version="1",
-        lifespan=life,
-        openapi_url=f"{common.API}/openapi.json",
-        docs_url=None,  # their pages would fetch scripts from elsewhere
+        lifespan=lifespan,
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,  # FastAPI's documentation pages load scripts from other servers
         redoc_url=None,
         redirect_slashes=False,
     )
-    answer_in_words(app)
-    app.include_router(system.router(room, name=name, token=token, runs=bool(runs)))
-    app.include_router(search.router(room))
-    app.include_router(items.router(room))
+    add_error_handlers(app)
+    app.include_router(system.router(state, name=name, token=token, runs=bool(runs)))
+    app.include_router(search.router(state))
+    app.include_router(items.router(state))
     if runs:
-        app.include_router(comparing.router(runs))
+        app.include_router(run_routes.router(runs))
     app.include_router(page.router())
-    system.fit_schema(app, room)
+    system.customize_schema(app, state)
     app.add_middleware(
-        Guard,
-        limits=room.limits,
-        metrics=room.metrics,
-        secret=token,
-        public=[*page.read(), *system.PUBLIC],
+        SecurityMiddleware,
+        limits=state.limits,
+        metrics=state.metrics,
+        token=token,
+        public=[*page.read_files(), *system.PUBLIC],
         names=hosts,
         addresses=addresses,
     )
-    app.state.room = room
+    app.state.server = state
     return app

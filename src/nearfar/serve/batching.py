@@ -1,7 +1,7 @@
-"""Requests that come at the same time share one call.
+"""Batching of concurrent requests.
 
-A network takes hardly longer for eight pictures than for one. While a batch is at work the next requests gather, so
-nobody waits for company: a lonely request starts at once.
+A network needs hardly longer for eight images than for one. While one batch is processed, the next requests gather
+in a queue. Nothing is delayed to fill a batch: a single request starts at once.
 """
 
 from __future__ import annotations
@@ -19,52 +19,54 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Busy(RuntimeError):
-    """Too many are waiting, or the server is about to stop."""
+class ServerBusy(RuntimeError):
+    """Raised when a queue is full or the server is stopping."""
 
 
 class Batcher(Generic[Item, Result]):
-    """A worker thread that does one kind of work for many at a time.
+    """A worker thread that processes queued items in batches.
 
     Args:
-        work: Takes items, at most ``most``, and returns as many results.
-        most: The size of a batch.
-        waiting: Items that may stand in line; beyond that ``Busy`` is raised.
-        alone: Do the items of a batch that failed one by one, so that only the guilty one fails. Not for what must
-            not be done twice.
-        seen: Told the size of each batch.
+        work: Takes a list of at most ``max_size`` items and returns as many results.
+        max_size: Largest batch.
+        max_waiting: Length of the queue; ``ServerBusy`` is raised beyond it.
+        retry: Process the items of a failed batch one by one, so that only the faulty one fails. Turn it off for
+            work that must not be done twice.
+        on_batch: Called with the size of each batch.
 
-    >>> double = Batcher(lambda numbers: [2 * number for number in numbers])
-    >>> double.start()
-    >>> double.submit(4).result()
-    8
-    >>> double.stop()
+    Example:
+        >>> double = Batcher(lambda numbers: [2 * number for number in numbers])
+        >>> double.start()
+        >>> double.submit(4).result()
+        8
+        >>> double.stop()
     """
 
     def __init__(
         self,
         work: Callable[[list[Item]], Sequence[Result]],
         *,
-        most: int = 32,
-        waiting: int = 256,
-        alone: bool = True,
-        seen: Callable[[int], None] = lambda size: None,
+        max_size: int = 32,
+        max_waiting: int = 256,
+        retry: bool = True,
+        on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
-        self._work, self._seen, self._alone = work, seen, alone
-        self._most, self._waiting = whole("most", most), whole("waiting", waiting)
-        self._line: deque[tuple[Item, Future[Result]]] = deque()
+        self._work, self._on_batch, self._retry = work, on_batch, retry
+        self._max_size, self._max_waiting = whole("max_size", max_size), whole("max_waiting", max_waiting)
+        self._queue: deque[tuple[Item, Future[Result]]] = deque()
         self._changed = threading.Condition()
         self._open = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        """Start the worker thread."""
         with self._changed:
             self._open = True
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Take nothing more, finish what was taken, and wait for it."""
+        """Accept no more items, finish the queued ones and wait for the worker thread."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
@@ -73,44 +75,56 @@ class Batcher(Generic[Item, Result]):
             self._thread = None
 
     def __len__(self) -> int:
-        """How many stand in line."""
-        return len(self._line)
+        """Return the number of waiting items."""
+        return len(self._queue)
 
     def submit(self, item: Item) -> Future[Result]:
+        """Queue an item.
+
+        Args:
+            item: An element of the list that ``work`` receives.
+
+        Returns:
+            A future of the result.
+
+        Raises:
+            ServerBusy: If the queue is full or the batcher is stopped.
+        """
         future: Future[Result] = Future()
         with self._changed:
             if not self._open:
-                raise Busy("the server is stopping")
-            if len(self._line) >= self._waiting:
-                raise Busy(f"{self._waiting} requests are waiting already; come back in a moment")
-            self._line.append((item, future))
+                raise ServerBusy("the server is stopping")
+            if len(self._queue) >= self._max_waiting:
+                raise ServerBusy(f"{self._max_waiting} requests are waiting already; try again later")
+            self._queue.append((item, future))
             self._changed.notify()
         return future
 
     async def __call__(self, item: Item) -> Result:
+        """Queue an item and wait for its result."""
         return await asyncio.wrap_future(self.submit(item))
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._line and self._open:
+                while not self._queue and self._open:
                     self._changed.wait()
-                if not self._line:
+                if not self._queue:
                     return
-                batch = [self._line.popleft() for _ in range(min(self._most, len(self._line)))]
-            # Whoever went away while waiting is not worked for.
-            self._do([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
+                batch = [self._queue.popleft() for _ in range(min(self._max_size, len(self._queue)))]
+            # Items whose client disconnected in the meantime are skipped.
+            self._process([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
 
-    def _do(self, batch: list[tuple[Item, Future[Any]]]) -> None:
+    def _process(self, batch: list[tuple[Item, Future[Any]]]) -> None:
         if not batch:
             return
-        self._seen(len(batch))
+        self._on_batch(len(batch))
         try:
             results = self._work([item for item, _ in batch])
         except BaseException as error:
-            if self._alone and len(batch) > 1:
-                for one in batch:
-                    self._do([one])
+            if self._retry and len(batch) > 1:
+                for each in batch:
+                    self._process([each])
             else:
                 for _, future in batch:
                     future.set_exception(error)

@@ -1,4 +1,4 @@
-"""What lies in an index, kept ready for pages: classes, samples, and the map."""
+"""Views of an index that pages need: classes, pages of items, and the map."""
 
 from __future__ import annotations
 
@@ -10,121 +10,149 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nearfar.search.items import Item
-from nearfar.serve.protocols import Searchable
+
+if TYPE_CHECKING:
+    from nearfar.search import Index
 
 ALIGNED = 8  # bytes
 MAGIC = b"NFMAP1\0\0"
 
 
-class Catalogue:
-    """The newest view of an index.
+class Catalog:
+    """The current snapshot of an index.
 
     Args:
-        index: May be added to and removed from; ``changed`` has to be called then.
+        index: The index. ``invalidate`` has to be called after each change of it.
     """
 
-    def __init__(self, index: Searchable) -> None:
+    def __init__(self, index: Index) -> None:
         self._index = index
         self._lock = threading.Lock()
         self._revision = 0
-        self._view: View | None = None
+        self._snapshot: Snapshot | None = None
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
+        """Discard the snapshot after a change of the index."""
         with self._lock:
             self._revision += 1
-            self._view = None
+            self._snapshot = None
 
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot of the index, a new one after a change."""
         with self._lock:
-            if self._view is None:
-                self._view = View(self._index, self._index.items, self._revision)
-            return self._view
+            if self._snapshot is None:
+                self._snapshot = Snapshot(self._index, self._index.items, self._revision)
+            return self._snapshot
 
 
 @dataclass(frozen=True, eq=False)
-class View:
-    """An index between two changes."""
+class Snapshot:
+    """An index between two changes.
 
-    index: Searchable
+    Args:
+        index: The index.
+        items: Its items.
+        revision: Number of changes since the server was started.
+    """
+
+    index: Index
     items: Sequence[Item]
     revision: int
 
     @cached_property
     def version(self) -> str:
-        """Tells this content from any other, also of other indices on the same address."""
-        info = self.index.info()  # what it says of the model has its fingerprint
+        """A hash of this content, different from that of any other index or revision."""
+        info = self.index.info()  # "model" contains the fingerprint of the model
         facts = [str(info.get(key)) for key in ("built", "model")]
         last = self.items[-1].hash if self.items else ""
-        words = json.dumps([*facts, len(self.items), last, self.revision])
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
+        content = json.dumps([*facts, len(self.items), last, self.revision])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @cached_property
     def by_label(self) -> dict[str | None, list[int]]:
-        """Places of the items of each class."""
+        """Positions of the items of each class."""
         found: dict[str | None, list[int]] = {}
-        for place, item in enumerate(self.items):
-            found.setdefault(item.label, []).append(place)
+        for position, item in enumerate(self.items):
+            found.setdefault(item.label, []).append(position)
         return found
 
     @cached_property
     def labels(self) -> list[str]:
-        """All classes, in the order of people: 2 before 10."""
-        return sorted((label for label in self.by_label if label is not None), key=_natural)
+        """All classes in natural order: "b 9" before "b 10"."""
+        return sorted((label for label in self.by_label if label is not None), key=_natural_key)
 
     def page(
         self, offset: int, limit: int, *, label: str | None = None, shuffle: int | None = None
     ) -> tuple[int, list[Item]]:
-        """How many there are, and some of them; drawn at random with the seed ``shuffle`` if given."""
-        places: Sequence[int] = range(len(self.items)) if label is None else self.by_label.get(label, [])
-        total = len(places)
+        """Return one page of items.
+
+        Args:
+            offset: Number of items to skip; ignored with ``shuffle``.
+            limit: Largest number of items to return.
+            label: Return items of this class only.
+            shuffle: Seed to draw items at random.
+
+        Returns:
+            The number of all matching items, and those of the page.
+        """
+        positions: Sequence[int] = range(len(self.items)) if label is None else self.by_label.get(label, [])
+        total = len(positions)
         if shuffle is not None:
-            places = random.Random(shuffle).sample(places, min(limit, total))
+            positions = random.Random(shuffle).sample(positions, min(limit, total))
         else:
-            places = places[offset : offset + limit]
-        return total, [self.items[place] for place in places]
+            positions = positions[offset : offset + limit]
+        return total, [self.items[position] for position in positions]
 
     @cached_property
-    def plane(self) -> bytes:
-        """The map for the page: see ``packed``."""
+    def map(self) -> bytes:
+        """The map of all items, see ``encode_map``."""
         ids, points = self.index.plane("pca")
-        # Others may have come or gone since the items were taken: only those are shown that have both.
+        # Items may have been added or removed since the snapshot: only those in both are shown.
         rows = {id: row for row, id in enumerate(ids.tolist())}
         shown = [item for item in self.items if item.id in rows]
-        return packed(points[[rows[item.id] for item in shown]], shown, self.labels, self.version)
+        return encode_map(points[[rows[item.id] for item in shown]], shown, self.labels, self.version)
 
 
-def packed(points: np.ndarray, items: Sequence[Item], labels: Sequence[str], version: str) -> bytes:
-    """Points, ids and classes as bytes that a browser takes over without reading them one by one.
+def encode_map(points: np.ndarray, items: Sequence[Item], labels: Sequence[str], version: str) -> bytes:
+    """Encode points, ids and classes as bytes that a browser can read as typed arrays.
 
-    Eight bytes ``NFMAP1``, the length of the header (uint32, little-endian) and four of nothing, the header as JSON
-    filled up with spaces to a multiple of eight, then ids (uint32 [n]), classes (int32 [n], −1 for none) and points
-    (float32 [n, 2]).
+    The format is: eight bytes ``NFMAP1``, the length of the header (uint32, little-endian), four zero bytes, the
+    header as JSON padded with spaces to a multiple of eight, then ids (uint32 [n]), classes (int32 [n], −1 for none)
+    and points (float32 [n, 2]).
 
-    >>> whole = packed(np.zeros((2, 2)), [Item(0, "a", "jay"), Item(4, "b")], ["jay"], "v")
-    >>> length = int.from_bytes(whole[8:12], "little")
-    >>> json.loads(whole[16 : 16 + length])["count"], np.frombuffer(whole[16 + length :][:8], "<u4").tolist()
-    (2, [0, 4])
+    Args:
+        points: Positions [n, 2].
+        items: The n items.
+        labels: All classes, in the order of their numbers.
+        version: Version of the snapshot.
+
+    Example:
+        >>> data = encode_map(np.zeros((2, 2)), [Item(0, "a", "jay"), Item(4, "b")], ["jay"], "v")
+        >>> length = int.from_bytes(data[8:12], "little")
+        >>> json.loads(data[16 : 16 + length])["count"], np.frombuffer(data[16 + length :][:8], "<u4").tolist()
+        (2, [0, 4])
     """
     count = len(items)
-    number = {label: place for place, label in enumerate(labels)}
+    number = {label: position for position, label in enumerate(labels)}
     ids = np.fromiter((item.id for item in items), dtype="<u4", count=count)
     classes = np.fromiter((-1 if item.label is None else number[item.label] for item in items), "<i4", count)
     header = json.dumps({"count": count, "labels": list(labels), "version": version}).encode()
     header += b" " * (-len(header) % ALIGNED)
-    plane = np.ascontiguousarray(points, dtype="<f4")
+    positions = np.ascontiguousarray(points, dtype="<f4")
     return b"".join(
-        [MAGIC, struct.pack("<II", len(header), 0), header, ids.tobytes(), classes.tobytes(), plane.tobytes()]
+        [MAGIC, struct.pack("<II", len(header), 0), header, ids.tobytes(), classes.tobytes(), positions.tobytes()]
     )
 
 
-def _natural(label: str) -> list[tuple[int, int, str]]:
-    """Where a class stands in a list.
+def _natural_key(label: str) -> list[tuple[int, int, str]]:
+    """Return a sort key that compares numbers within a text by value.
 
-    >>> sorted(["b 10", "b 9", "a"], key=_natural)
+    >>> sorted(["b 10", "b 9", "a"], key=_natural_key)
     ['a', 'b 9', 'b 10']
     """
     parts: list[tuple[int, int, str]] = []

@@ -1,8 +1,7 @@
-"""How a request is refused: a status, a word for programs, and a sentence for people."""
+"""Errors of the HTTP API: a status, a code for programs and a message for people."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -13,9 +12,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteError
 from starlette.routing import compile_path
 
-from nearfar.serve.batching import Busy
+from nearfar.serve.batching import ServerBusy
+from nearfar.serve.schemas import ErrorResponse
 
-WORDS = {
+CODES = {
     400: "bad_request",
     401: "no_token",
     404: "not_found",
@@ -25,67 +25,91 @@ WORDS = {
     422: "bad_value",
     503: "busy",
 }
+DESCRIPTIONS = {
+    400: "The request is malformed.",
+    401: "A token is required.",
+    403: "The host or origin is not allowed, or the server is read-only.",
+    404: "Not found.",
+    408: "The request arrived too slowly.",
+    409: "The index has no model and cannot embed images.",
+    413: "The request is too large.",
+    422: "A value is invalid.",
+    503: "Too many requests are waiting.",
+}
 
 
-class Refusal(HTTPException):
-    """What a request gets instead of an answer.
+class ApiError(HTTPException):
+    """An error response of the API.
 
     Args:
-        status: Such as 404.
+        status: HTTP status, such as 404.
         message: What is wrong and what is allowed.
-        word: For programs, "not_found"; the usual one of the status unless given.
+        code: Error code for programs, such as "not_found". The default depends on the status.
+        headers: Additional response headers.
     """
 
     def __init__(
-        self, status: int, message: str, *, word: str | None = None, headers: Mapping[str, str] | None = None
+        self, status: int, message: str, *, code: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(status, message, dict(headers) if headers else None)
-        self.word = word or WORDS.get(status, "refused")
+        self.code = code or CODES.get(status, "refused")
 
 
-def body(word: str, message: str) -> dict[str, Any]:
-    """The JSON of every error.
+def error_body(code: str, message: str) -> dict[str, Any]:
+    """Return the JSON body of an error response.
 
-    >>> body("busy", "come back later")
-    {'error': {'code': 'busy', 'message': 'come back later'}}
+    Example:
+        >>> error_body("busy", "retry later")
+        {'error': {'code': 'busy', 'message': 'retry later'}}
     """
-    return {"error": {"code": word, "message": message}}
+    return {"error": {"code": code, "message": message}}
 
 
-def encoded(word: str, message: str) -> bytes:
-    return json.dumps(body(word, message), ensure_ascii=False).encode()
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the error responses of a route for the OpenAPI schema.
+
+    Args:
+        *statuses: Statuses in addition to those that every route has.
+
+    Returns:
+        The value of FastAPI's ``responses`` argument.
+    """
+    return {
+        status: {"model": ErrorResponse, "description": DESCRIPTIONS[status]}
+        for status in (400, 401, 403, 422, *statuses)
+    }
 
 
-def answer_in_words(app: FastAPI) -> None:
-    """Let every error of an application have this one shape."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error response of an application the same JSON shape."""
 
     @app.exception_handler(StarletteError)
-    async def refused(request: Request, error: StarletteError) -> JSONResponse:
-        word = error.word if isinstance(error, Refusal) else WORDS.get(error.status_code, "refused")
+    async def handle_http_error(request: Request, error: StarletteError) -> JSONResponse:
+        code = error.code if isinstance(error, ApiError) else CODES.get(error.status_code, "refused")
         message = str(error.detail)
-        if not isinstance(error, Refusal) and message == HTTPStatus(error.status_code).phrase:
-            message = _plain(request, error.status_code, message)
+        if not isinstance(error, ApiError) and message == HTTPStatus(error.status_code).phrase:
+            message = _message(request, error.status_code, message)
         headers = dict(error.headers or {})
         if error.status_code == 405:
             headers["allow"] = ", ".join(_methods(app, request.url.path)) or headers.get("allow", "GET")
-        return JSONResponse(body(word, message), error.status_code, headers=headers)
+        return JSONResponse(error_body(code, message), error.status_code, headers=headers)
 
-    @app.exception_handler(Busy)
-    async def busy(request: Request, error: Busy) -> JSONResponse:
-        return JSONResponse(body("busy", str(error)), 503, headers={"retry-after": "1"})
+    @app.exception_handler(ServerBusy)
+    async def handle_busy(request: Request, error: ServerBusy) -> JSONResponse:
+        return JSONResponse(error_body("busy", str(error)), 503, headers={"retry-after": "1"})
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(body("bad_value", "; ".join(map(_in_words, error.errors()[:3]))), 422)
+    async def handle_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse(error_body("bad_value", "; ".join(map(_validation_message, error.errors()[:3]))), 422)
 
 
 def _methods(app: FastAPI, path: str) -> list[str]:
-    """What is allowed there; a router by itself names the methods of its first route alone."""
-    ways = app.openapi()["paths"].items()
-    return sorted({method.upper() for known, each in ways if compile_path(known)[0].match(path) for method in each})
+    """Return the methods allowed at a path. The router itself reports only those of its first route."""
+    paths = app.openapi()["paths"].items()
+    return sorted({method.upper() for known, each in paths if compile_path(known)[0].match(path) for method in each})
 
 
-def _plain(request: Request, status: int, phrase: str) -> str:
+def _message(request: Request, status: int, phrase: str) -> str:
     if status == 404:
         return f"there is nothing at {request.url.path!r}"
     if status == 405:
@@ -93,16 +117,16 @@ def _plain(request: Request, status: int, phrase: str) -> str:
     return phrase
 
 
-def _in_words(problem: Mapping[str, Any]) -> str:
-    """A finding of pydantic as one line: where, what was given, what is wrong.
+def _validation_message(problem: Mapping[str, Any]) -> str:
+    """Format a pydantic error as one line: field, given value, what is wrong.
 
-    >>> _in_words({"loc": ("query", "k"), "msg": "Input should be greater than or equal to 1", "input": "0"})
+    >>> _validation_message({"loc": ("query", "k"), "msg": "Input should be greater than or equal to 1", "input": "0"})
     "k is '0'; input should be greater than or equal to 1"
     """
-    place = ".".join(str(each) for each in problem["loc"][1:]) or str(problem["loc"][0])
-    said = str(problem["msg"])
-    said = said[:1].lower() + said[1:]
+    field = ".".join(str(each) for each in problem["loc"][1:]) or str(problem["loc"][0])
+    reason = str(problem["msg"])
+    reason = reason[:1].lower() + reason[1:]
     if problem.get("type") == "missing":
-        return f"{place} is missing"
-    given = repr(problem.get("input"))
-    return f"{place} is {given if len(given) <= 80 else given[:77] + '…'}; {said}"
+        return f"{field} is missing"
+    value = repr(problem.get("input"))
+    return f"{field} is {value if len(value) <= 80 else value[:77] + '…'}; {reason}"

@@ -1,4 +1,4 @@
-"""How much one request may ask for."""
+"""Limits on what one request may contain."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes, and what it refuses in words.
+    """Limits of a server. Requests beyond them are refused with an error message.
 
     Args:
-        upload_bytes: Of a whole request; 20 MiB.
-        pixels: Of a picture, by its header, before anything is decoded; 50 million.
-        seconds: For a request's body to arrive, and again for its picture to be decoded; 20.
-        neighbours: The most that one search finds; 200.
-        batch: The most pictures that pass the network at once; 32.
-        waiting: Requests that may stand in line for one piece of work; the next is told to come back later; 256.
+        upload_bytes: Size of a request body in bytes.
+        pixels: Size of an image in pixels, read from its header before anything is decoded.
+        seconds: Time for a request body to arrive, and again for its image to be decoded.
+        neighbours: Largest ``k`` of one search.
+        batch: Number of images that pass the network at once.
+        waiting: Length of each queue; further requests are answered with status 503.
 
-    >>> Limits(upload_bytes=0)
-    Traceback (most recent call last):
-    ValueError: upload_bytes is 0; it must be ≥ 1
+    Example:
+        >>> Limits(upload_bytes=0)
+        Traceback (most recent call last):
+        ValueError: upload_bytes is 0; it must be ≥ 1
     """
 
     upload_bytes: int = 20 * MIB

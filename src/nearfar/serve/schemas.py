@@ -1,4 +1,4 @@
-"""What goes in and out as JSON."""
+"""Request and response bodies of the HTTP API."""
 
 from __future__ import annotations
 
@@ -6,84 +6,114 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-LARGEST = 1e6  # of a component: far beyond any embedding, and its square is still a number
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+LARGEST = 1e6  # of a vector component: far beyond any embedding, and its square is still finite
+Component = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 
 
-class Problem(BaseModel):
-    code: str = Field(description="A word for programs, such as not_found.")
-    message: str = Field(description="A sentence for people.")
+class ErrorDetail(BaseModel):
+    """Code and message of an error."""
+
+    code: str = Field(description="Error code for programs, such as not_found.")
+    message: str = Field(description="Error message for people.")
 
 
-class Error(BaseModel):
-    error: Problem
+class ErrorResponse(BaseModel):
+    """Body of every error response."""
+
+    error: ErrorDetail
 
 
-class Health(BaseModel):
+class HealthResponse(BaseModel):
+    """State of the server."""
+
     status: str
     token_needed: bool = Field(description="Whether other requests need a token.")
 
 
-class Info(BaseModel):
+class InfoResponse(BaseModel):
+    """Properties of the index and of the server."""
+
     name: str
     count: int
-    labels: int = Field(description="How many classes there are.")
+    labels: int = Field(description="Number of classes.")
     dim: int
-    pictures: bool = Field(description="Whether a picture can be searched with: the index has a model.")
+    pictures: bool = Field(description="Whether the index has a model, so that images can be searched with.")
     read_only: bool
-    runs: bool = Field(description="Whether there are runs to compare.")
-    version: str = Field(description="Changes whenever something is added or removed.")
+    runs: bool = Field(description="Whether the server shows training runs.")
+    version: str = Field(description="Changes whenever an item is added or removed.")
     limits: dict[str, float]
-    index: dict[str, Any] = Field(description="What the index says about itself.")
+    index: dict[str, Any] = Field(description="Properties of the index as stored in its folder.")
 
 
-class Thing(BaseModel):
+class ItemOut(BaseModel):
+    """An item of the index."""
+
+    model_config = ConfigDict(from_attributes=True)
+
     id: int
     name: str
     label: str | None
     metadata: dict[str, Any] = {}
 
 
-class Neighbour(Thing):
+class HitOut(ItemOut):
+    """An item and its similarity to the query."""
+
     score: float
 
 
-class Found(BaseModel):
-    query: Thing | None = Field(description="The item that was searched with, if it was one.")
-    hits: list[Neighbour] = Field(description="The nearest first.")
+class SearchResponse(BaseModel):
+    """Result of a search."""
+
+    query: ItemOut | None = Field(description="The item that was searched with, for a search by item.")
+    hits: list[HitOut] = Field(description="The nearest items, nearest first.")
     milliseconds: float
 
 
-class Page(BaseModel):
+class ItemsResponse(BaseModel):
+    """One page of items."""
+
     total: int
-    items: list[Thing]
+    items: list[ItemOut]
 
 
-class Class(BaseModel):
+class LabelCount(BaseModel):
+    """A class and the number of its items."""
+
     label: str
     count: int
 
 
-class Classes(BaseModel):
-    labels: list[Class]
+class LabelsResponse(BaseModel):
+    """All classes of the index."""
+
+    labels: list[LabelCount]
     unlabelled: int
 
 
-class Added(BaseModel):
-    id: int = Field(description="Safe on disk when this is answered.")
+class AddResponse(BaseModel):
+    """Result of adding an image."""
+
+    id: int = Field(description="Id of the new item, which is on disk when this is returned.")
 
 
-class Removed(BaseModel):
+class RemoveResponse(BaseModel):
+    """Result of removing an item."""
+
     removed: int
 
 
-class Vector(BaseModel):
+class VectorQuery(BaseModel):
+    """A vector to search with."""
+
     model_config = ConfigDict(extra="forbid")
 
-    vector: list[Number] = Field(min_length=1, max_length=65536)
+    vector: list[Component] = Field(min_length=1, max_length=65536)
 
 
-class Login(BaseModel):
+class LoginRequest(BaseModel):
+    """A token to exchange for a session cookie."""
+
     model_config = ConfigDict(extra="forbid")
 
     token: str = Field(max_length=1000)

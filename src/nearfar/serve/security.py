@@ -1,34 +1,34 @@
-"""What every request passes before anything looks at it, and every answer on its way out."""
+"""Access control: tokens, sessions, host names, origins, request limits and response headers."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import ipaddress
 import logging
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse
 
-from nearfar.serve import errors, token
-from nearfar.serve.errors import Refusal
+from nearfar.serve.errors import ApiError, error_body
 from nearfar.serve.limits import Limits
-from nearfar.serve.prometheus import SECONDS, Metrics
+from nearfar.serve.prometheus import ServerMetrics
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-SAFE = ("GET", "HEAD", "OPTIONS")
-# Without scripts, styles or pictures from elsewhere, without frames, without forms: the page needs none.
+MIN_TOKEN_LENGTH = 16
+COOKIE = "nearfar_session"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")
+# No scripts, styles or images from other servers, no frames, no forms: the page needs none of them.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HEADERS = {
+RESPONSE_HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -36,21 +36,136 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
 }
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
 log = logging.getLogger("nearfar.serve")
 
 
-class Guard:
-    """Refuses strangers, floods and what comes from other pages; counts; sees that answers carry their headers.
+def new_token() -> str:
+    """Return a random token.
+
+    Example:
+        >>> len(new_token())
+        32
+    """
+    return secrets.token_urlsafe(24)
+
+
+def check_token(token: str) -> str:
+    """Return a token if it is long enough and fits into an HTTP header.
+
+    Raises:
+        ValueError: If it is too short or has characters other than printable ASCII.
+    """
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"token has {len(token)} characters; at least {MIN_TOKEN_LENGTH} are required")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ValueError("token has characters other than printable ASCII without spaces; it is sent in a header")
+    return token
+
+
+def session_value(token: str) -> str:
+    """Return the value of a session cookie. The token cannot be computed from it."""
+    return hmac.new(token.encode(), b"nearfar session", "sha256").hexdigest()
+
+
+def cookie_name(host: str) -> str:
+    """Return the name of the session cookie for a Host header.
+
+    It contains the port, because browsers send cookies to all ports of a host and each may have its own server.
+
+    Example:
+        >>> cookie_name("127.0.0.1:8000"), cookie_name("photos.example"), cookie_name("[::1]")
+        ('nearfar_session_8000', 'nearfar_session', 'nearfar_session')
+    """
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() else COOKIE
+
+
+def equal(given: str, expected: str) -> bool:
+    """Compare two secrets in constant time.
+
+    Example:
+        >>> equal("open", "open"), equal("sesame", "open")
+        (True, False)
+    """
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode())
+
+
+def is_authorized(headers: Mapping[str, str], token: str) -> bool:
+    """Return whether a request carries the token (``Authorization: Bearer …``) or its session cookie."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and equal(given.strip(), token):
+        return True
+    # The parser of the standard library drops all cookies if one of them is malformed.
+    cookie = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
+    return cookie is not None and equal(cookie, session_value(token))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a server bound to this host is reachable from this machine only.
+
+    Example:
+        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+        (True, True, False)
+    """
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_known_host(header: str, names: Iterable[str], *, addresses: bool) -> bool:
+    """Return whether a Host header names this server.
+
+    This prevents DNS rebinding: another site can make its own name resolve to this machine, but it cannot change the
+    name in the header.
 
     Args:
-        app: What is guarded.
-        limits: Of a request's body, in bytes and seconds.
+        header: Value of the Host header.
+        names: Allowed names in addition to those of the loopback interface.
+        addresses: Allow any IP address; addresses cannot be rebound.
+
+    Example:
+        >>> is_known_host("localhost:8000", (), addresses=False), is_known_host("evil.example", (), addresses=True)
+        (True, False)
+    """
+    name = header.strip().lower()
+    if name.startswith("["):
+        name, bracket, rest = name[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return False
+    elif name.count(":") <= 1:
+        name = name.partition(":")[0]
+    if is_loopback(name) or name in {each.lower() for each in names}:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return addresses
+
+
+class SecurityMiddleware:
+    """Checks each request, limits its body, adds security headers to the response and records metrics.
+
+    Args:
+        app: The wrapped ASGI application.
+        limits: Limits of a request body, in bytes and seconds.
         metrics: Where requests are counted.
-        secret: The token; None lets everybody in who reaches the server.
+        token: Required token; None for no authentication.
         public: Paths that need no token.
-        names: Host names that this server answers to, beside those of the loopback.
-        addresses: Whether it answers to any address in numbers.
+        names: Accepted host names in addition to those of the loopback interface.
+        addresses: Whether any IP address is accepted as host name.
     """
 
     def __init__(
@@ -58,84 +173,76 @@ class Guard:
         app: App,
         *,
         limits: Limits,
-        metrics: Metrics,
-        secret: str | None,
+        metrics: ServerMetrics,
+        token: str | None,
         public: Collection[str],
         names: Collection[str],
         addresses: bool,
     ) -> None:
-        self.app, self.limits, self.metrics, self.secret = app, limits, metrics, secret
+        self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
         self.public, self.names, self.addresses = frozenset(public), frozenset(names), addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request as an ASGI application."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began, status = time.perf_counter(), [0]
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status[0] = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in RESPONSE_HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         try:
-            self._admit(scope)
-            await self.app(scope, self._limited(scope, receive), guarded)
-        except Refusal as refusal:
-            await _refuse(refusal, scope, receive, guarded)
+            self._check(scope)
+            await self.app(scope, self._limited(receive), send_with_headers)
+        except ApiError as error:
+            await _send_error(error, scope, receive, send_with_headers)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
-            if status[0]:  # too late for words
+            if status[0]:  # the response has begun
                 raise
-            failure = Refusal(500, "the server failed at this; its log says more", word="failed")
-            await _refuse(failure, scope, receive, guarded)
+            failure = ApiError(500, "internal server error; see the log of the server", code="failed")
+            await _send_error(failure, scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in (*SAFE, "POST", "DELETE", "PUT", "PATCH") else "other"
-            labels = {"method": method, "route": route}
-            self.metrics.count("requests_total", "Requests.", **labels, status=str(status[0] or 499))
-            spent = time.perf_counter() - began
-            self.metrics.observe("request_seconds", "Time of requests.", spent, SECONDS, **labels)
+            method = scope["method"] if scope["method"] in (*SAFE_METHODS, *OTHER_METHODS) else "other"
+            self.metrics.requests.labels(method, route, str(status[0] or 499)).inc()
+            self.metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
 
-    def _admit(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if not token.known_host(headers.get("host", ""), self.names, addresses=self.addresses):
-            raise Refusal(
-                403,
-                f"this server does not answer to the name {headers.get('host', '')!r}; see --allow-host",
-                word="host",
-            )
-        if scope["method"] not in SAFE and not _same_origin(headers):
-            raise Refusal(403, "a page from elsewhere asked for this; only this server's own page may", word="origin")
-        if self.secret and scope["path"] not in self.public and not token.allowed(headers, self.secret):
-            raise Refusal(401, "a token is needed here", headers={"www-authenticate": "Bearer"})
+        host = headers.get("host", "")
+        if not is_known_host(host, self.names, addresses=self.addresses):
+            raise ApiError(403, f"host is {host!r}, which is not a name of this server; see --allow-host", code="host")
+        if scope["method"] not in SAFE_METHODS and not _same_origin(headers):
+            raise ApiError(403, "cross-origin requests are not allowed", code="origin")
+        if self.token and scope["path"] not in self.public and not is_authorized(headers, self.token):
+            raise ApiError(401, "this server requires a token", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or not length.isascii():
-            raise Refusal(400, f"content-length is {length!r}; a whole number is needed")
+            raise ApiError(400, f"content-length is {length!r}; it must be a whole number")
         if int(length[:20]) > self.limits.upload_bytes:
             raise self._too_large()
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """The body as it comes in, as long as it is neither too long nor too slow."""
+    def _limited(self, receive: Receive) -> Receive:
+        """Return a ``receive`` that raises an error for a body that is too large or too slow."""
         deadline = time.perf_counter() + self.limits.seconds
         count, complete = 0, False
 
         async def limited() -> Message:
             nonlocal count, complete
-            if complete:  # what comes now is that the client went away
+            if complete:  # the next message is a disconnect
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), max(0.001, deadline - time.perf_counter()))
             except TimeoutError:
-                raise Refusal(
-                    408,
-                    f"the request did not arrive within {self.limits.seconds:g} seconds",
-                    headers={"connection": "close"},
-                ) from None
+                words = f"the request did not arrive within {self.limits.seconds:g} seconds"
+                raise ApiError(408, words, headers={"connection": "close"}) from None
             count += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if count > self.limits.upload_bytes:
@@ -144,22 +251,19 @@ class Guard:
 
         return limited
 
-    def _too_large(self) -> Refusal:
-        most = self.limits.upload_bytes / 2**20
-        return Refusal(
-            413, f"the upload is too large; at most {most:.4g} MiB are taken", headers={"connection": "close"}
-        )
+    def _too_large(self) -> ApiError:
+        message = f"the request is too large; at most {self.limits.upload_bytes / 2**20:.4g} MiB are allowed"
+        return ApiError(413, message, headers={"connection": "close"})
 
 
 def _same_origin(headers: Headers) -> bool:
-    """Browsers say where a request that changes something comes from; programs say nothing."""
+    """Return whether a request comes from this server's page or from a program, which sends neither header."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
         return False
     return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
-async def _refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    body = errors.encoded(refusal.word, str(refusal.detail))
-    response = Response(body, refusal.status_code, dict(refusal.headers or {}), "application/json")
+async def _send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    response = JSONResponse(error_body(error.code, str(error.detail)), error.status_code, dict(error.headers or {}))
     await response(scope, receive, send)

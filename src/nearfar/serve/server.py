@@ -1,4 +1,4 @@
-"""Starting a server, and stopping it without losing anything."""
+"""Running the application in a uvicorn server that shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -9,42 +9,55 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nearfar.serve.token import is_loopback
+from nearfar.serve.security import is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-PATIENCE = 10  # seconds that requests under way have to finish when the server stops
+SHUTDOWN_SECONDS = 10  # that running requests have to finish
 
 
 def check_exposure(host: str, token: str | None) -> None:
-    """That nobody opens an index to a network without a token.
+    """Raise an error if a server would be reachable by other machines without a token.
 
-    >>> check_exposure("0.0.0.0", None)
-    Traceback (most recent call last):
-    ValueError: host is '0.0.0.0', which other machines reach; that needs a token: --token new
+    Example:
+        >>> check_exposure("0.0.0.0", None)
+        Traceback (most recent call last):
+        ValueError: host is '0.0.0.0', which other machines can reach; this requires a token: --token new
     """
     if token is None and not is_loopback(host):
-        raise ValueError(f"host is {host!r}, which other machines reach; that needs a token: --token new")
+        raise ValueError(f"host is {host!r}, which other machines can reach; this requires a token: --token new")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to serve on; port 0 is any that is free."""
+    """Open a listening socket.
+
+    Args:
+        host: Name or address to bind to.
+        port: Port to bind to; 0 for any free port.
+
+    Returns:
+        The socket, for ``run``.
+
+    Raises:
+        ValueError: If the host is unknown or the port is in use.
+    """
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[4][:2], family=address[0], backlog=512, reuse_port=False)
     except socket.gaierror:
         raise ValueError(f"host is {host!r}; no such name or address is known") from None
     except OSError as error:
-        raise ValueError(f"cannot listen at {host} port {port}: {error.strerror or error}; try --port 0") from None
+        raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}; try --port 0") from None
 
 
-def address_of(listening: socket.socket) -> str:
-    """What to type into a browser.
+def url_of(listening: socket.socket) -> str:
+    """Return the URL of a listening socket.
 
-    >>> with listen("127.0.0.1", 0) as listening:
-    ...     address_of(listening).startswith("http://127.0.0.1:")
-    True
+    Example:
+        >>> with listen("127.0.0.1", 0) as listening:
+        ...     url_of(listening).startswith("http://127.0.0.1:")
+        True
     """
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
@@ -52,22 +65,23 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def link(address: str, token: str | None) -> str:
-    """The page, and the token that it needs: behind the #, which browsers send to nobody.
+def page_url(url: str, token: str | None) -> str:
+    """Return the URL of the page with its token in the fragment, which browsers do not send to servers.
 
-    >>> link("http://127.0.0.1:8000", "100%/sure")
-    'http://127.0.0.1:8000/#token=100%25%2Fsure'
+    Example:
+        >>> page_url("http://127.0.0.1:8000", "100%/sure")
+        'http://127.0.0.1:8000/#token=100%25%2Fsure'
     """
-    return f"{address}/#token={quote(token, safe='')}" if token else address
+    return f"{url}/#token={quote(token, safe='')}" if token else url
 
 
 def run(app: FastAPI, listening: socket.socket, *, started: Callable[[], None] = lambda: None) -> None:
-    """Serve until Ctrl-C or a signal asks to stop; requests under way are finished first.
+    """Serve until Ctrl-C or SIGTERM; running requests are finished first.
 
     Args:
-        app: What ``create`` made.
-        listening: From ``listen``.
-        started: Called when requests are answered.
+        app: An application made by ``create``.
+        listening: A socket opened by ``listen``.
+        started: Called when the server accepts requests.
     """
     import uvicorn
 
@@ -84,17 +98,17 @@ def run(app: FastAPI, listening: socket.socket, *, started: Callable[[], None] =
         server_header=False,
         limit_concurrency=1024,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=PATIENCE,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,
         ws="none",
     )
-    with _quiet_signals():
+    with _ignored_signals():
         Server(config).run(sockets=[listening])
 
 
 @contextmanager
-def _quiet_signals() -> Iterator[None]:
-    """Uvicorn sends itself the signal again that stopped it; being stopped is no failure."""
+def _ignored_signals() -> Iterator[None]:
+    """Ignore the signal that uvicorn raises again after it was stopped by it."""
     before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -1,116 +1,145 @@
-"""The server's insides: an index, and the workers that share it out among requests."""
+"""State shared by all requests: the index, its queues and its catalog."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from nearfar.search.items import Hit, Item
 from nearfar.serve.batching import Batcher
-from nearfar.serve.catalog import Catalogue
+from nearfar.serve.catalog import Catalog
+from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
-from nearfar.serve.prometheus import SIZES, Metrics
-from nearfar.serve.protocols import New, Searchable, Vectors
-from nearfar.serve.uploads import Pictures
+from nearfar.serve.prometheus import ServerMetrics
+from nearfar.serve.uploads import UploadDecoder
+
+if TYPE_CHECKING:
+    from nearfar.search import Index
+
+Vector = NDArray[np.float32]
+NewImage = tuple[str, Image.Image, str | None, Mapping[str, Any]]  # name, image, label, metadata
 
 
-class Question(NamedTuple):
-    """A search that waits for others."""
+class VectorSearch(NamedTuple):
+    """A queued search."""
 
-    vector: Vectors
+    vector: Vector
     k: int
     label: str | None
 
 
-class Room:
-    """Everything that requests share.
+class ServerState:
+    """An index and the worker threads that process requests in batches.
 
     Args:
-        index: What is searched.
-        limits: How much a request may ask for.
+        index: The served index.
+        limits: Limits of requests.
         read_only: Whether adding and removing is refused.
     """
 
-    def __init__(self, index: Searchable, limits: Limits, *, read_only: bool) -> None:
+    def __init__(self, index: Index, limits: Limits, *, read_only: bool) -> None:
         self.index, self.limits, self.read_only = index, limits, read_only
-        self.metrics = Metrics()
-        self.catalogue = Catalogue(index)
-        self.uploads = Pictures(limits, self.metrics)
-        self.facts = index.info()
-        self.dim = int(self.facts["dim"])
-        self.has_model = self.facts.get("model") is not None
-        self._writing = threading.Lock()
-        most, waiting = limits.batch, limits.waiting
-        self.embed: Batcher[Image.Image, Vectors] = Batcher(
-            self._embed, most=most, waiting=waiting, seen=self._sizes("embed")
-        )
-        self.find: Batcher[Question, list[Hit]] = Batcher(
-            self._find, most=most, waiting=waiting, seen=self._sizes("search")
-        )
-        self.add: Batcher[New, int] = Batcher(
-            self._add, most=most, waiting=waiting, alone=False, seen=self._sizes("add")
-        )
-        self.metrics.gauge("index_items", "Items in the index.", lambda: len(index))
-        for name, batcher in self._batchers.items():
-            self.metrics.gauge("waiting", "Requests in line.", batcher.__len__, work=name)
-        if self.has_model:  # a first picture now: a model that is not there is told before anything is served
+        self.metrics = ServerMetrics()
+        self.catalog = Catalog(index)
+        self.uploads = UploadDecoder(limits, self.metrics)
+        info = index.info()
+        self.dim = int(info["dim"])
+        self.has_model = info.get("model") is not None
+        self._write_lock = threading.Lock()
+        self.embed: Batcher[Image.Image, Vector] = Batcher(self._embed, **self._settings("embed"))
+        self.search: Batcher[VectorSearch, list[Hit]] = Batcher(self._search, **self._settings("search"))
+        self.add: Batcher[NewImage, int] = Batcher(self._add, retry=False, **self._settings("add"))
+        self._batchers: dict[str, Batcher[Any, Any]] = {"embed": self.embed, "search": self.search, "add": self.add}
+        self.metrics.index_items.set_function(lambda: len(index))
+        for work, batcher in self._batchers.items():
+            self.metrics.waiting.labels(work).set_function(batcher.__len__)
+        if self.has_model:  # load the model now, so that a missing one is reported before anything is served
             index.embed([Image.new("RGB", (64, 64))])
 
-    @property
-    def _batchers(self) -> dict[str, Batcher[Any, Any]]:
-        return {"embed": self.embed, "search": self.find, "add": self.add}
-
     def start(self) -> None:
+        """Start the worker threads."""
         for batcher in self._batchers.values():
             batcher.start()
 
     def stop(self) -> None:
-        """Finish what was begun; the index is closed with everything in it."""
+        """Finish queued work, then close the index."""
         for batcher in self._batchers.values():
             batcher.stop()
         self.uploads.close()
         self.index.close()
 
-    def remove(self, id: int) -> None:
-        """Take an item out; KeyError where it is not there."""
-        with self._writing:
-            self.index.item(id)
-            self.index.remove([id])
-            self.catalogue.changed()
-
-    def item(self, id: int) -> Item | None:
+    def item(self, id: int) -> Item:
+        """Return an item, or raise a 404 error."""
         try:
             return self.index.item(id)
         except KeyError:
-            return None
+            raise _no_item(id) from None
 
-    def _embed(self, images: list[Image.Image]) -> list[Vectors]:
+    def vector(self, id: int) -> Vector:
+        """Return the vector of an item, or raise a 404 error."""
+        try:
+            return self.index.vector(id)
+        except KeyError:
+            raise _no_item(id) from None
+
+    def remove(self, id: int) -> None:
+        """Remove an item, or raise a 404 error."""
+        with self._write_lock:
+            try:
+                self.index.remove([self.index.item(id).id])
+            except KeyError:
+                raise _no_item(id) from None
+            self.catalog.invalidate()
+
+    def check_label(self, label: str | None) -> None:
+        """Raise a 404 error for a class that the index does not have."""
+        if label is not None and label not in self.catalog.snapshot().by_label:
+            raise ApiError(404, f"label is {label!r}; the index has no such class", code="no_label")
+
+    def check_writable(self) -> None:
+        """Raise a 403 error if the server is read-only."""
+        if self.read_only:
+            raise ApiError(403, "this server is read-only", code="read_only")
+
+    def check_model(self) -> None:
+        """Raise a 409 error if the index has no model."""
+        if not self.has_model:
+            message = "this index was built from vectors and has no model; search by item or vector"
+            raise ApiError(409, message, code="no_model")
+
+    def _embed(self, images: list[Image.Image]) -> list[Vector]:
         return list(self.index.embed(images))
 
-    def _find(self, questions: list[Question]) -> list[list[Hit]]:
-        """Those who ask for the same class share one pass over the index; each gets as many as it asked for."""
+    def _search(self, searches: list[VectorSearch]) -> list[list[Hit]]:
+        """Run searches with the same filter in one pass over the index."""
         groups: dict[str | None, list[int]] = defaultdict(list)
-        for place, question in enumerate(questions):
-            groups[question.label].append(place)
-        answers: list[list[Hit]] = [[] for _ in questions]
+        for place, each in enumerate(searches):
+            groups[each.label].append(place)
+        results: list[list[Hit]] = [[] for _ in searches]
         for label, places in groups.items():
             where: Mapping[str, Any] | None = None if label is None else {"label": label}
-            vectors = np.stack([questions[place].vector for place in places])
-            k = max(questions[place].k for place in places)
+            vectors = np.stack([searches[place].vector for place in places])
+            k = max(searches[place].k for place in places)
             for place, hits in zip(places, self.index.search_vectors(vectors, k, where=where), strict=True):
-                answers[place] = list(hits[: questions[place].k])
-        return answers
+                results[place] = list(hits[: searches[place].k])
+        return results
 
-    def _add(self, images: list[New]) -> list[int]:
-        with self._writing:
+    def _add(self, images: list[NewImage]) -> list[int]:
+        with self._write_lock:
             ids = self.index.add_images(images)
-            self.catalogue.changed()
+            self.catalog.invalidate()
             return ids
 
-    def _sizes(self, work: str) -> Any:
-        return lambda size: self.metrics.observe("batch_size", "Requests in a batch.", size, SIZES, work=work)
+    def _settings(self, work: str) -> dict[str, Any]:
+        observe = self.metrics.batch_size.labels(work).observe
+        return {"max_size": self.limits.batch, "max_waiting": self.limits.waiting, "on_batch": observe}
+
+
+def _no_item(id: int) -> ApiError:
+    return ApiError(404, f"id is {id}; the index has no such item")

@@ -16,7 +16,7 @@ from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item
 from nearfar.serve import Limits, server
-from nearfar.serve.catalog import packed
+from nearfar.serve.catalog import encode_map
 
 Site = Callable[..., str]
 NASTY = '<img src=x onerror="document.title=1">'
@@ -172,7 +172,7 @@ def test_a_hundred_thousand_points_move_smoothly(visit: Visit) -> None:
     classes = rng.integers(0, 200, count)
     points = rng.normal(size=(200, 2))[classes] * 3 + rng.normal(size=(count, 2))
     items = [Item(number, "", labels[each]) for number, each in enumerate(classes.tolist())]
-    body = packed(points, items, labels, "v")
+    body = encode_map(points, items, labels, "v")
     visit.page.route("**/api/v1/map", lambda route: route.fulfill(body=body, content_type="application/octet-stream"))
     page = visit.open("#map")
     until(page, f"document.getElementById('points').dataset.painted === '{count}'")
@@ -319,7 +319,7 @@ def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
     visit.close()
     other = Visit(browser, visit.address)
     page = other.page
-    page.goto(server.link(other.address, token))
+    page.goto(server.page_url(other.address, token))
     page.wait_for_selector(".hit")
     assert "token" not in page.url
     other.close()

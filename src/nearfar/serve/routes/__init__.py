@@ -1,1 +1,3 @@
 """HTTP routes, one module per subject."""
+
+API = "/api/v1"

@@ -1,98 +1,102 @@
-"""Routes about what is in the index: showing, adding, removing."""
+"""Routes for the items of the index: listing, thumbnails, the map, adding and removing."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
+from fastapi import APIRouter, File, Form, Path, Query, Request, Response, UploadFile
 from starlette.concurrency import run_in_threadpool
 
-from nearfar.serve.errors import Refusal
-from nearfar.serve.routes.common import API, Id, known_item, known_label, reads_pictures, refusals, thing, writable
-from nearfar.serve.schemas import Added, Class, Classes, Page, Removed, Thing
-from nearfar.serve.state import Room
-from nearfar.serve.uploads import cleaned, readable
+from nearfar.serve.errors import ApiError, error_responses
+from nearfar.serve.routes import API
+from nearfar.serve.schemas import AddResponse, ItemOut, ItemsResponse, LabelCount, LabelsResponse, RemoveResponse
+from nearfar.serve.state import ServerState
+from nearfar.serve.uploads import file_name, visible
 
-Answers = dict[int | str, dict[str, Any]]
-KEEP = "private, max-age=604800, immutable"
-JPEG: Answers = {200: {"content": {"image/jpeg": {}}, "description": "A JPEG of at most 160 pixels."}}
-BYTES: Answers = {200: {"content": {"application/octet-stream": {}}, "description": "Its format: docs/serve.md."}}
+LARGEST = 2**31 - 1
+CACHE_FOR_A_WEEK = "private, max-age=604800, immutable"
+JPEG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {}}, "description": "A JPEG of at most 160 pixels per side."}
+}
+BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {}}, "description": "See docs/serve.md for the format."}
+}
+
+ItemId = Annotated[int, Path(ge=0, le=LARGEST, description="Id of an item.")]
 
 
-def router(room: Room) -> APIRouter:
-    """Items and their classes, thumbnails, the map."""
+def router(state: ServerState) -> APIRouter:
+    """Create the routes for items, classes, thumbnails and the map."""
     routes = APIRouter(prefix=API, tags=["items"])
 
-    @routes.get("/items", responses=refusals(404))
+    @routes.get("/items", responses=error_responses(404))
     def list_items(
-        offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        label: Annotated[str | None, Query(max_length=200, description="Only this class.")] = None,
-        shuffle: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Draw at random with this seed.")] = None,
-    ) -> Page:
-        """Items in the order of their numbers, or a few at random."""
-        known_label(room, label)
-        total, items = room.catalogue.view().page(offset, limit, label=label, shuffle=shuffle)
-        return Page(total=total, items=[thing(item) for item in items])
+        label: Annotated[str | None, Query(max_length=200, description="Return items of this class only.")] = None,
+        shuffle: Annotated[int | None, Query(ge=0, le=LARGEST, description="Seed to draw items at random.")] = None,
+    ) -> ItemsResponse:
+        """List items by id, or draw some at random."""
+        state.check_label(label)
+        total, items = state.catalog.snapshot().page(offset, limit, label=label, shuffle=shuffle)
+        return ItemsResponse(total=total, items=[ItemOut.model_validate(item) for item in items])
 
-    @routes.get("/labels", responses=refusals())
-    def list_labels() -> Classes:
-        """The classes, and how many items each has."""
-        view = room.catalogue.view()
-        shown = [Class(label=label, count=len(view.by_label[label])) for label in view.labels]
-        return Classes(labels=shown, unlabelled=len(view.by_label.get(None, [])))
+    @routes.get("/labels", responses=error_responses())
+    def list_labels() -> LabelsResponse:
+        """List the classes and the number of their items."""
+        snapshot = state.catalog.snapshot()
+        counts = [LabelCount(label=label, count=len(snapshot.by_label[label])) for label in snapshot.labels]
+        return LabelsResponse(labels=counts, unlabelled=len(snapshot.by_label.get(None, [])))
 
-    @routes.get("/items/{id}", responses=refusals(404))
-    def show_item(id: Id) -> Thing:
-        """One item."""
-        return thing(known_item(room, id))
+    @routes.get("/items/{id}", responses=error_responses(404))
+    def show_item(id: ItemId) -> ItemOut:
+        """Return one item."""
+        return ItemOut.model_validate(state.item(id))
 
-    @routes.get("/items/{id}/thumbnail", response_class=Response, responses={**refusals(404), **JPEG})
+    @routes.get("/items/{id}/thumbnail", response_class=Response, responses={**error_responses(404), **JPEG})
     def show_thumbnail(
-        id: Id, v: Annotated[str | None, Query(max_length=40, description="Any word: lets browsers keep it.")] = None
+        id: ItemId,
+        v: Annotated[str | None, Query(max_length=40, description="Any version: lets browsers cache it.")] = None,
     ) -> Response:
-        """A small picture of an item."""
-        known_item(room, id)
+        """Return the thumbnail of an item."""
+        state.item(id)
         try:
-            data = room.index.thumbnail(id)
+            data = state.index.thumbnail(id)
         except KeyError:
             data = b""
         if not data:
-            raise Refusal(404, f"id is {id}; that item has no picture", word="no_picture")
-        return Response(data, media_type="image/jpeg", headers={"cache-control": KEEP} if v else None)
+            raise ApiError(404, f"id is {id}; the item has no image", code="no_picture")
+        return Response(data, media_type="image/jpeg", headers={"cache-control": CACHE_FOR_A_WEEK} if v else None)
 
-    @routes.get("/map", response_class=Response, responses={**refusals(), **BYTES})
+    @routes.get("/map", response_class=Response, responses={**error_responses(), **BYTES})
     async def show_map(request: Request) -> Response:
-        """All items on a plane."""
-        view = room.catalogue.view()
-        tag = f'"{view.version}"'
+        """Return the two-dimensional map of all items."""
+        snapshot = state.catalog.snapshot()
+        tag = f'"{snapshot.version}"'
         headers = {"etag": tag, "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        data = await run_in_threadpool(lambda: view.plane)
+        data = await run_in_threadpool(lambda: snapshot.map)
         return Response(data, media_type="application/octet-stream", headers=headers)
 
-    @routes.post("/items", status_code=201, responses=refusals(408, 409, 413, 503))
+    @routes.post("/items", status_code=201, responses=error_responses(408, 409, 413, 503))
     async def add_item(
-        image: Annotated[UploadFile, File(description="The picture.")],
-        name: Annotated[str | None, Form(max_length=200, description="That of the file unless given.")] = None,
+        image: Annotated[UploadFile, File(description="The image.")],
+        name: Annotated[str | None, Form(max_length=200, description="Its name; by default that of the file.")] = None,
         label: Annotated[str | None, Form(max_length=200, description="Its class.")] = None,
-    ) -> Added:
-        """Add a picture. When this is answered it is on disk, whatever happens to the server."""
-        writable(room)
-        reads_pictures(room)
-        picture = await room.uploads.read(image)
-        clean = readable(label) or None if label is not None else None
-        return Added(id=await room.add((cleaned(name or image.filename), picture, clean, {})))
+    ) -> AddResponse:
+        """Add an image. It is on disk when the response is sent."""
+        state.check_writable()
+        state.check_model()
+        decoded = await state.uploads.read(image)
+        clean = visible(label) or None if label is not None else None
+        return AddResponse(id=await state.add((file_name(name or image.filename), decoded, clean, {})))
 
-    @routes.delete("/items/{id}", responses=refusals(404))
-    async def remove_item(id: Id) -> Removed:
-        """Take an item out of the index; its number is never used again."""
-        writable(room)
-        try:
-            await run_in_threadpool(room.remove, id)
-        except KeyError:
-            raise Refusal(404, f"id is {id}; the index has no such item") from None
-        return Removed(removed=id)
+    @routes.delete("/items/{id}", responses=error_responses(404))
+    async def remove_item(id: ItemId) -> RemoveResponse:
+        """Remove an item. Its id is never used again."""
+        state.check_writable()
+        await run_in_threadpool(state.remove, id)
+        return RemoveResponse(removed=id)
 
     return routes

@@ -1,4 +1,4 @@
-"""Routes that compare runs."""
+"""Routes that compare training runs."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from nearfar.serve.errors import Refusal
-from nearfar.serve.routes.common import API, refusals
+from nearfar.serve.errors import ApiError, error_responses
+from nearfar.serve.routes import API
 from nearfar.serve.runs import leaderboard, listed
 
 
 def router(places: Sequence[str | Path]) -> APIRouter:
-    """Runs and who leads; folders are those the server was started with, never any that a request names."""
+    """Create the routes for runs and the leaderboard.
+
+    Args:
+        places: Folders of runs. Requests cannot name any other.
+    """
     routes = APIRouter(prefix=API, tags=["runs"])
 
-    @routes.get("/runs", responses=refusals())
+    @routes.get("/runs", responses=error_responses())
     def list_runs() -> dict[str, Any]:
-        """The finished runs with their scores and curves."""
+        """Return the finished runs with their scores and curves."""
         return listed(places)
 
-    @routes.get("/leaderboard", responses=refusals())
+    @routes.get("/leaderboard", responses=error_responses())
     def show_leaderboard(
-        metric: Annotated[str, Query(max_length=40, description="Of the test classes.")] = "recall@1",
+        metric: Annotated[str, Query(max_length=40, description="A metric of the test classes.")] = "recall@1",
     ) -> dict[str, Any]:
-        """Losses by rank, and whether the comparison is fair."""
+        """Rank the losses where the comparison is fair."""
         try:
             return leaderboard(places, metric)
         except ValueError as error:
-            raise Refusal(422, str(error)) from None
+            raise ApiError(422, str(error)) from None
 
     return routes

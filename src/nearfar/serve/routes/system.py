@@ -1,4 +1,4 @@
-"""Routes about the server itself: health, facts, metrics, the session of a browser."""
+"""Routes for the server itself: health, info, metrics, sessions, and the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -8,73 +8,82 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import PlainTextResponse
 
-from nearfar.serve import token as tokens
-from nearfar.serve.errors import Refusal
-from nearfar.serve.routes.common import API, refusals
-from nearfar.serve.schemas import Health, Info, Login
-from nearfar.serve.state import Room
+from nearfar.serve import security
+from nearfar.serve.errors import ApiError, error_responses
+from nearfar.serve.routes import API
+from nearfar.serve.schemas import HealthResponse, InfoResponse, LoginRequest
+from nearfar.serve.state import ServerState
 
 PUBLIC = (f"{API}/health", f"{API}/session")
-WEEK = 7 * 24 * 3600
+WEEK = 7 * 24 * 3600  # seconds
 
 
-def router(room: Room, *, name: str, token: str | None, runs: bool) -> APIRouter:
-    """What the page asks first."""
+def router(state: ServerState, *, name: str, token: str | None, runs: bool) -> APIRouter:
+    """Create the routes for health, sessions, info and metrics.
+
+    Args:
+        state: State of the server.
+        name: Name of the index on the page.
+        token: Token of the server, if any.
+        runs: Whether the server shows training runs.
+    """
     routes = APIRouter(tags=["server"])
 
-    @routes.get(f"{API}/health", responses=refusals())
-    async def health() -> Health:
-        """Whether the server is up."""
-        return Health(status="ok", token_needed=token is not None)
+    @routes.get(f"{API}/health", responses=error_responses())
+    async def health() -> HealthResponse:
+        """Return whether the server is running."""
+        return HealthResponse(status="ok", token_needed=token is not None)
 
-    @routes.post(f"{API}/session", status_code=204, response_class=Response, responses=refusals(408, 413))
-    async def begin_session(login: Login, request: Request) -> Response:
-        """Trade the token for a cookie, for browsers."""
-        if token is None or not tokens.same(login.token, token):
-            raise Refusal(401, "this is not the token" if token else "this server has no token and needs none")
+    @routes.post(f"{API}/session", status_code=204, response_class=Response, responses=error_responses(408, 413))
+    async def begin_session(login: LoginRequest, request: Request) -> Response:
+        """Exchange the token for a session cookie."""
+        if token is None or not security.equal(login.token, token):
+            raise ApiError(401, "the token is wrong" if token else "this server does not use a token")
         response = Response(status_code=204)
-        name = tokens.cookie(request.headers.get("host", ""))
-        response.set_cookie(name, tokens.session(token), max_age=WEEK, httponly=True, samesite="strict", path="/")
+        name = security.cookie_name(request.headers.get("host", ""))
+        response.set_cookie(
+            name, security.session_value(token), max_age=WEEK, httponly=True, samesite="strict", path="/"
+        )
         return response
 
-    @routes.get(f"{API}/info", responses=refusals())
-    def info() -> Info:
-        """What is served, and what may be asked for."""
-        view, limits = room.catalogue.view(), room.limits
-        return Info(
+    @routes.get(f"{API}/info", responses=error_responses())
+    def info() -> InfoResponse:
+        """Return the properties of the index and the limits of the server."""
+        snapshot, limits = state.catalog.snapshot(), state.limits
+        return InfoResponse(
             name=name,
-            count=len(view.items),
-            labels=len(view.labels),
-            dim=room.dim,
-            pictures=room.has_model,
-            read_only=room.read_only,
+            count=len(snapshot.items),
+            labels=len(snapshot.labels),
+            dim=state.dim,
+            pictures=state.has_model,
+            read_only=state.read_only,
             runs=runs,
-            version=view.version,
+            version=snapshot.version,
             limits={
                 "bytes": limits.upload_bytes,
                 "pixels": limits.pixels,
                 "seconds": limits.seconds,
                 "neighbours": limits.neighbours,
             },
-            index=_plain(room.index.info()),
+            index=_to_json(state.index.info()),
         )
 
-    @routes.get("/metrics", response_class=PlainTextResponse, responses=refusals())
+    @routes.get("/metrics", response_class=PlainTextResponse, responses=error_responses())
     def metrics() -> PlainTextResponse:
-        """Counts and times for Prometheus."""
-        return PlainTextResponse(room.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Return metrics in the Prometheus text format."""
+        return PlainTextResponse(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
 
-def fit_schema(app: FastAPI, room: Room) -> None:
-    """Let the schema say how long a vector is, and that errors have one shape."""
+def customize_schema(app: FastAPI, state: ServerState) -> None:
+    """Add the length of vectors to the OpenAPI schema and remove FastAPI's own error schemas."""
 
     def schema() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            vector = found["components"]["schemas"]["Vector"]["properties"]["vector"]
-            vector["minItems"] = vector["maxItems"] = room.dim
+            vector = found["components"]["schemas"]["VectorQuery"]["properties"]["vector"]
+            vector["minItems"] = vector["maxItems"] = state.dim
             for name in ("HTTPValidationError", "ValidationError"):
                 found["components"]["schemas"].pop(name, None)
             app.openapi_schema = found
@@ -83,10 +92,10 @@ def fit_schema(app: FastAPI, room: Room) -> None:
     app.openapi = schema  # type: ignore[method-assign]
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has a word for; paths and the like as text."""
+def _to_json(value: Any) -> Any:
+    """Convert a value to JSON types; paths and other objects become text."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _to_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_to_json(each) for each in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

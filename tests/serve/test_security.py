@@ -10,8 +10,7 @@ import pytest
 from fake_index import FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
 
-from nearfar.serve import Limits, create, server
-from nearfar.serve import token as tokens
+from nearfar.serve import Limits, create, security, server
 from nearfar.serve.routes import page
 
 API = "/api/v1"
@@ -88,7 +87,7 @@ def test_without_the_token_nothing_is_told(client: Client) -> None:
         for headers in (
             {},
             {"authorization": "Bearer wrong"},
-            {"cookie": f"{tokens.COOKIE}=wrong"},
+            {"cookie": f"{security.COOKIE}=wrong"},
             {"authorization": TOKEN},
         ):
             assert code(served.request(method, path, headers=headers)) == (401, "no_token"), (method, path)
@@ -110,7 +109,7 @@ def test_the_token_opens(client: Client) -> None:
 
 
 def test_odd_cookies_of_others_do_not_lock_out(client: Client) -> None:
-    session = f"{tokens.COOKIE}={tokens.session(TOKEN)}"
+    session = f"{security.COOKIE}={security.session_value(TOKEN)}"
     for other in ('other={"a":1}', "a b=c d", "=", "x", 'y="unfinished'):
         for cookie in (f"{other}; {session}", f"{session}; {other}"):
             assert client(token=TOKEN).get(f"{API}/info", headers={"cookie": cookie}).status_code == 200, cookie
@@ -126,9 +125,9 @@ def test_servers_on_two_ports_keep_their_own_sessions(site: Callable[..., str]) 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
-    monkeypatch.setattr(tokens.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)  # type: ignore[func-returns-value]
-    assert not tokens.allowed({"authorization": "Bearer nope"}, TOKEN)
-    assert not tokens.allowed({"cookie": f"{tokens.COOKIE}=nope"}, TOKEN)
+    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or a == b)  # type: ignore[func-returns-value]
+    assert not security.is_authorized({"authorization": "Bearer nope"}, TOKEN)
+    assert not security.is_authorized({"cookie": f"{security.COOKIE}=nope"}, TOKEN)
     assert len(compared) == 2
 
 
@@ -140,7 +139,7 @@ def test_weak_tokens_are_refused(token: str) -> None:
 
 def test_a_network_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.2", "photos.example"):
-        with pytest.raises(ValueError, match="that needs a token"):
+        with pytest.raises(ValueError, match="this requires a token"):
             server.check_exposure(host, None)
         server.check_exposure(host, TOKEN)
     server.check_exposure("127.0.0.1", None)
@@ -222,7 +221,7 @@ def test_no_request_reaches_a_file(client: Client, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_asks_nobody_else() -> None:
-    for path, (content, _) in page.read().items():
+    for path, (content, _) in page.read_files().items():
         text = content.decode()
         for word in ("https://", "//cdn", "eval(", "innerHTML", "insertAdjacentHTML", "document.write"):
             assert word not in text, (path, word)
