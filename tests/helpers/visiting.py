@@ -55,6 +55,6 @@ def told(page: Any, words: str) -> None:
 
 def nearest(page: Any) -> list[str]:
     """The names of the hits, once a search is done."""
-    until(page, "document.getElementById('results-title').textContent === 'Nearest'")
+    until(page, "document.getElementById('results-title').textContent === 'Nearest neighbors'")
     page.wait_for_selector(".hits:not(.waiting) .hit .score")
     return list(page.locator(".hit .name").all_inner_texts())

@@ -30,7 +30,7 @@ def index() -> FakeIndex:
 
 @pytest.fixture(scope="module")
 def address(site: Site) -> str:
-    return site(index(), name="colours", limits=Limits(upload_bytes=2**20))
+    return site(index(), name="colors", limits=Limits(upload_bytes=2**20))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit: Visi
     visit.upload(encoded(picture(3)))
     assert nearest(page)[0] == "3/3.png"
     assert page.inner_text(".hit .score") == "1.000"
-    assert page.inner_text("#query-title") == "Your picture"
+    assert page.inner_text("#query-title") == "Your image"
     for number, kind in ((6, "drop"), (9, "paste")):
         content = base64.b64encode(encoded(picture(number))).decode()
         page.evaluate(
@@ -90,33 +90,33 @@ def test_a_class_can_be_chosen(visit: Visit) -> None:
     assert set(page.locator(".hit .label").all_inner_texts()) == {"class 2"}
     page.fill("#filter", "owls")
     page.keyboard.press("Enter")
-    until(page, "document.getElementById('filter-wrong').textContent === 'No class “owls”: all are shown.'")
+    until(page, "document.getElementById('filter-wrong').textContent === 'Unknown class “owls”: showing all classes.'")
     until(page, "!document.getElementById('results-words').textContent.includes('only')")
 
 
 def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
     page = visit.open()
     visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
-    told(page, "This is no picture that can be searched with: a PDF document, not a picture.")
+    told(page, "Cannot read the image: a PDF document, not a picture.")
     page.click("#dismiss")
     assert page.is_hidden("#problem")
     visit.upload(bytes(2 * 2**20))
-    told(page, "That file has 2.0 MiB; this server takes at most 1.0 MiB.")
+    told(page, "The file has 2.0 MiB; the limit is 1.0 MiB.")
     page.goto(f"{visit.address}/#item=999")
     told(page, "Id is 999; the index has no such item.")
     page.evaluate(
         "document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: new DataTransfer(), bubbles: true }))"
     )
-    told(page, "There is no picture in the clipboard.")
+    told(page, "There is no image in the clipboard.")
     page.goto(f"{visit.address}/#upload=77")
-    until(page, "document.getElementById('results-title').textContent === 'That picture is gone'")
+    until(page, "document.getElementById('results-title').textContent === 'Image not available'")
 
 
 def test_a_server_that_is_gone_is_told_and_asked_again(visit: Visit) -> None:
     page = visit.open()
     page.route("**/api/v1/search/**", lambda route: route.abort())
     page.locator(".hit button").first.click()
-    told(page, "The server does not answer. Is it still running?")
+    told(page, "The server does not respond. Is it still running?")
     page.unroute("**/api/v1/search/**")
     page.click("#retry")
     assert nearest(page)
@@ -238,20 +238,20 @@ def test_names_are_text_and_never_markup(visit: Visit) -> None:
     page.click("#tab-map")
     until(page, "document.getElementById('legend').childElementCount === 5")
     assert NASTY in page.locator("#legend button").all_inner_texts()
-    assert page.title() == "colours · nearfar"
+    assert page.title() == "colors · nearfar"
 
 
 def test_day_and_night(browser: Any, address: str) -> None:
     visit = Visit(browser, address, color_scheme="dark")
     page = visit.open()
-    colour = "getComputedStyle(document.body).backgroundColor"
-    night = page.evaluate(colour)
+    color = "getComputedStyle(document.body).backgroundColor"
+    night = page.evaluate(color)
     page.click("#theme")
-    day = page.evaluate(colour)
+    day = page.evaluate(color)
     assert night != day
     page.reload()
     page.wait_for_selector(".hit")
-    assert page.evaluate(colour) == day  # the choice is kept
+    assert page.evaluate(color) == day  # the choice is kept
     visit.close()
 
 
@@ -268,7 +268,7 @@ def test_an_answer_that_comes_too_late_is_not_shown(browser: Any, site: Site) ->
     with suppress(Error):  # the page has taken its question back
         waiting[0].continue_()
     page.wait_for_timeout(300)
-    assert page.inner_text("#results-title") == "Nearest"
+    assert page.inner_text("#results-title") == "Nearest neighbors"
     assert page.is_visible("#add")
     visit.close()
 
@@ -282,13 +282,13 @@ def test_pictures_are_added_and_removed(browser: Any, site: Site) -> None:
     page.click("#add button")
     told(page, "Added as no. 12.")
     until(page, "document.getElementById('query-title').textContent === 'late'")
-    until(page, "document.getElementById('facts').textContent.includes('13 pictures')")
+    until(page, "document.getElementById('facts').textContent.includes('13 images')")
     page.click("#remove")
     page.click("#sure-dialog button[value=no]")
     page.click("#remove")
     page.click("#sure-dialog button[value=yes]")
     told(page, "No. 12 was removed.")
-    until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
+    until(page, "document.getElementById('facts').textContent.includes('12 images')")
     visit.close()
 
 
@@ -298,7 +298,7 @@ def test_a_read_only_server_offers_no_changes(browser: Any, site: Site) -> None:
     nearest(page)
     assert page.is_hidden("#remove")
     visit.upload(encoded(picture(1)))
-    until(page, "document.getElementById('query-title').textContent === 'Your picture'")
+    until(page, "document.getElementById('query-title').textContent === 'Your image'")
     assert page.is_hidden("#add")
     visit.close()
 
@@ -311,7 +311,7 @@ def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
     page.wait_for_selector("#token-dialog[open]")
     page.fill("#token", "wrong")
     page.keyboard.press("Enter")
-    until(page, "document.getElementById('token-wrong').textContent === 'This is not the token.'")
+    until(page, "document.getElementById('token-wrong').textContent === 'The token is wrong.'")
     page.fill("#token", token)
     page.keyboard.press("Enter")
     page.wait_for_selector(".hit img")
@@ -340,7 +340,7 @@ def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
     assert page.locator("#view-runs svg.chart path").count() == 1
     page.click("#tab-leaderboard")
     page.wait_for_selector("#view-leaderboard .verdict")
-    assert "fair" in page.inner_text("#view-leaderboard .verdict")
+    assert "Fair comparison" in page.inner_text("#view-leaderboard .verdict")
     page.keyboard.press("/")
     until(page, "document.activeElement.id === 'filter'")
     visit.close()
@@ -357,6 +357,6 @@ def test_damaged_runs_are_named_beside_the_others(browser: Any, site: Site, tmp_
         page.wait_for_selector(f"#view-{tab} tbody tr")
         assert page.locator(f"#view-{tab} tbody tr").count() == rows
         words = page.inner_text(f"#view-{tab} .damaged")
-        assert words.startswith("1 run cannot be read and is left out:")
+        assert words.startswith("1 run cannot be read and is not shown:")
         assert "manifest.json is not there" in words
     visit.close()

@@ -37,7 +37,7 @@ def test_what_is_removed_is_what_is_shown(browser: Any, site: Site) -> None:
     assert "#item=5" not in page.url
     assert page.inner_text("#query-words") == "1/5.png"
     page.evaluate("document.getElementById('remove').click()")  # as nobody can
-    assert page.inner_text("#sure-words").startswith("1/5.png will no longer be found.")
+    assert page.inner_text("#sure-words").startswith("1/5.png will be removed from the index.")
     page.click("#sure-dialog button[value=yes]")
     told(page, "No. 5 was removed.")
     assert [item.id for item in index.items] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
@@ -61,8 +61,8 @@ def test_a_class_that_is_not_there_stops_nobody(browser: Any, site: Site) -> Non
     page.click("#remove")
     page.click("#sure-dialog button[value=yes]")
     told(page, f"No. {name.split('/')[1].removesuffix('.png')} was removed.")
-    until(page, "document.getElementById('results-title').textContent === 'Start anywhere'")
-    assert page.inner_text("#filter-wrong") == "No class “owls”: all are shown."
+    until(page, "document.getElementById('results-title').textContent === 'Browse the index'")
+    assert page.inner_text("#filter-wrong") == "Unknown class “owls”: showing all classes."
     assert page.is_visible("#problem")  # and the news stays beside it
     visit.close()
 
@@ -74,12 +74,12 @@ def test_the_last_of_a_class_takes_the_class_along(browser: Any, site: Site) -> 
     page = visit.open("#item=12")
     nearest(page)
     page.fill("#filter", "owls")
-    until(page, "document.getElementById('results-title').textContent === 'No neighbours'")
+    until(page, "document.getElementById('results-title').textContent === 'No neighbors'")
     page.click("#remove")
     page.click("#sure-dialog button[value=yes]")
     told(page, "No. 12 was removed.")
-    until(page, "document.getElementById('results-title').textContent === 'Start anywhere'")
-    assert page.inner_text("#facts").endswith("12 pictures · 4 classes")
+    until(page, "document.getElementById('results-title').textContent === 'Browse the index'")
+    assert page.inner_text("#facts").endswith("12 images · 4 classes")
     told(page, "No. 12 was removed.")
     visit.close()
 
@@ -92,12 +92,12 @@ def test_pictures_are_taken_after_one_that_was_refused_and_after_a_reload(browse
     )
     page = visit.open()
     visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
-    told(page, "This is no picture that can be searched with: a PDF document, not a picture.")
+    told(page, "Cannot read the image: a PDF document, not a picture.")
     assert page.evaluate("window.revoked") == 1
     visit.upload(encoded(picture(3)))
     assert nearest(page)[0] == "3/3.png"
     page.reload()
-    until(page, "document.getElementById('results-title').textContent === 'That picture is gone'")
+    until(page, "document.getElementById('results-title').textContent === 'Image not available'")
     visit.upload(encoded(picture(6)))
     assert nearest(page)[0] == "2/6.png"
     visit.close()
@@ -112,7 +112,7 @@ def test_a_new_class_is_known_everywhere(browser: Any, site: Site) -> None:
     page.fill("#add-label", "aaa")  # it comes before the others, whose numbers move up
     page.click("#add button")
     told(page, "Added as no. 12.")
-    assert page.inner_text("#facts").endswith("13 pictures · 5 classes")
+    assert page.inner_text("#facts").endswith("13 images · 5 classes")
     page.click("#tab-map")
     until(page, "document.getElementById('legend').childElementCount === 5")
     assert page.input_value("#map-filter") == "class 1"
@@ -126,7 +126,7 @@ def test_the_first_class_can_be_chosen(browser: Any, site: Site) -> None:
     assert page.get_attribute("#filter", "placeholder") == "no classes"
     assert page.is_disabled("#filter")
     visit.upload(encoded(picture(3)))
-    until(page, "document.getElementById('results-title').textContent === 'No neighbours'")
+    until(page, "document.getElementById('results-title').textContent === 'No neighbors'")
     page.fill("#add-label", "jay")
     page.click("#add button")
     told(page, "Added as no. 0.")
@@ -165,7 +165,7 @@ def test_a_new_search_begins_where_it_is_seen(browser: Any, site: Site, width: i
     shows(page, "1/5.png")
     until(page, "document.querySelector('.hit').getBoundingClientRect().top < 0")  # back where the click was
     page.evaluate("document.body.dispatchEvent(new ClipboardEvent('paste', { bubbles: true }))")
-    told(page, "There is no picture in the clipboard.")
+    told(page, "There is no image in the clipboard.")
     assert page.locator("#problem").bounding_box()["y"] > 0  # words are seen from there
     visit.close()
 

@@ -1,6 +1,6 @@
-// Talking to the server. Whatever goes wrong becomes a Trouble, whose message is for people.
+// Client of the HTTP API. Every failure is thrown as an ApiError with a message for the user.
 
-export class Trouble extends Error {
+export class ApiError extends Error {
   constructor(message, code = "failed") {
     super(message);
     this.code = code;
@@ -8,12 +8,12 @@ export class Trouble extends Error {
 }
 
 const API = "/api/v1";
-let askForToken = async () => {
-  throw new Trouble("This server asks for a token.", "no_token");
+let requestToken = async () => {
+  throw new ApiError("This server requires a token.", "no_token");
 };
 
-export function onTokenNeeded(ask) {
-  askForToken = ask;
+export function onTokenRequired(ask) {
+  requestToken = ask;
 }
 
 async function ask(path, options = {}) {
@@ -22,22 +22,22 @@ async function ask(path, options = {}) {
     answer = await fetch(API + path, { credentials: "same-origin", ...options });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Trouble("The server does not answer. Is it still running?", "offline");
+    throw new ApiError("The server does not respond. Is it still running?", "offline");
   }
   if (answer.status === 401) {
-    await askForToken();
+    await requestToken();
     return ask(path, options);
   }
-  if (!answer.ok) throw await inWords(answer);
+  if (!answer.ok) throw await readError(answer);
   return answer;
 }
 
-async function inWords(answer) {
+async function readError(answer) {
   try {
     const { error } = await answer.json();
-    return new Trouble(sentence(error.message), error.code);
+    return new ApiError(sentence(error.message), error.code);
   } catch {
-    return new Trouble(`The server answered ${answer.status} and did not say why.`);
+    return new ApiError(`The server responded with status ${answer.status}.`);
   }
 }
 
@@ -76,7 +76,7 @@ export function add(file, label) {
   return json("/items", { method: "POST", body });
 }
 
-/** Trade the token for a session; false where it is the wrong one. */
+/** Exchange the token for a session; false if the token is wrong. */
 export async function login(token) {
   let answer;
   try {
@@ -86,15 +86,15 @@ export async function login(token) {
       body: JSON.stringify({ token }),
     });
   } catch {
-    throw new Trouble("The server does not answer. Is it still running?", "offline");
+    throw new ApiError("The server does not respond. Is it still running?", "offline");
   }
   if (answer.status === 401 || answer.status === 422) return false;
-  if (!answer.ok) throw await inWords(answer);
+  if (!answer.ok) throw await readError(answer);
   return true;
 }
 
 let version = "";
-export const keepThumbnails = (word) => {
+export const setThumbnailVersion = (word) => {
   version = word;
 };
 export const thumbnail = (id) => `${API}/items/${id}/thumbnail?v=${version}`;

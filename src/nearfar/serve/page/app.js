@@ -1,8 +1,8 @@
-// The page: tabs, theme, token, keyboard. What is shown is in the address, so back and forward work as everywhere.
+// The page: tabs, theme, token, keyboard. The URL fragment holds the current view, so that back and forward work.
 
 import * as api from "./api.js";
-import "./dropping.js";
-import { $, arrive, counted, hush, tell } from "./dom.js";
+import "./dropzone.js";
+import { $, showPendingMessage, plural, hideMessage, showError } from "./dom.js";
 import * as map from "./map.js";
 import * as runs from "./runs.js";
 import * as search from "./search.js";
@@ -14,7 +14,7 @@ let asking = null;
 
 // — token —
 
-api.onTokenNeeded(() => {
+api.onTokenRequired(() => {
   asking ??= new Promise((open) => {
     const dialog = $("token-dialog");
     $("token-form").onsubmit = async (event) => {
@@ -26,19 +26,19 @@ api.onTokenNeeded(() => {
           open();
           return;
         }
-        $("token-wrong").textContent = "This is not the token.";
+        $("token-wrong").textContent = "The token is wrong.";
       } catch (error) {
         $("token-wrong").textContent = error.message;
       }
       $("token").select();
     };
-    dialog.oncancel = (event) => event.preventDefault(); // there is nothing to see without it
+    dialog.oncancel = (event) => event.preventDefault(); // nothing can be shown without it
     dialog.showModal();
   });
   return asking;
 });
 
-/** A token in the address is used once and wiped out of it. */
+/** Use a token in the URL once and remove it from the URL. */
 async function tokenFromAddress() {
   const found = /^#token=(.+)$/.exec(location.hash);
   if (!found) return;
@@ -46,9 +46,9 @@ async function tokenFromAddress() {
   await api.login(decodeURIComponent(found[1]));
 }
 
-// — where we are —
+// — routing —
 
-/** #item=12, #upload=3, #map, #runs, #leaderboard, or nothing: the start. */
+/** #item=12, #upload=3, #map, #runs, #leaderboard, or nothing: the start view. */
 function place() {
   const [word, value] = location.hash.slice(1).split("=");
   if (word === "item" || word === "upload") return { tab: "search", step: { kind: word, key: Number(value) } };
@@ -64,20 +64,20 @@ function route() {
     $(`tab-${each}`).tabIndex = chosen ? 0 : -1;
     $(`view-${each}`).hidden = !chosen;
   }
-  arrive();
+  showPendingMessage();
   const onward = remember();
   if (onward && tab !== "search") window.scrollTo(0, 0);
   views[tab].show(step, onward);
 }
 
-/** Number the entries of the browser's history, to know whether there is a way back or forward; true for a new one. */
+/** Number the entries of the browser history to enable the back and forward buttons; true for a new entry. */
 let here = null;
 let last = 0;
 function remember() {
   const at = history.state?.at;
   here = at ?? (here === null ? 0 : here + 1);
   if (at === undefined) {
-    last = here; // what lay ahead is gone
+    last = here; // entries ahead are discarded by the browser
     history.replaceState({ at: here }, "");
   }
   last = Math.max(last, here);
@@ -86,7 +86,7 @@ function remember() {
   return at === undefined;
 }
 
-/** Go to a tab, at once. */
+/** Switch to a tab. */
 function go(tab) {
   if (place().tab === tab) return;
   history.pushState(null, "", tab === "search" ? search.address() : `#${tab}`);
@@ -113,7 +113,7 @@ function setTheme(name) {
   path.setAttribute("d", ICONS[name]);
   svg.append(path);
   $("theme").replaceChildren(svg);
-  $("theme").setAttribute("aria-label", `Colours: ${name === "auto" ? "as the system says" : name}`);
+  $("theme").setAttribute("aria-label", `Theme: ${name === "auto" ? "system setting" : name}`);
   $("theme").dataset.theme = name;
   try {
     localStorage.setItem("nearfar theme", name);
@@ -164,47 +164,47 @@ document.querySelector("[role=tablist]").addEventListener("keydown", (event) => 
   chosen.click();
 });
 
-// — beginning —
+// — startup —
 
-/** What is served now, for the header and the views. */
-async function learn() {
+/** Load the properties of the index for the header and the views. */
+async function update() {
   const [info, { labels }] = await Promise.all([api.info(), api.labels()]);
   facts = info;
-  const words = [facts.name, counted(facts.count, "picture"), labels.length ? counted(labels.length, "class", "classes") : "", facts.read_only ? "read-only" : ""];
+  const words = [facts.name, plural(facts.count, "image"), labels.length ? plural(labels.length, "class", "classes") : "", facts.read_only ? "read-only" : ""];
   $("facts").textContent = words.filter(Boolean).join(" · ");
-  search.learn(facts, labels);
-  map.learn(facts, labels);
+  search.update(facts, labels);
+  map.update(facts, labels);
 }
 
 async function begin() {
   try {
-    await learn();
-    api.keepThumbnails(facts.version);
+    await update();
+    api.setThumbnailVersion(facts.version);
     document.title = `${facts.name} · nearfar`;
     $("tab-runs").hidden = $("tab-leaderboard").hidden = !facts.runs;
     route();
   } catch (error) {
-    tell(error, begin);
+    showError(error, begin);
   }
 }
 
 for (const tab of TABS) $(`tab-${tab}`).addEventListener("click", () => go(tab));
 $("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf($("theme").dataset.theme) + 1) % 3]));
 $("help").addEventListener("click", () => $("help-dialog").showModal());
-$("dismiss").addEventListener("click", hush);
+$("dismiss").addEventListener("click", hideMessage);
 $("back").addEventListener("click", () => history.back());
 $("forward").addEventListener("click", () => history.forward());
 window.addEventListener("hashchange", route);
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // its address would be that of the start
+  event.preventDefault(); // its fragment would be taken for the start view
   $("content").focus();
 });
-search.onChange(() => learn().catch(tell));
+search.onChange(() => update().catch(showError));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.repaint());
 setTheme(storedTheme());
 try {
   await tokenFromAddress();
 } catch (error) {
-  tell(error);
+  showError(error);
 }
 begin();

@@ -9,7 +9,7 @@ function svg(tag, attributes = {}, text = null) {
   return element;
 }
 
-/** Shares by epoch: lines are {name, colour, points: [[epoch, share], …]}. */
+/** Fractions by epoch: lines are {name, color, points: [[epoch, fraction], …]}. */
 export function lineChart(lines) {
   const all = lines.flatMap(({ points }) => points);
   const [first, last] = [Math.min(...all.map(([x]) => x)), Math.max(...all.map(([x]) => x))];
@@ -26,10 +26,10 @@ export function lineChart(lines) {
   }
   const every = Math.max(1, Math.ceil((last - first) / 8));
   for (let x = first; x <= last; x += every) chart.append(svg("text", { x: across(x), y: HEIGHT - 6, "text-anchor": "middle" }, String(x)));
-  for (const { colour, points } of lines) {
+  for (const { color, points } of lines) {
     const path = points.map(([x, y], at) => `${at ? "L" : "M"}${across(x).toFixed(1)} ${up(y).toFixed(1)}`).join("");
-    chart.append(svg("path", { d: path, stroke: colour }));
-    for (const [x, y] of points.length <= 30 ? points : points.slice(-1)) chart.append(svg("circle", { cx: across(x), cy: up(y), r: 2.6, fill: colour }));
+    chart.append(svg("path", { d: path, stroke: color }));
+    for (const [x, y] of points.length <= 30 ? points : points.slice(-1)) chart.append(svg("circle", { cx: across(x), cy: up(y), r: 2.6, fill: color }));
   }
   return chart;
 }

@@ -1,4 +1,4 @@
-// Small helpers for making elements. Text from the index is always text, never markup.
+// Helpers to create elements and show messages. Text from the index is inserted as text, never as markup.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -14,8 +14,8 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** A picture that says so in words where there is none; tiny ones keep their pixels. */
-export function picture(source, alt, words = "no picture") {
+/** An image, replaced by a text if it cannot be loaded; tiny ones are shown without smoothing. */
+export function imageElement(source, alt, words = "no image") {
   const image = make("img", { alt, decoding: "async", loading: "lazy", draggable: false });
   image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth < 64 && image.naturalHeight < 64));
   image.addEventListener("error", () => image.replaceWith(make("span", { textContent: words })));
@@ -23,53 +23,53 @@ export function picture(source, alt, words = "no picture") {
   return image;
 }
 
-export const counted = (number, one, many = one + "s") => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+export const plural = (number, one, many = one + "s") => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
-const alarm = () => $("problem");
+const messageBox = () => $("problem");
 
-/** Tell what went wrong, in words, with a way to try again if there is one. */
-export function tell(error, again = null) {
+/** Show an error message, with a button to try again if `again` is given. */
+export function showError(error, again = null) {
   if (error.name === "AbortError") return;
   console.warn(error);
-  show(error.code ? error.message : "Something on this page failed; reload it to go on.", false, again);
+  show(error.code ? error.message : "An error occurred on this page. Reload it to continue.", false, again);
 }
 
-let news = null;
+let pendingMessage = null;
 
-/** Tell what went well, and where it shows: whoever is still where it was asked for is taken there. */
-export function goWith(words, address, from) {
+/** Show a success message and navigate to an address, unless the user has left the view `from` meanwhile. */
+export function navigateWithMessage(words, address, from) {
   if (location.hash !== from) return show(words, true, null);
-  news = words;
+  pendingMessage = words;
   location.hash = address;
 }
 
-/** A new step is shown: old words go, those meant for it come. */
-export function arrive() {
-  hush();
-  if (news !== null) show(news, true, null);
-  news = null;
+/** Hide the old message when a new view is shown, and show the one meant for it. */
+export function showPendingMessage() {
+  hideMessage();
+  if (pendingMessage !== null) show(pendingMessage, true, null);
+  pendingMessage = null;
 }
 
 function show(words, good, again) {
-  alarm().classList.toggle("good", good);
-  alarm().querySelector("p").textContent = words;
-  alarm().hidden = false;
+  messageBox().classList.toggle("good", good);
+  messageBox().querySelector("p").textContent = words;
+  messageBox().hidden = false;
   $("retry").hidden = !again;
   $("retry").onclick = () => {
-    hush();
+    hideMessage();
     again();
   };
 }
 
-export function hush() {
-  alarm().hidden = true;
+export function hideMessage() {
+  messageBox().hidden = true;
 }
 
-/** The class that a field names; null for all, also where there is no such class, which is said beside the field. */
-export function chosenClass(field, known) {
+/** The class entered in a field; null for all classes, and for an unknown class, which is reported beside the field. */
+export function selectedClass(field, known) {
   const word = field.value.trim();
   const wrong = word !== "" && !known.includes(word);
   field.setAttribute("aria-invalid", wrong);
-  $(`${field.id}-wrong`).textContent = wrong ? `No class “${word}”: all are shown.` : "";
+  $(`${field.id}-wrong`).textContent = wrong ? `Unknown class “${word}”: showing all classes.` : "";
   return wrong ? null : word || null;
 }

@@ -1,21 +1,21 @@
-// The map: pan, zoom, hover, click, all by mouse, finger or keyboard.
+// The map: pan, zoom, hover and click by mouse, touch or keyboard.
 
 import * as api from "./api.js";
-import { night, packed, palette } from "./colours.js";
-import { $, chosenClass, counted, make, tell } from "./dom.js";
+import { isDark, pixelOf, palette } from "./colors.js";
+import { $, selectedClass, plural, make, showError } from "./dom.js";
 import { Overlay } from "./overlay.js";
 import { Plane, parse } from "./plane.js";
 import { found } from "./search.js";
-import * as tip from "./tip.js";
+import * as tip from "./tooltip.js";
 
 const LEGEND = 40; // classes that have a button
-const CALM = 140; // ms after the last move until soft edges and thumbnails come
+const IDLE_MS = 140; // after the last move, before antialiased points and thumbnails are drawn
 let facts, counts, plane, overlay;
-let loaded = null; // the version whose points are here
+let loaded = null; // the version of the index whose points are loaded
 let view = null;
-let whole = 1; // the scale at which everything is seen
-let colours = [];
-let wanted = null; // the number of the class that the field names
+let whole = 1; // the scale at which the whole map is visible
+let colors = [];
+let wanted = null; // the number of the selected class
 let drawing = false;
 let moved = 0;
 let hovered = -1;
@@ -26,38 +26,38 @@ const canvas = $("points");
 const ratio = () => Math.min(2, window.devicePixelRatio || 1);
 const shown = () => !$("view-map").hidden;
 
-export function learn(info, labels) {
+export function update(info, labels) {
   facts = info;
   counts = new Map(labels.map(({ label, count }) => [label, count]));
   if (loaded && shown()) show();
 }
 
 export async function show() {
-  const words = `${counted(facts.count, "picture")}, near each other where they look alike`;
+  const words = `${plural(facts.count, "image")}; similar images are close to each other`;
   try {
     if (loaded !== facts.version) {
-      $("map-words").textContent = "Laying out the map…";
+      $("map-words").textContent = "Computing the map…";
       plane = new Plane(parse(await api.map()));
       overlay = new Overlay($("above"), plane);
       loaded = facts.version;
       view = null;
       legend();
-      choose(); // numbers of classes may have changed
+      choose(); // the numbers of the classes may have changed
     }
   } catch (error) {
     $("map-words").textContent = "";
-    return tell(error, () => show());
+    return showError(error, () => show());
   }
   $("map-words").textContent = plane.count ? words : "The index is empty.";
   hovered = -1;
   resize();
   if (!view) fit();
-  if (found.query !== null && show.last !== found.query) centre(found.query, found.hits);
+  if (found.query !== null && show.last !== found.query) center(found.query, found.hits);
   show.last = found.query;
   draw();
 }
 
-/** Colours have changed. */
+/** Draw again after the theme has changed. */
 export function repaint() {
   if (!plane) return;
   legend();
@@ -81,8 +81,8 @@ function fit() {
   draw();
 }
 
-/** Look at the last search: the query in the middle, most of what it found around it. */
-function centre(id, hits) {
+/** Center the view on the query of the last search, with most of its results around it. */
+function center(id, hits) {
   const place = plane.places.get(id);
   if (place === undefined) return;
   const [x, y] = [plane.xs[place], plane.ys[place]];
@@ -127,14 +127,14 @@ function draw() {
 let pixels = null;
 function frame() {
   const began = performance.now();
-  const quick = began - moved < CALM;
+  const quick = began - moved < IDLE_MS;
   const context = canvas.getContext("2d");
   if (pixels?.width !== canvas.width || pixels?.height !== canvas.height) pixels = context.createImageData(canvas.width, canvas.height);
   const style = getComputedStyle(document.documentElement);
   const painted = plane.paint(new Uint32Array(pixels.data.buffer), canvas.width, canvas.height, view, {
-    colours: [...colours.map(packed), packed(style.getPropertyValue("--accent"))],
-    background: packed(style.getPropertyValue("--card")),
-    faint: packed(style.getPropertyValue("--edge")),
+    colors: [...colors.map(pixelOf), pixelOf(style.getPropertyValue("--accent"))],
+    background: pixelOf(style.getPropertyValue("--card")),
+    faint: pixelOf(style.getPropertyValue("--edge")),
     wanted,
     radius: radius(),
     quick: quick && plane.count > 20_000,
@@ -148,7 +148,7 @@ function frame() {
     zoom: view.scale / whole,
     quick,
     wanted,
-    colourOf: (number) => colours[number] ?? style.getPropertyValue("--accent"),
+    colorOf: (number) => colors[number] ?? style.getPropertyValue("--accent"),
     ink: style.getPropertyValue("--ink"),
     card: style.getPropertyValue("--card"),
     query: found.query,
@@ -157,10 +157,10 @@ function frame() {
     cross: document.activeElement === canvas && canvas.matches(":focus-visible"),
     ready: draw,
   });
-  if (quick) setTimeout(draw, CALM);
+  if (quick) setTimeout(draw, IDLE_MS);
 }
 
-/** Points grow as one comes nearer, and are small where there are many. */
+/** Points grow with the zoom and are smaller on maps with many points. */
 function radius() {
   const many = Math.max(1.1, Math.min(3.6, 130 / Math.sqrt(plane.count)));
   return ratio() * Math.min(7, many * Math.min(3, (view.scale / whole) ** 0.3));
@@ -169,13 +169,13 @@ function radius() {
 // — classes —
 
 function legend() {
-  colours = palette(plane.labels.length, night());
+  colors = palette(plane.labels.length, isDark());
   const few = plane.labels.length <= LEGEND ? plane.labels : [];
   $("legend").replaceChildren(
     ...few.map((label, number) => {
       const dot = make("i");
-      dot.style.background = colours[number];
-      const facts = { type: "button", title: counted(counts.get(label) ?? 0, "picture"), attrs: { "aria-pressed": wanted === number } };
+      dot.style.background = colors[number];
+      const facts = { type: "button", title: plural(counts.get(label) ?? 0, "image"), attrs: { "aria-pressed": wanted === number } };
       const button = make("button", facts, dot, label);
       button.addEventListener("click", () => {
         $("map-filter").value = wanted === number ? "" : label;
@@ -186,9 +186,9 @@ function legend() {
   );
 }
 
-/** Look at the class that the field names, or at all. */
+/** Highlight the selected class, or show all. */
 function choose() {
-  const label = chosenClass($("map-filter"), plane.labels);
+  const label = selectedClass($("map-filter"), plane.labels);
   wanted = label === null ? null : plane.labels.indexOf(label);
   for (const [place, button] of $("legend").querySelectorAll("button").entries()) button.setAttribute("aria-pressed", place === wanted);
   draw();
@@ -217,7 +217,7 @@ function hover(place, x, y) {
     if (place < 0) tip.hide();
     else tip.show(plane.ids[place], plane.labels[plane.classes[place]]);
   }
-  if (place >= 0) tip.beside(x / ratio(), y / ratio());
+  if (place >= 0) tip.moveTo(x / ratio(), y / ratio());
 }
 
 const searchWith = (place) => (location.hash = `#item=${plane.ids[place]}`);
@@ -288,13 +288,13 @@ canvas.addEventListener("keydown", (event) => {
   if (!act) return;
   event.preventDefault();
   act();
-  if (event.key !== "Enter") fromMiddle();
+  if (event.key !== "Enter") hoverCenter();
 });
-canvas.addEventListener("focus", () => plane && view && canvas.matches(":focus-visible") && fromMiddle());
+canvas.addEventListener("focus", () => plane && view && canvas.matches(":focus-visible") && hoverCenter());
 canvas.addEventListener("blur", () => plane && hover(-1));
 
-/** For the keyboard: the point nearest to the middle is the one pointed at. */
-function fromMiddle() {
+/** For the keyboard: hover over the point nearest to the center. */
+function hoverCenter() {
   const reach = Math.max(canvas.width, canvas.height) / 6 / view.scale;
   hover(plane.nearest(view.x, view.y, reach, wanted), canvas.width / 2, canvas.height / 2);
   draw();

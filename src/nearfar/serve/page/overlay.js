@@ -1,10 +1,10 @@
-// What lies over the points of the map: thumbnails when one is near enough, the last search, what is pointed at.
+// Drawn over the points of the map: thumbnails when zoomed in, the last search, the hovered point.
 
 import { thumbnail } from "./api.js";
 
-const NEAR = 2.5; // times the whole map, from where thumbnails are shown
+const NEAR = 2.5; // zoom from which thumbnails are shown
 const SIDE = 46; // px of a thumbnail
-const MOST = 90; // thumbnails in a view
+const MOST = 90; // thumbnails at most
 const KEPT = 500;
 
 export class Overlay {
@@ -32,7 +32,7 @@ export class Overlay {
     return found ? found.place : -1;
   }
 
-  /** As many as have room without covering each other; those already fetched while it moves. */
+  /** Draw as many thumbnails as fit without overlap; while the map moves, only those already loaded. */
   thumbnails(context, view, look, spot) {
     this.placed = [];
     this.canvas.dataset.thumbnails = 0;
@@ -46,15 +46,15 @@ export class Overlay {
       if (look.wanted !== null && plane.classes[place] !== look.wanted) return;
       const [x, y] = spot(place);
       if (x < 0 || y < 0 || x > canvas.width || y > canvas.height) return;
-      // Anchored to the map and not to the window, so that panning does not change who is chosen.
+      // Cells are fixed to the map, not to the window, so that panning does not change which thumbnails are shown.
       const step = 1.15 * side;
       const cell = [Math.floor((plane.xs[place] * view.scale) / step), Math.floor((plane.ys[place] * view.scale) / step)];
-      if (around(cell).some((key) => overlaps(taken.get(key), x, y, side))) return;
+      if (neighborCells(cell).some((key) => overlaps(taken.get(key), x, y, side))) return;
       taken.set(`${cell}`, [x, y]);
       const image = this.image(plane.ids[place], look);
       if (image) this.placed.push({ place, x, y, side, image });
     };
-    // The last search comes first.
+    // The last search has priority.
     for (const id of look.query === null ? [] : [look.query, ...look.hits]) if (plane.places.has(id)) place(plane.places.get(id));
     plane.rows(view.x - half.x, view.y - half.y, view.x + half.x, view.y + half.y, (start, end) => {
       for (let each = start; each < end && this.placed.length < MOST && looked < 20_000; each += 1) {
@@ -63,7 +63,7 @@ export class Overlay {
       }
     });
     for (const { place, x, y, image } of this.placed) {
-      context.fillStyle = look.colourOf(plane.classes[place]);
+      context.fillStyle = look.colorOf(plane.classes[place]);
       rounded(context, x, y, side / 2 + 2 * look.ratio, 7 * look.ratio);
       context.fill();
       context.save();
@@ -93,9 +93,9 @@ export class Overlay {
     if (place === undefined || place < 0) return;
     const [x, y] = spot(place);
     const covered = this.placed.find((each) => each.place === place);
-    for (const [colour, extra] of [[look.card, 2], [look.ink, 0]]) {
+    for (const [color, extra] of [[look.card, 2], [look.ink, 0]]) {
       context.beginPath();
-      context.strokeStyle = colour;
+      context.strokeStyle = color;
       context.lineWidth = (width + extra) * look.ratio;
       if (covered) rounded(context, x, y, covered.side / 2 + 3 * look.ratio, 7 * look.ratio);
       else context.arc(x, y, radius * look.ratio, 0, 2 * Math.PI);
@@ -104,7 +104,7 @@ export class Overlay {
   }
 }
 
-function around([column, row]) {
+function neighborCells([column, row]) {
   return [-1, 0, 1].flatMap((across) => [-1, 0, 1].map((down) => `${[column + across, row + down]}`));
 }
 

@@ -1,14 +1,14 @@
-// All points of a map: laid out by cells, so that a view draws and finds only what lies in it.
+// All points of a map, sorted into grid cells so that drawing and hit testing visit only the points in view.
 //
-// Points are painted into pixels by hand: a hundred thousand of them take a few milliseconds, on any machine.
+// Points are painted directly into pixels: a hundred thousand take a few milliseconds.
 
 const MAGIC = "NFMAP1";
 const PER_CELL = 6;
 
-/** Read what /api/v1/map sends; see docs/serve.md. */
+/** Parse the response of /api/v1/map; see docs/serve.md for the format. */
 export function parse(buffer) {
   const start = new TextDecoder().decode(buffer.slice(0, 6));
-  if (start !== MAGIC) throw new Error("this is no map");
+  if (start !== MAGIC) throw new Error("not a map");
   const length = new DataView(buffer).getUint32(8, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 16, length)));
   const { count } = header;
@@ -34,7 +34,7 @@ export class Plane {
       const row = Math.min(cells - 1, Math.floor(((points[2 * point + 1] - top) / height) * cells));
       return row * cells + column;
     };
-    // Sorted by cell, and by chance within one: no class is painted over all others.
+    // Sorted by cell, in random order within a cell, so that no class is painted over all others.
     this.starts = new Uint32Array(cells * cells + 1);
     for (let point = 0; point < this.count; point += 1) this.starts[cellOf(point) + 1] += 1;
     for (let cell = 0; cell < cells * cells; cell += 1) this.starts[cell + 1] += this.starts[cell];
@@ -54,7 +54,7 @@ export class Plane {
     }
   }
 
-  /** Call with the first and last place of each row of cells that a rectangle touches. */
+  /** Call `visit` with the first and last position of each row of cells that a rectangle touches. */
   rows(left, top, right, bottom, visit) {
     const { bounds: box, cells } = this;
     const column = (x) => Math.max(0, Math.min(cells - 1, Math.floor(((x - box.left) / box.width) * cells)));
@@ -63,7 +63,7 @@ export class Plane {
     for (let at = row(top), end = row(bottom); at <= end; at += 1) visit(this.starts[at * cells + first], this.starts[at * cells + last + 1]);
   }
 
-  /** The place of the point nearest to (x, y), within a distance; −1 where there is none. `wanted` is a class, or null. */
+  /** The position of the point nearest to (x, y) within a distance, or −1. `wanted` is a class, or null for all. */
   nearest(x, y, reach, wanted = null) {
     let best = -1;
     let least = reach * reach;
@@ -78,18 +78,18 @@ export class Plane {
   }
 
   /**
-   * Paint what a view shows into pixels (Uint32, 0xAABBGGRR); returns how many points that were.
+   * Paint the visible points into pixels (Uint32, 0xAABBGGRR) and return their number.
    *
-   * view: {x, y} in the middle and `scale` in pixels per unit. colours: by class, the last one for none. faint: the colour
-   * of other classes than `wanted`. quick: leave out soft edges, for while it moves.
+   * view: {x, y} of the center and `scale` in pixels per unit. colors: by class, the last one for no class. faint: the
+   * color of classes other than `wanted`. quick: no antialiasing, while the map moves.
    */
-  paint(pixels, width, height, view, { colours, background, faint, wanted = null, radius, quick = false }) {
+  paint(pixels, width, height, view, { colors, background, faint, wanted = null, radius, quick = false }) {
     pixels.fill(background);
     const stamp = quick ? square(Math.max(1, Math.round(1.7 * radius))) : disc(radius);
     const reach = (stamp.size + 1) / view.scale;
     const half = { x: width / 2 / view.scale + reach, y: height / 2 / view.scale + reach };
     let painted = 0;
-    const pass = (chosen, colourOf) =>
+    const pass = (chosen, colorOf) =>
       this.rows(view.x - half.x, view.y - half.y, view.x + half.x, view.y + half.y, (start, end) => {
         for (let place = start; place < end; place += 1) {
           if (!chosen(this.classes[place])) continue;
@@ -97,25 +97,25 @@ export class Plane {
           const y = Math.round((this.ys[place] - view.y) * view.scale + height / 2 - stamp.size / 2);
           if (x < 0 || y < 0 || x + stamp.size > width || y + stamp.size > height) continue;
           painted += 1;
-          (quick ? fill : blend)(pixels, width, x, y, stamp, colourOf(this.classes[place]));
+          (quick ? fill : blend)(pixels, width, x, y, stamp, colorOf(this.classes[place]));
         }
       });
-    const colour = (number) => colours[number < 0 ? colours.length - 1 : number];
-    if (wanted === null) pass(() => true, colour);
+    const color = (number) => colors[number < 0 ? colors.length - 1 : number];
+    if (wanted === null) pass(() => true, color);
     else {
       pass((number) => number !== wanted, () => faint);
-      pass((number) => number === wanted, colour);
+      pass((number) => number === wanted, color);
     }
     return painted;
   }
 }
 
-function fill(pixels, width, x, y, { size }, colour) {
-  for (let row = 0, at = y * width + x; row < size; row += 1, at += width) for (let column = 0; column < size; column += 1) pixels[at + column] = colour;
+function fill(pixels, width, x, y, { size }, color) {
+  for (let row = 0, at = y * width + x; row < size; row += 1, at += width) for (let column = 0; column < size; column += 1) pixels[at + column] = color;
 }
 
-function blend(pixels, width, x, y, { size, cover }, colour) {
-  const [red, green, blue] = [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
+function blend(pixels, width, x, y, { size, cover }, color) {
+  const [red, green, blue] = [color & 255, (color >> 8) & 255, (color >> 16) & 255];
   let from = 0;
   for (let row = 0, at = y * width + x; row < size; row += 1, at += width) {
     for (let column = 0; column < size; column += 1) {
@@ -133,7 +133,7 @@ function blend(pixels, width, x, y, { size, cover }, colour) {
 const square = (size) => ({ size, cover: null });
 const discs = new Map();
 
-/** How much of each pixel a disc covers, 0 to 256; dense places show through. */
+/** Coverage of each pixel by a disc, 0 to 256; slightly transparent, so that density is visible. */
 function disc(radius) {
   const key = Math.round(4 * radius);
   if (!discs.has(key)) {

@@ -1,9 +1,9 @@
-// Runs side by side, and who leads.
+// Comparison of training runs, and the leaderboard.
 
 import * as api from "./api.js";
 import { lineChart } from "./chart.js";
-import { night, palette } from "./colours.js";
-import { $, counted, make, tell } from "./dom.js";
+import { isDark, palette } from "./colors.js";
+import { $, plural, make, showError } from "./dom.js";
 
 const DRAWN = 8; // runs whose curves are drawn at first
 const percent = (share) => (share === null || share === undefined ? "–" : (100 * share).toFixed(1));
@@ -18,14 +18,14 @@ export async function showRuns() {
   try {
     runsView(await api.runs());
   } catch (error) {
-    tell(error, showRuns);
+    showError(error, showRuns);
   }
 }
 
 function runsView({ runs, unfinished, damaged, metrics }) {
   const view = $("view-runs");
   if (!runs.length) {
-    const words = unfinished.length ? `${counted(unfinished.length, "run is", "runs are")} under way: ${unfinished.join(", ")}.` : "The folder has no runs yet.";
+    const words = unfinished.length ? `${plural(unfinished.length, "run is", "runs are")} in progress: ${unfinished.join(", ")}.` : "The folder has no runs yet.";
     return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: words }), leftOut(damaged)));
   }
   const first = metrics.includes("recall@1") ? "recall@1" : metrics[0];
@@ -43,13 +43,13 @@ function runsView({ runs, unfinished, damaged, metrics }) {
     { key: "seconds", title: "time", value: (run) => run.seconds, shown: duration, number: true },
     { key: "memory", title: "MiB", value: (run) => run.memory, shown: (value) => (value === null ? "–" : Math.round(value).toLocaleString("en")), number: true },
   ];
-  const colours = palette(runs.length, night());
-  const colourOf = new Map(runs.map((run, place) => [run.name, colours[place]]));
+  const colors = palette(runs.length, isDark());
+  const colorOf = new Map(runs.map((run, place) => [run.name, colors[place]]));
   const charts = make("div", { class: "charts" });
-  const draw = () => charts.replaceChildren(...curves(runs.filter((run) => chosen.has(run.name)), colourOf));
-  const block = make("div", { class: "block" }, make("h2", { textContent: counted(runs.length, "run") }));
-  const waiting = unfinished.length ? ` ${counted(unfinished.length, "run is", "runs are")} not finished.` : "";
-  block.append(make("p", { class: "soft", textContent: `Measured on classes that training never saw. Tick runs to draw their curves.${waiting}` }), leftOut(damaged));
+  const draw = () => charts.replaceChildren(...curves(runs.filter((run) => chosen.has(run.name)), colorOf));
+  const block = make("div", { class: "block" }, make("h2", { textContent: plural(runs.length, "run") }));
+  const waiting = unfinished.length ? ` ${plural(unfinished.length, "run is", "runs are")} not finished.` : "";
+  block.append(make("p", { class: "soft", textContent: `Measured on test classes, which are not used in training. Select runs to draw their curves.${waiting}` }), leftOut(damaged));
   const sortable = () => {
     const column = columns.find((each) => each.key === order.key) ?? columns[0];
     const sorted = [...runs].sort((a, b) => compare(column.value(a), column.value(b)) * (order.down ? -1 : 1));
@@ -72,14 +72,14 @@ function runsView({ runs, unfinished, damaged, metrics }) {
   view.replaceChildren(block, make("div", { class: "block" }, make("h2", { textContent: "Curves" }), charts));
 }
 
-function curves(runs, colourOf) {
+function curves(runs, colorOf) {
   const parts = [...new Set(runs.flatMap((run) => Object.keys(run.curves)))];
-  if (!parts.length) return [make("p", { class: "soft", textContent: runs.length ? "These runs were not measured along the way." : "Tick a run to see its curve." })];
+  if (!parts.length) return [make("p", { class: "soft", textContent: runs.length ? "These runs were not evaluated during training." : "Select a run to see its curve." })];
   return parts.map((part) => {
-    const lines = runs.filter((run) => run.curves[part]?.length).map((run) => ({ name: run.name, colour: colourOf.get(run.name), points: run.curves[part] }));
-    const keys = lines.map(({ name, colour }) => {
+    const lines = runs.filter((run) => run.curves[part]?.length).map((run) => ({ name: run.name, color: colorOf.get(run.name), points: run.curves[part] }));
+    const keys = lines.map(({ name, color }) => {
       const dash = make("i");
-      dash.style.background = colour;
+      dash.style.background = color;
       return make("li", {}, dash, name);
     });
     return make("figure", {}, make("figcaption", { class: "soft", textContent: `R@1 % on ${part === "train" ? "training classes" : `${part} classes`}, by epoch` }), lineChart(lines), make("ul", { class: "lines" }, ...keys));
@@ -105,34 +105,34 @@ export async function showLeaderboard() {
   try {
     leaderboardView(await api.leaderboard(metric));
   } catch (error) {
-    tell(error, showLeaderboard);
+    showError(error, showLeaderboard);
   }
 }
 
-/** Which runs cannot be read, and why. */
+/** The runs that cannot be read, with the reason. */
 function leftOut(damaged) {
   if (!damaged.length) return "";
   const lines = damaged.map(({ name, reason }) => make("li", { textContent: `${name}: ${reason}` }));
-  return make("div", { class: "soft damaged" }, `${counted(damaged.length, "run")} cannot be read and ${damaged.length === 1 ? "is" : "are"} left out:`, make("ul", { class: "reasons" }, ...lines));
+  return make("div", { class: "soft damaged" }, `${plural(damaged.length, "run")} cannot be read and ${damaged.length === 1 ? "is" : "are"} not shown:`, make("ul", { class: "reasons" }, ...lines));
 }
 
 function leaderboardView({ metrics, experiments, tournament, damaged }) {
   const view = $("view-leaderboard");
   if (!experiments.length) {
-    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: "Losses are ranked here once runs are finished." }), leftOut(damaged)));
+    return view.replaceChildren(make("div", { class: "block" }, make("h2", { textContent: "No finished runs" }), make("p", { class: "soft", textContent: "Losses are ranked here when runs are finished." }), leftOut(damaged)));
   }
   const select = make("select", { id: "metric" }, ...metrics.map((each) => make("option", { value: each, textContent: named(each), selected: each === metric })));
   select.addEventListener("change", () => {
     metric = select.value;
     showLeaderboard();
   });
-  const chooser = make("div", { class: "row block" }, make("label", { htmlFor: "metric", class: "soft", textContent: "Ranked by" }), select, make("span", { class: "soft", textContent: "on classes that training never saw" }));
+  const chooser = make("div", { class: "row block" }, make("label", { htmlFor: "metric", class: "soft", textContent: "Ranked by" }), select, make("span", { class: "soft", textContent: "on test classes, which are not used in training" }));
   view.replaceChildren(chooser, ...(tournament.rows.length && tournament.experiments.length > 1 ? [standings(tournament)] : []), ...experiments.map(experiment), make("div", { class: "block" }, leftOut(damaged)));
 }
 
 function standings({ experiments, rows, note }) {
   const body = rows.map((row, place) => make("tr", { class: place === 0 ? "best" : "" }, make("th", { scope: "row", textContent: row.loss }), ...[row.total, row.average.toFixed(2), row.std === null ? "–" : row.std.toFixed(2)].map((value) => make("td", { class: "number", textContent: value }))));
-  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Ranks added up over ${counted(experiments.length, "fair experiment")}; fewer is better.${note ? ` ${note[0].toUpperCase()}${note.slice(1)}.` : ""}` }), plainTable(["loss", "total", "average", "std"], body));
+  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Sum of ranks over ${plural(experiments.length, "fair experiment")}; lower is better.${note ? ` ${note[0].toUpperCase()}${note.slice(1)}.` : ""}` }), plainTable(["loss", "total", "average", "std"], body));
 }
 
 function experiment({ name, fair, reasons, notes, rows }) {
@@ -146,9 +146,9 @@ function experiment({ name, fair, reasons, notes, rows }) {
       ...[percent(row.mean), row.std === null ? "–" : `± ${percent(row.std)}`, row.runs, duration(row.seconds)].map((value) => make("td", { class: "number", textContent: value })),
     ),
   );
-  const verdict = fair ? "A fair comparison: these runs differ in nothing but the loss and what belongs to it." : "Not ranked: these runs differ in more than the loss.";
+  const verdict = fair ? "Fair comparison: these runs differ only in the loss and its settings." : "Not ranked: these runs differ in more than the loss.";
   const listed = (lines, heading = null) => (lines.length ? make("div", { class: "soft" }, heading, make("ul", { class: "reasons" }, ...lines.map((line) => make("li", { textContent: line })))) : null);
-  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, fair ? "Also different, but no reason not to rank them:" : "Also different:"), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1, "ranks"));
+  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, fair ? "Other differences, which do not affect fairness:" : "Other differences:"), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1, "ranks"));
 }
 
 function plainTable(titles, body, wordsAt = 0, kind = "") {

@@ -1,33 +1,33 @@
-// Search: a picture in, neighbours out, and on from there.
+// Search by image or item, and the history of searches.
 
 import * as api from "./api.js";
-import { $, chosenClass, counted, goWith, hush, make, picture, tell } from "./dom.js";
+import { $, hideMessage, imageElement, make, navigateWithMessage, plural, selectedClass, showError } from "./dom.js";
 
 const SHOWN_AT_START = 24;
-const KEPT = 24; // steps of the history that are shown
-const uploads = new Map(); // pictures of this sitting, by number
+const KEPT = 24; // entries of the history that are shown
+const uploads = new Map(); // uploaded images of this session, by number
 let facts, labels;
 let step = { kind: "start", key: 0 };
-let shown = step; // the step whose picture stands beside the results: another one while an answer is on its way
-let trail = []; // what was searched with, oldest first
+let shown = step; // the step whose image is shown beside the results; differs from `step` while a request is running
+let trail = []; // history, oldest first
 let working = null;
-let lastUpload = Date.now(); // only grows, over a reload as well: no address comes to mean another picture
+let lastUpload = Date.now(); // only grows, also across reloads, so that no address refers to another image later
 let changed = async () => {};
 let shuffle = 1 + Math.floor(Math.random() * 1e6);
 let byKeyboard = false;
 
-/** What was found last, for the map. */
+/** The last search result, for the map. */
 export const found = { query: null, hits: [] };
 
 const same = (one, other) => one.kind === other.kind && one.key === other.key;
 const addressOf = ({ kind, key }) => (kind === "start" ? "#search" : `#${kind}=${key}`);
 
-/** Who wants to know when something was added or removed. */
+/** Register a function to call after an item was added or removed. */
 export function onChange(call) {
   changed = call;
 }
 
-export function learn(info, known) {
+export function update(info, known) {
   facts = info;
   labels = known.map(({ label }) => label);
   $("labels").replaceChildren(...known.map(({ label, count }) => make("option", { value: label, label: `${label} · ${count}` })));
@@ -37,19 +37,19 @@ export function learn(info, known) {
   }
   $("drop").disabled = !facts.pictures;
   if (!facts.pictures) {
-    $("drop").querySelector("span").replaceChildren(make("strong", { textContent: "This index has no model" }), make("span", { textContent: "It was made of vectors: search with what is in it." }));
+    $("drop").querySelector("span").replaceChildren(make("strong", { textContent: "This index has no model" }), make("span", { textContent: "It was built from vectors: search with its items." }));
   }
 }
 
-/** The address of where we are. */
+/** The address of the current step. */
 export const address = () => addressOf(step);
 
-/** Show a step; `onward` if it is a new one, and not one that was gone back to or is shown anew. */
+/** Show a step; `onward` is true for a new step, false for one shown again. */
 export async function show(next, onward = false) {
   step = next;
   working?.abort();
   const { signal } = (working = new AbortController());
-  const label = chosenClass($("filter"), labels);
+  const label = selectedClass($("filter"), labels);
   $("query").inert = !same(shown, step);
   $("hits").classList.add("waiting");
   $("view-search").classList.toggle("asked", step.kind !== "start");
@@ -58,14 +58,14 @@ export async function show(next, onward = false) {
     else if (step.kind === "item") await showItem(label);
     else await showUpload(label);
     remember();
-    if (onward) bringUp();
+    if (onward) scrollToResults();
   } catch (error) {
     if (signal.aborted) return;
     const refused = step.kind === "upload" && ["bad_image", "too_large"].includes(error.code);
     if (refused) forget(step);
     $("query").hidden = refused || step.kind !== "upload";
-    empty("Nothing to show", refused ? "Try another picture." : "");
-    tell(error, error.code === "offline" || error.code === "busy" ? () => show(step) : null);
+    empty("Nothing to show", refused ? "Try another image." : "");
+    showError(error, error.code === "offline" || error.code === "busy" ? () => show(step) : null);
   }
   drawTrail();
   $("hits").classList.remove("waiting");
@@ -78,8 +78,8 @@ async function showStart(label) {
   $("query").hidden = true;
   found.query = null;
   found.hits = [];
-  if (!total) return empty("Nothing here yet", facts.read_only ? "The index is empty." : "The index is empty: drop a picture and add it.");
-  title("Start anywhere", `Some of ${counted(total, "picture")}${label ? ` of ${label}` : ""}. Click one to find its neighbours.`);
+  if (!total) return empty("The index is empty", facts.read_only ? "" : "Drop an image to add it.");
+  title("Browse the index", `A random sample of ${plural(total, "image")}${label ? ` of ${label}` : ""}. Click one to find its neighbors.`);
   cards(items);
   $("again").hidden = total <= SHOWN_AT_START;
 }
@@ -87,8 +87,8 @@ async function showStart(label) {
 async function showItem(label) {
   const answer = await api.searchItem(step.key, count(), label, working.signal);
   const { query } = answer;
-  asked(api.thumbnail(query.id), query.label ?? `No. ${query.id}`, query.name, true);
-  neighbours(answer, query.label, label);
+  showQuery(api.thumbnail(query.id), query.label ?? `No. ${query.id}`, query.name, true);
+  neighbors(answer, query.label, label);
   found.query = query.id;
 }
 
@@ -96,21 +96,21 @@ async function showUpload(label) {
   const upload = uploads.get(step.key);
   if (!upload) {
     $("query").hidden = true;
-    return empty("That picture is gone", "Uploads are not kept over a reload: drop it once more.");
+    return empty("Image not available", "Uploads are not kept when the page is reloaded. Upload the image again.");
   }
-  asked(upload.url, "Your picture", upload.file.name || "pasted", false);
+  showQuery(upload.url, "Your image", upload.file.name || "pasted", false);
   title("Searching…", "");
   const answer = await api.searchPicture(upload.file, count(), label, working.signal);
-  neighbours(answer, null, label);
+  neighbors(answer, null, label);
   found.query = null;
 }
 
 /** Search with a file. */
 export function upload(file) {
-  if (!facts?.pictures) return tell(Object.assign(new Error("This index has no model and cannot read pictures."), { code: "no_model" }));
+  if (!facts?.pictures) return showError(Object.assign(new Error("This index has no model and cannot embed images."), { code: "no_model" }));
   if (file.size > facts.limits.bytes) {
     const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
-    return tell(Object.assign(new Error(`That file has ${size(file.size)}; this server takes at most ${size(facts.limits.bytes)}.`), { code: "too_large" }));
+    return showError(Object.assign(new Error(`The file has ${size(file.size)}; the limit is ${size(facts.limits.bytes)}.`), { code: "too_large" }));
   }
   lastUpload += 1;
   uploads.set(lastUpload, { file, url: URL.createObjectURL(file) });
@@ -119,10 +119,10 @@ export function upload(file) {
 
 // — showing —
 
-function asked(source, heading, words, inIndex) {
+function showQuery(source, heading, words, inIndex) {
   shown = step;
   $("query").hidden = $("query").inert = false;
-  const image = picture(source, `Searched with: ${heading}`, "no preview");
+  const image = imageElement(source, `Query: ${heading}`, "no preview");
   image.id = "query-image";
   image.loading = "eager";
   document.querySelector(".frame").replaceChildren(image);
@@ -134,18 +134,18 @@ function asked(source, heading, words, inIndex) {
   $("add").hidden = inIndex || facts.read_only;
 }
 
-function neighbours({ hits, milliseconds }, label, only) {
+function neighbors({ hits, milliseconds }, label, only) {
   $("again").hidden = true;
   found.hits = hits.map((hit) => hit.id);
-  if (!hits.length) return empty("No neighbours", only ? `There is nothing else of ${only}.` : "There is nothing else in the index.");
+  if (!hits.length) return empty("No neighbors", only ? `The index has no other items of ${only}.` : "The index has no other items.");
   const same = label ? hits.filter((hit) => hit.label === label).length : null;
-  const words = same === null || only ? "" : `${same} of ${hits.length} of the same class · `;
-  title("Nearest", `${words}${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms${only ? ` · ${only} only` : ""}`);
+  const words = same === null || only ? "" : `${same} of ${hits.length} in the same class · `;
+  title("Nearest neighbors", `${words}${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms${only ? ` · ${only} only` : ""}`);
   cards(hits, only ? null : label);
 }
 
-/** Let results that begin above the window begin at its top. */
-function bringUp() {
+/** Scroll up to the beginning of the results if it is above the window. */
+function scrollToResults() {
   const above = $("results-title").getBoundingClientRect().top - $("stuck").offsetHeight - 14;
   if (above < 0) window.scrollBy(0, above);
 }
@@ -180,7 +180,7 @@ function card(item, place, label, length) {
   const button = make(
     "button",
     { type: "button", attrs: { "aria-label": spoken, title: item.name } },
-    make("span", { class: "picture" }, picture(api.thumbnail(item.id), "", item.name)),
+    make("span", { class: "picture" }, imageElement(api.thumbnail(item.id), "", item.name)),
     scored ? make("span", { class: "bar" }, bar(length(item.score))) : null,
     make(
       "span",
@@ -209,7 +209,7 @@ function remember() {
   if (step.kind === "item" || uploads.has(step.key)) trail = [...trail.filter((each) => !same(each, step)), step].slice(-KEPT);
 }
 
-/** What is gone cannot be searched with again. */
+/** Remove a step from the history. */
 function forget(gone) {
   trail = trail.filter((each) => !same(each, gone));
   if (gone.kind === "upload") {
@@ -224,8 +224,8 @@ function drawTrail() {
   $("steps").replaceChildren(
     ...[...trail].reverse().map((each) => {
       const source = each.kind === "item" ? api.thumbnail(each.key) : uploads.get(each.key).url;
-      const words = each.kind === "item" ? `Picture no. ${each.key}` : "Your picture";
-      const button = make("button", { type: "button", title: words, attrs: { "aria-label": words } }, picture(source, "", "?"));
+      const words = each.kind === "item" ? `Image no. ${each.key}` : "Your image";
+      const button = make("button", { type: "button", title: words, attrs: { "aria-label": words } }, imageElement(source, "", "?"));
       if (same(each, step)) button.setAttribute("aria-current", "true");
       button.addEventListener("click", () => (location.hash = addressOf(each)));
       return make("li", {}, button);
@@ -238,7 +238,7 @@ function drawTrail() {
 const count = () => Math.min(Number($("count").value), facts.limits.neighbours);
 
 const refresh = () => {
-  hush();
+  hideMessage();
   show(step);
 };
 $("filter").addEventListener("change", refresh);
@@ -269,7 +269,7 @@ $("hits").addEventListener("keydown", (event) => {
 $("remove").addEventListener("click", () => {
   const removed = shown;
   const from = location.hash;
-  $("sure-words").textContent = `${$("query-words").textContent} will no longer be found. The file itself stays where it is.`;
+  $("sure-words").textContent = `${$("query-words").textContent} will be removed from the index. The image file is not deleted.`;
   const dialog = $("sure-dialog");
   dialog.returnValue = "no";
   dialog.onclose = async () => {
@@ -278,9 +278,9 @@ $("remove").addEventListener("click", () => {
       await api.remove(removed.key);
       forget(removed);
       await changed();
-      goWith(`No. ${removed.key} was removed.`, "#search", from);
+      navigateWithMessage(`No. ${removed.key} was removed.`, "#search", from);
     } catch (error) {
-      tell(error);
+      showError(error);
     }
   };
   dialog.showModal();
@@ -295,9 +295,9 @@ $("add").addEventListener("submit", async (event) => {
   try {
     const { id } = await api.add(file, $("add-label").value.trim());
     await changed();
-    goWith(`Added as no. ${id}.`, `#item=${id}`, from);
+    navigateWithMessage(`Added as no. ${id}.`, `#item=${id}`, from);
   } catch (error) {
-    tell(error);
+    showError(error);
   }
   button.disabled = false;
 });

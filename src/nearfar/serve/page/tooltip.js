@@ -1,9 +1,9 @@
-// The little card beside a point of the map.
+// The tooltip beside a point of the map.
 
 import * as api from "./api.js";
 import { $ } from "./dom.js";
 
-const PATIENCE = 60; // ms that one stays before the name is asked for
+const DELAY_MS = 60; // before the name is requested
 const card = $("tip");
 const image = card.querySelector("img");
 let turn = 0;
@@ -27,12 +27,12 @@ export function show(id, label) {
     try {
       const item = await api.item(id);
       if (mine === turn) card.querySelector("span").textContent = item.name;
-    } catch {} // it has no name then
-  }, PATIENCE);
+    } catch {} // shown without a name
+  }, DELAY_MS);
 }
 
-/** Beside a place of the map, wherever there is room. */
-export function beside(x, y) {
+/** Move the tooltip beside a position of the map, where it fits. */
+export function moveTo(x, y) {
   const [width, height] = [card.offsetWidth, card.offsetHeight];
   const box = $("map");
   const left = x + 18 + width > box.clientWidth ? x - 18 - width : x + 18;

@@ -1,6 +1,6 @@
-// Dropping and pasting pictures, anywhere on the page.
+// Dropping and pasting images anywhere on the page.
 
-import { $, tell } from "./dom.js";
+import { $, showError } from "./dom.js";
 import { upload } from "./search.js";
 
 let inside = 0;
@@ -8,15 +8,15 @@ const holdsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("F
 document.addEventListener("dragenter", (event) => {
   if (!holdsFiles(event)) return;
   inside += 1;
-  $("dropping").hidden = false;
+  $("dropzone").hidden = false;
 });
 document.addEventListener("dragleave", (event) => {
-  if (holdsFiles(event) && --inside <= 0) $("dropping").hidden = true;
+  if (holdsFiles(event) && --inside <= 0) $("dropzone").hidden = true;
 });
 document.addEventListener("dragover", (event) => holdsFiles(event) && event.preventDefault());
 document.addEventListener("drop", (event) => {
   inside = 0;
-  $("dropping").hidden = true;
+  $("dropzone").hidden = true;
   if (!holdsFiles(event)) return;
   event.preventDefault();
   const [file] = event.dataTransfer.files;
@@ -28,6 +28,6 @@ document.addEventListener("paste", (event) => {
     event.preventDefault();
     upload(file);
   } else if (!event.target.closest?.("input")) {
-    tell(Object.assign(new Error("There is no picture in the clipboard."), { code: "no_picture" }));
+    showError(Object.assign(new Error("There is no image in the clipboard."), { code: "no_picture" }));
   }
 });
