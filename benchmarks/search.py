@@ -76,7 +76,7 @@ def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
     """FAISS alone, with the structure and the settings of our backend: seconds to build it, and how to search it."""
     import faiss
 
-    ours = index._shelf.state.backend._index  # type: ignore[attr-defined]
+    ours = index.storage.backend._index  # type: ignore[attr-defined]
     start = time.perf_counter()
     kind, dim = index.info()["backend"].partition(":")[2], points.shape[1]
     if kind == "flat":

@@ -131,10 +131,10 @@ def index(folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
     """Make an index of the unseen digits with the model of a run; gives how many they are."""
     from nearfar import data
     from nearfar.search import Index
-    from nearfar.search.pictures import of_dataset
+    from nearfar.search.images import dataset_images
     from nearfar.training.api import model_folder
 
-    digits = of_dataset(data.open("digits"), "test")
+    digits = dataset_images(data.open("digits"), "test")
     with Index.build(model_folder(folder), digits, out=out, device="cpu", watch=watch) as made:
         return len(made)
 

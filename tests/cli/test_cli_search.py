@@ -40,11 +40,11 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_from_photos_to_neighbours(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index, photo = place / "my.index", place / "photos" / "digit 3" / "003.png"
     said = run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
-    assert "12 pictures of 10 classes, 8 dimensions, exact" in said
+    assert "12 images of 10 classes, 8 dimensions, exact" in said
     said = run(capsys, "search", index, photo, "-k", 3, "--label", "digit 3", "--html", place / "a.html",
                "--png", place / "a.png", "--json", place / "a.json")  # fmt: skip
     assert "digit 3/003.png" in said
-    found = json.loads((place / "a.json").read_text())[0]["neighbours"]
+    found = json.loads((place / "a.json").read_text())[0]["neighbors"]
     assert (found[0]["name"], found[0]["right"], len(found)) == ("digit 3/003.png", True, 3)
     assert (place / "a.html").stat().st_size > 1000
     assert "digit 1" in run(capsys, "search", index, "--id", 0, "--where", "label~digit [12]", "-k", 2)
@@ -57,7 +57,9 @@ def test_from_photos_to_neighbours(place: Path, capsys: pytest.CaptureFixture[st
     said = run(capsys, "index", "update", index, place / "photos", "--metadata", table)
     assert "1 added, 12 unchanged; 13 in all" in said
     assert "copy.png" in run(capsys, "search", index, photo, "--where", "year>2019")
-    assert "the same file: " in run(capsys, "index", "duplicates", index, "--threshold", 1, "--json", place / "d.json")
+    assert "identical files: " in run(
+        capsys, "index", "duplicates", index, "--threshold", 1, "--json", place / "d.json"
+    )
     assert json.loads((place / "d.json").read_text())["groups"][0]["identical"]
     assert "4 clusters" in run(capsys, "index", "clusters", index, "-k", 4, "--html", place / "c.html")
     assert "1 removed, 12 left" in run(capsys, "index", "remove", index, 12)
@@ -80,7 +82,7 @@ def test_embeddings_can_be_evaluated(place: Path, capsys: pytest.CaptureFixture[
 def test_a_data_set_is_indexed_by_name(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ("--data", "folder", "--part", "test", "--device", "cpu")
     said = run(capsys, "index", "build", place / "model", photos(tmp_path / "p", 12), "-o", tmp_path / "i", *words)
-    assert "5 pictures of 5 classes" in said
+    assert "5 images of 5 classes" in said
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_labels_of_a_table_survive_a_plain_update(small: Path, capsys: pytest.Ca
 def test_names_of_a_table_that_match_nothing_are_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "m.csv").write_text("name,year\ndigit 1/001.png,1\n" + "".join(f"x{n}.png,2\n" for n in range(5)))
     said = run(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / "m.csv")
-    assert "5 of 6 names match no picture: x0.png, x1.png, x2.png, …" in said
+    assert "5 of 6 names match no image: x0.png, x1.png, x2.png, …" in said
 
 
 @pytest.mark.parametrize(
@@ -120,13 +122,13 @@ def test_names_of_a_table_that_match_nothing_are_told(small: Path, capsys: pytes
 def test_a_number_that_is_none_is_named(small: Path, capsys: pytest.CaptureFixture[str], name: str, text: str) -> None:
     (small / name).write_text(text)
     error = refused(capsys, "index", "update", small / "i", small / "photos", "--metadata", small / name)
-    assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; needed is" in error
+    assert f"{small / name} has nan as 'score' in line {3 if name == 'm.csv' else 2}; allowed are" in error
 
 
 def test_a_query_that_is_no_picture_is_named(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "notes.txt").write_text("words")
     assert f"{small / 'notes.txt'}: text, not a picture" in refused(capsys, "search", small / "i", small / "notes.txt")
-    assert "that is no file" in refused(capsys, "search", small / "i", small / "photos")
+    assert "that is not a file" in refused(capsys, "search", small / "i", small / "photos")
     assert f"{small / 'nope'} is not there" in refused(capsys, "embed", small / "nope", small / "photos")
 
 
@@ -136,7 +138,7 @@ def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.Capture
     assert "1 removed, 3 unchanged; 3 in all" in said
     assert "1 items were removed:\n  digit 1/001.png" in said
     words = ("index", "update", small / "i", small / "photos" / "digit 2", "--prune")
-    assert "would remove 2 of 3 items, and has removed none" in refused(capsys, *words)
+    assert "would remove 2 of 3 items, so none was removed" in refused(capsys, *words)
     assert "3 in all" in run(capsys, "index", "update", small / "i", small / "photos")
     assert "1 moved, 2 removed, 0 unchanged; 1 in all" in run(capsys, *words, "--yes")
 
@@ -144,7 +146,7 @@ def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.Capture
 def test_a_file_that_became_unreadable_is_kept_and_told(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "photos" / "digit 1" / "001.png").write_bytes(b"text")
     said = run(capsys, "index", "update", small / "i", small / "photos")
-    assert "0 added, 1 kept (cannot be read now), 3 unchanged; 4 in all" in said
+    assert "0 added, 1 kept (cannot be read), 3 unchanged; 4 in all" in said
 
 
 def test_names_command_no_terminal(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def add(folder: Path) -> None:
                 index.remove([number - 7])
                 say(f"-{number - 7}")
             if number % 100 == 50:
-                index.save()
+                index.compact()
             number += 1
 
 

@@ -69,7 +69,7 @@ def test_a_backend_passes_the_battery(index: Index, tmp_path: Path) -> None:
     assert ids[0][0] == COUNT
     np.testing.assert_allclose(values, scores, atol=2e-5)
     # the same after the journal was folded in, and after it was opened again
-    index.save()
+    index.compact()
     assert found(index)[0] == expected.tolist()
     name = index.info()["backend"]
     index.close()
@@ -84,10 +84,10 @@ def test_a_backend_passes_the_battery(index: Index, tmp_path: Path) -> None:
         # nothing at all, and something again
         again.remove(left)
         assert found(again)[0] == [[], [], []]
-        again.save()
+        again.compact()
         assert found(again)[0] == [[], [], []]
         again.add_vectors(POINTS[:2])
-        again.save()
+        again.compact()
         assert sorted(found(again)[0][0]) == [COUNT + 1, COUNT + 2]
 
 
@@ -111,7 +111,7 @@ def test_searches_go_on_during_adds(tmp_path: Path) -> None:
             for number in range(30):
                 index.add_vectors(vectors(5, seed=number + 1))
                 if number == 15:
-                    index.save()
+                    index.compact()
             done.set()
             for thread in threads:
                 thread.join()
@@ -180,7 +180,7 @@ def test_faiss_reports_its_recall(tmp_path: Path, kind: str) -> None:
 def test_a_graph_that_lost_many_is_made_anew(tmp_path: Path) -> None:
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:hnsw") as index:
         index.remove(range(0, COUNT, 2))
-        index.save()
+        index.compact()
         assert index.info()["trained"] == COUNT // 2
         assert [row[0].id for row in index.search_vectors(POINTS[1:4:2], 1)] == [1, 3]
 
@@ -188,7 +188,7 @@ def test_a_graph_that_lost_many_is_made_anew(tmp_path: Path) -> None:
 def test_backends_can_be_changed(tmp_path: Path) -> None:
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="exact") as index:
         before = index.search_vectors(QUERIES, 5)
-        index.save(backend="faiss:flat")
+        index.compact(backend="faiss:flat")
         assert index.info()["backend"] == "faiss:flat"
         after = index.search_vectors(QUERIES, 5)
     assert [[hit.id for hit in row] for row in before] == [[hit.id for hit in row] for row in after]

@@ -11,8 +11,10 @@ from PIL import Image
 from search_cases import digit, model, photos, vectors
 
 from nearfar.reports.contact_sheet import BAD, GOOD
+from nearfar.reports.search_pages import cluster_page, write_results
 from nearfar.search import Index, Item, Results, duplicates
-from nearfar.search.results import Neighbour, write
+from nearfar.search.encoder import thumbnail
+from nearfar.search.results import Neighbor
 
 
 def pairs_by_hand(points: np.ndarray, threshold: float) -> list[set[int]]:
@@ -69,26 +71,23 @@ def test_clusters_of_groups_that_lie_apart(tmp_path: Path) -> None:
         centre = units[ids].mean(0)
         far = [np.linalg.norm(units[id] - centre) for id in ids]
         assert far == sorted(far)
-        found.write(tmp_path / "page.html", shown=4)
+        page = cluster_page(found, 4)
         assert len(index.clusters()) == round((60 / 2) ** 0.5)
-    page = (tmp_path / "page.html").read_text()
     assert page.count("<figure") == 12
     assert "mostly class 1, 100 %" in page
 
 
 def results(label: str | None = "jay") -> Results:
-    from nearfar.search.storage import thumbnails
-
-    picture = thumbnails.make(Image.fromarray(digit(0)))
+    picture = thumbnail(digit(0))
     names = [("jay", "<b>&.jpg"), ("wren", "b.jpg"), (None, "c.jpg")]
-    found = [Neighbour(Item(n, name, own), 0.9 - 0.1 * n) for n, (own, name) in enumerate(names)]
+    found = [Neighbor(Item(n, name, own), 0.9 - 0.1 * n) for n, (own, name) in enumerate(names)]
     return Results("query.jpg", label, tuple(found), (picture,) * 4)
 
 
 def test_frames_are_green_and_red(tmp_path: Path) -> None:
     assert results().right == [True, False, None]
     assert results(None).right == [None, None, None]
-    results().write(tmp_path / "found.png")
+    write_results([results()], tmp_path / "found.png")
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
     corners = [tuple(sheet[18, 18 + column * 170].tolist()) for column in range(4)]
     assert corners[1:3] == [GOOD, BAD]
@@ -96,7 +95,7 @@ def test_frames_are_green_and_red(tmp_path: Path) -> None:
 
 
 def test_a_page_is_whole_and_harmless(tmp_path: Path) -> None:
-    write([results(), results(None)], tmp_path / "found.html")
+    write_results([results(), results(None)], tmp_path / "found.html")
     page = (tmp_path / "found.html").read_text()
     assert page.count('<figure class="good"') == 1
     assert page.count('<figure class="bad"') == 1
@@ -104,11 +103,11 @@ def test_a_page_is_whole_and_harmless(tmp_path: Path) -> None:
     assert "&lt;b&gt;&amp;.jpg" in page
     assert not re.search(r"(src|href)=\"(?!data:)", page)  # nothing from elsewhere
     with pytest.raises(ValueError, match=r"must end in \.png"):
-        results().write(tmp_path / "found.bmp")
+        write_results([results()], tmp_path / "found.bmp")
 
 
 def test_results_as_json() -> None:
     found = results().to_json()
-    assert found["neighbours"][0] == {
+    assert found["neighbors"][0] == {
         "id": 0, "name": "<b>&.jpg", "label": "jay", "score": 0.9, "right": True, "metadata": {},
     }  # fmt: skip

@@ -22,8 +22,8 @@ from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.search import Index, Item, encoder
 from nearfar.search.items import MissingItem
+from nearfar.search.storage import Table
 from nearfar.search.storage.folder import BadIndex
-from nearfar.search.storage.table import Table
 from nearfar.utils.normalization import GREY
 
 
@@ -110,10 +110,10 @@ def test_open_pictures_are_upright_as_from_files(orientation: int) -> None:
     for mode, kind in (("RGB", "PNG"), ("L", "PNG"), ("RGBA", "PNG"), ("RGB", "TIFF"), ("CMYK", "TIFF")):
         file = io.BytesIO()
         Image.fromarray(pixels).convert("RGB").convert(mode).save(file, kind, exif=exif)
-        asked = encoder._pixels(file.getvalue(), 3, 1000)
+        asked = encoder.decoded(file.getvalue(), 3, 1000)
         assert asked.shape == ((60, 40, 3) if orientation < 5 else (40, 60, 3))
         with Image.open(file) as opened:
-            np.testing.assert_array_equal(encoder._pixels(opened, 3, 1000), asked)
+            np.testing.assert_array_equal(encoder.decoded(opened, 3, 1000), asked)
 
 
 @pytest.mark.parametrize(("mode", "colour"), [("RGB", (10, 20, 30)), ("L", 10)])
@@ -121,13 +121,13 @@ def test_a_colour_that_is_transparent_is_white_as_from_files(mode: str, colour: 
     file = io.BytesIO()
     Image.new(mode, (9, 9), colour).save(file, "PNG", transparency=colour)
     with Image.open(file) as opened:
-        assert encoder._pixels(opened, 3, 1000).min() == encoder._pixels(file.getvalue(), 3, 1000).min() == 255
+        assert encoder.decoded(opened, 3, 1000).min() == encoder.decoded(file.getvalue(), 3, 1000).min() == 255
 
 
 def test_broken_exif_is_no_reason_to_lose_a_picture() -> None:
     image = Image.new("RGB", (9, 6), "teal")
     image.info["exif"] = b"Exif\0\0nothing"
-    assert encoder._pixels(image, 3, 1000).shape == (6, 9, 3)
+    assert encoder.decoded(image, 3, 1000).shape == (6, 9, 3)
 
 
 def test_a_picture_is_decoded_once_for_the_model_and_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_picture_is_decoded_once_for_the_model_and_for_people(monkeypatch: pyt
     Image.fromarray(noise).resize((900, 600)).save(file, "JPEG")
     torch.manual_seed(0)
     reads = encoder.Encoder(networks.create("efficientnet_lite0", dim=4, pretrained=False), device="cpu")
-    expected, alone, decoded = reads.look(file.getvalue()), encoder.thumbnail(file.getvalue()), []
+    expected, alone, decoded = reads.preprocess(file.getvalue()), encoder.thumbnail(file.getvalue()), []
     real = encoder.decode
 
     def counted(*given: Any, **more: Any) -> Any:
@@ -144,7 +144,7 @@ def test_a_picture_is_decoded_once_for_the_model_and_for_people(monkeypatch: pyt
         return real(*given, **more)
 
     monkeypatch.setattr(encoder, "decode", counted)
-    seen, small = reads.look_twice(file.getvalue())
+    seen, small = reads.preprocess_with_thumbnail(file.getvalue())
     assert len(decoded) == 1
     np.testing.assert_array_equal(seen, expected)
     shown, before = (np.asarray(Image.open(io.BytesIO(each)), dtype=np.float64) for each in (small, alone))
@@ -175,7 +175,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
         assert [name for name, _ in index.skipped] == ["broken.jpg"]
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.png").write_bytes(b"text")
-    with pytest.raises(ValueError, match=r"none of the pictures can be read; the first reason: a\.png: text"):
+    with pytest.raises(ValueError, match=r"none of the images can be read; the first reason: a\.png: text"):
         Index.build(model(), tmp_path / "bad", out=tmp_path / "j", device="cpu")
     assert not (tmp_path / "j").exists()
 
@@ -195,7 +195,7 @@ def test_add_images_adds_all_or_none(built: Path, tmp_path: Path) -> None:
 def test_ids_are_never_used_again(built: Path, tmp_path: Path) -> None:
     with Index.build(built / "model", built / "photos", out=tmp_path / "i", device="cpu") as index:
         index.remove(index.add_images([("a", digit(30), None, {})]))
-        index.save()
+        index.compact()
     with Index.open(tmp_path / "i") as index:
         assert index.add_images([("b", digit(30), None, {})]) == [21]
         with pytest.raises(MissingItem, match="id is 20; the index has no such item among its 21"):
@@ -230,7 +230,7 @@ def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
     (tmp_path / "i" / "index.json").write_text("{}")
     with pytest.raises(BadIndex, match="does not describe an index"):
         Index.open(tmp_path / "i")
-    with pytest.raises(FileNotFoundError, match="holds no index"):
+    with pytest.raises(FileNotFoundError, match="contains no index"):
         Index.open(tmp_path)
 
 
@@ -311,7 +311,7 @@ def test_one_writes_and_others_read(tmp_path: Path) -> None:
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
         index.add_vectors(vectors(2))
         with Index.open(tmp_path / "i", read_only=True) as other:
-            index.save()
+            index.compact()
             index.remove([3])
             assert len(other) == 22  # as it was, though its files are gone
             assert other.search_vectors(vectors(20)[3:4], 1)[0][0].id == 3
@@ -322,9 +322,9 @@ def test_one_writes_and_others_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_an_index_is_left_alone(built: Path) -> None:
-    with pytest.raises(BadIndex, match="holds an index already; update it"):
+    with pytest.raises(BadIndex, match="already contains an index; update it"):
         Index.build(built / "model", built / "photos", out=built / "i")
-    with pytest.raises(BadIndex, match="holds an index already"):
+    with pytest.raises(BadIndex, match="already contains an index"):
         Index.from_vectors(vectors(20), out=built / "i")
 
 
@@ -332,7 +332,7 @@ def test_an_index_of_vectors_has_no_model(tmp_path: Path) -> None:
     with Index.from_vectors(vectors(20, dim=4), out=tmp_path / "i", names=[f"n{i}" for i in range(20)]) as index:
         assert index.items[3].name == "n3"
         assert index.thumbnail(3) == b""
-        with pytest.raises(ValueError, match="was made of vectors and has no model"):
+        with pytest.raises(ValueError, match="was built from vectors and has no model"):
             index.search(digit(0))
         with pytest.raises(ValueError, match="vectors has 3 dimensions; those of this index have 4"):
             index.search_vectors(np.zeros((1, 3), dtype=np.float32))
@@ -349,7 +349,7 @@ def test_wrong_arguments_are_named(built: Path, tmp_path: Path) -> None:
         Index.build(built / "model", built / "photos", out=tmp_path / "i", measure="dot")
     with pytest.raises(ValueError, match="labels is 'dir'; allowed are 'folder'"):
         Index.build(built / "model", built / "photos", out=tmp_path / "i", labels="dir")
-    with pytest.raises(ValueError, match="there are no pictures in it"):
+    with pytest.raises(ValueError, match="contains no files with the extension of an image"):
         Index.build(built / "model", built / "model", out=tmp_path / "i")
     with Index.open(built / "i", read_only=True) as index:
         with pytest.raises(ValueError, match="k is 0"):
@@ -416,7 +416,7 @@ def test_an_index_of_vectors_works_whatever_device_is_usual(tmp_path: Path) -> N
                     assert index.search(vectors(30)[4], 1, where={"id": [4, 6]}).ids == [4]
                     assert index.map().shape == (32, 2)
                     assert index.near_duplicates(0.99) is not None
-                    index.save()
+                    index.compact()
                     assert index.search(vectors(30)[4], 1).ids == [4]
     finally:
         torch.set_default_device(before)

@@ -11,9 +11,8 @@ from search_cases import vectors
 from nearfar.search import Index
 from nearfar.search.backends.exact import Exact
 from nearfar.search.backends.faiss import Faiss
-from nearfar.search.storage import folder, shelf
+from nearfar.search.storage import IndexStorage, folder, storage
 from nearfar.search.storage.folder import BadIndex
-from nearfar.search.storage.shelf import Shelf
 
 POINTS = vectors(30)
 
@@ -23,7 +22,7 @@ def fails(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(Shelf, "_open"), (folder, "read_table"), (shelf, "Journal"), (Exact, "renew")]
+    ("place", "name"), [(IndexStorage, "_open"), (folder, "read_table"), (storage, "Journal"), (Exact, "renew")]
 )
 def test_a_save_that_cannot_be_opened_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
@@ -33,11 +32,11 @@ def test_a_save_that_cannot_be_opened_changes_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(place, name, fails)
             with pytest.raises(OSError, match="Too many open files"):
-                index.save()
+                index.compact()
         index.add_vectors(POINTS[:1], names=["after"])
     with Index.open(tmp_path / "i") as index:
         assert [item.name for item in index.items[-2:]] == ["before", "after"]
-        index.save()
+        index.compact()
         assert [item.name for item in index.items[-2:]] == ["before", "after"]
 
 
@@ -50,7 +49,7 @@ def test_nothing_is_changed_while_it_is_not_known_which_journal_counts(
         with monkeypatch.context() as patch:
             patch.setattr(folder, "sync_folder", fails)
             with pytest.raises(OSError, match="Too many open files"):
-                index.save()
+                index.compact()
         with pytest.raises(BadIndex, match="could not be saved to its end; open it again to change it"):
             index.add_vectors(POINTS[:1])
         assert len(index.search_vectors(POINTS[:1], 40)[0]) == 31
@@ -62,11 +61,11 @@ def test_a_new_backend_of_a_failed_save_is_let_go(tmp_path: Path, monkeypatch: p
     gone: list[object] = []
     monkeypatch.setattr(Faiss, "discard", lambda backend: gone.append(backend))
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        for place, name in ((Shelf, "_open"), (folder, "write_card")):
+        for place, name in ((IndexStorage, "_open"), (folder, "write_card")):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, fails)
                 with pytest.raises(OSError, match="Too many open files"):
-                    index.save(backend="faiss:flat")
+                    index.compact(backend="faiss:flat")
         assert [type(each) for each in gone] == [Faiss, Faiss]
         assert index.info()["backend"] == "exact"
 
@@ -98,14 +97,14 @@ def test_a_backend_that_fails_keeps_no_change_from_being_done(
             assert _all(index) == [0, 1, 2, 3, *range(5, 30), 31, 32]
             assert [index.search_vectors(each[None], 1)[0][0].id for each in (first, second)] == [31, 32]
             with pytest.raises(RuntimeError, match="has not caught up since it failed"):
-                index.save()
+                index.compact()
             with Index.open(tmp_path / "i", read_only=True) as other:
                 assert _all(other) == _all(index)
         # With the next change all is well again.
         index.remove([5])
-        assert type(index._shelf.state.backend) is kind
+        assert type(index.storage.backend) is kind
         assert _all(index) == [0, 1, 2, 3, *range(6, 30), 31, 32]
-        index.save()
+        index.compact()
         assert _all(index) == [0, 1, 2, 3, *range(6, 30), 31, 32]
     with Index.open(tmp_path / "i") as index:
         assert _all(index) == [0, 1, 2, 3, *range(6, 30), 31, 32]
@@ -125,7 +124,7 @@ def test_a_removal_that_fails_is_done_all_the_same(tmp_path: Path, monkeypatch: 
             index.remove([3])
             assert 3 not in index
             assert 3 not in _all(index)
-        index.save()
+        index.compact()
         assert 3 not in _all(index)
     with Index.open(tmp_path / "i") as index:
         assert 3 not in _all(index)
@@ -133,7 +132,7 @@ def test_a_removal_that_fails_is_done_all_the_same(tmp_path: Path, monkeypatch: 
 
 def test_milvus_may_go_away_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus") as index:
-        backend: Any = index._shelf.state.backend
+        backend: Any = index.storage.backend
         client = type(backend._client)
         with monkeypatch.context() as patch:
             for name in ("upsert", "delete", "search"):
@@ -141,9 +140,9 @@ def test_milvus_may_go_away_and_come_back(tmp_path: Path, monkeypatch: pytest.Mo
             assert index.add_vectors(vectors(2, seed=1)) == [30, 31]
             index.remove([7, 30])
             assert _all(index) == [*range(7), *range(8, 30), 31]
-        index.save()
-        assert index._shelf.state.backend.name == "milvus"
-        assert type(index._shelf.state.backend) is type(backend)
+        index.compact()
+        assert index.storage.backend.name == "milvus"
+        assert type(index.storage.backend) is type(backend)
         assert _all(index) == [*range(7), *range(8, 30), 31]
 
 
@@ -155,7 +154,7 @@ def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(
     monkeypatch.setattr(Faiss, "discard", fails)
     with Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:flat") as index:
         index.add_vectors(POINTS[:1])
-        index.save(backend="exact")
+        index.compact(backend="exact")
         assert index.info()["backend"] == "exact"
         assert len(_all(index)) == 31
     assert "what faiss:flat kept could not be removed" in caplog.text
@@ -164,7 +163,7 @@ def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(
 def test_a_closed_index_says_so(tmp_path: Path) -> None:
     index = Index.from_vectors(POINTS, out=tmp_path / "i")
     index.close()
-    for change in (lambda: index.add_vectors(POINTS[:1]), lambda: index.remove([0]), index.save):
+    for change in (lambda: index.add_vectors(POINTS[:1]), lambda: index.remove([0]), index.compact):
         with pytest.raises(BadIndex, match="i is closed; open it again to change it"):
             change()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nearfar.search.filters import parse, select, together
+from nearfar.search.filters import combine, parse, select
 from nearfar.search.items import Item
 
 ITEMS = [
@@ -59,17 +59,17 @@ def test_filters_are_read_from_words(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("text", ["label", "=jay", "label=", ">3"])
 def test_words_that_are_no_filter(text: str) -> None:
-    with pytest.raises(ValueError, match="needed is KEY=VALUE"):
+    with pytest.raises(ValueError, match="it must be KEY=VALUE"):
         parse(text)
 
 
 def test_filters_are_joined() -> None:
-    assert together([("year", {">": 1}), ("year", {"<": 5}), ("label", "jay")]) == {
+    assert combine([("year", {">": 1}), ("year", {"<": 5}), ("label", "jay")]) == {
         "year": {">": 1, "<": 5},
         "label": "jay",
     }
-    with pytest.raises(ValueError, match="names 'label' twice"):
-        together([("label", "jay"), ("label", "wren")])
+    with pytest.raises(ValueError, match="has 'label' twice"):
+        combine([("label", "jay"), ("label", "wren")])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_filters_are_joined() -> None:
     ],
 )
 def test_the_same_sign_twice_means_both(words: list[str], expected: list[int]) -> None:
-    assert select(ITEMS, together([parse(word) for word in words])).tolist() == expected
+    assert select(ITEMS, combine([parse(word) for word in words])).tolist() == expected
 
 
 @pytest.mark.parametrize("label", ["001", "1e3", "1_000", "007", "+5", "1.50", "nan"])
@@ -91,12 +91,12 @@ def test_a_class_may_be_spelled_like_a_number(label: str) -> None:
     number = float(label.replace("_", ""))
     others = ["1", "1.0", "1000", "1000.0", "7", "5", "1.5"]
     items = [Item(0, "a", label, metadata={"size": number}), *(Item(n, "b", each) for n, each in enumerate(others, 1))]
-    assert select(items, together([parse(f"label={label}")])).tolist() == [0]
-    assert select(items, together([parse(f"label=x,{label}")])).tolist() == [0]
-    assert select(items, together([parse(f"label!={label}")])).tolist() == [*range(1, 8)]
+    assert select(items, combine([parse(f"label={label}")])).tolist() == [0]
+    assert select(items, combine([parse(f"label=x,{label}")])).tolist() == [0]
+    assert select(items, combine([parse(f"label!={label}")])).tolist() == [*range(1, 8)]
     if number == number:
-        assert select(items, together([parse(f"size={label}")])).tolist() == [0]
-        assert select(items, together([parse(f"size>={label}")])).tolist() == [0]
+        assert select(items, combine([parse(f"size={label}")])).tolist() == [0]
+        assert select(items, combine([parse(f"size>={label}")])).tolist() == [0]
 
 
 def test_wrong_filters_are_named() -> None:

@@ -103,7 +103,7 @@ def test_a_reader_that_meets_a_save_misses_nothing(tmp_path: Path, monkeypatch: 
             table = read(place)
             if not saved:
                 saved.append(place)
-                index.save()
+                index.compact()
             return table
 
         monkeypatch.setattr(folder, "read_table", late)
@@ -151,7 +151,7 @@ def test_folding_in_leaves_one_generation_and_the_same_items(tmp_path: Path) -> 
         index.add_vectors(points[:2], labels=["b", "b"], metadata=[{"x": 1}, {}])
         index.remove([4, 30])
         before = (list(index.items), np.array(index.vectors()))
-        index.save()
+        index.compact()
         names = sorted(path.name for path in (tmp_path / "i").iterdir())
         assert names == [".lock", "data-000002", "index.json", "journal-000002"]
         assert list(index.items) == before[0]
@@ -172,9 +172,9 @@ def test_a_failed_save_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(folder, "write_card", full)
             with pytest.raises(OSError, match="no space"):
-                index.save()
+                index.compact()
         assert index.add_vectors(points[:1]) == [32]
     with Index.open(tmp_path / "i") as index:
         assert len(index) == 33
-        index.save()
+        index.compact()
         assert len(index) == 33

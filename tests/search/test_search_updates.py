@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from search_cases import digit, model, photos
 
-from nearfar.search import Index, build
+from nearfar.search import Index
+from nearfar.search import index as index_module
 from nearfar.search.encoder import Encoder
-from nearfar.search.pictures import gather
+from nearfar.search.images import list_images
 from nearfar.search.storage.folder import BadIndex
 
 
@@ -140,7 +141,8 @@ def test_what_cannot_be_read_now_is_kept(index: Index, tmp_path: Path, prune: bo
         raise OSError("Input/output error")
 
     listed = [
-        replace(each, read=broken) if each.name == "digit 2/002.png" else each for each in gather(tmp_path / "photos")
+        replace(each, read=broken) if each.name == "digit 2/002.png" else each
+        for each in list_images(tmp_path / "photos")
     ]
     (tmp_path / "photos" / "digit 3" / "003.png").write_bytes(b"\x89PNG, and no more")
     found = index.update(listed, prune=prune)
@@ -170,7 +172,7 @@ def test_an_interrupted_replacement_is_gone_on_with(
 ) -> None:
     Image.fromarray(digit(40)).save(tmp_path / "photos" / "digit 2" / "002.png")
     with monkeypatch.context() as patch:
-        patch.setattr(index._shelf, "remove", lambda ids: None)  # as if it was killed before
+        patch.setattr(index.storage, "remove", lambda ids: None)  # as if it was killed before
         index.update(tmp_path / "photos")
     assert len(index) == 7
     assert index.update(tmp_path / "photos").replaced == [2]
@@ -181,7 +183,8 @@ def test_what_was_told_of_a_picture_is_not_forgotten(index: Index, tmp_path: Pat
     """Its class and metadata stay, when it is moved or changed as well; a class that was just its folder does not."""
     told = {f"digit {n}/00{n}.png" for n in (1, 2, 3)}
     listed = [
-        replace(each, label="told", told=True) if each.name in told else each for each in gather(tmp_path / "photos")
+        replace(each, label="told", explicit=True) if each.name in told else each
+        for each in list_images(tmp_path / "photos")
     ]
     index.update(listed, metadata={name: {"year": 2020} for name in told})
     (tmp_path / "photos" / "moved").mkdir()
@@ -200,7 +203,7 @@ def test_what_was_told_of_a_picture_is_not_forgotten(index: Index, tmp_path: Pat
 def test_one_file_is_called_as_several_are(tmp_path: Path) -> None:
     photos(tmp_path, 3)
     files = sorted(tmp_path.glob("*/*.png"))
-    one, (first, *_) = gather(files[0]), gather(files)
+    one, (first, *_) = list_images(files[0]), list_images(files)
     assert (one[0].name, one[0].label) == (first.name, first.label) == (files[0].as_posix(), "digit 0")
 
 
@@ -220,12 +223,12 @@ def test_a_build_that_is_refused_leaves_the_model_of_another(tmp_path: Path, mon
     photos(tmp_path / "photos", 3)
 
     def late(*words: object) -> object:
-        monkeypatch.setattr(build, "gather", gather)
+        monkeypatch.setattr(index_module, "list_images", list_images)
         Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu").close()
-        return gather(*words)  # type: ignore[arg-type]
+        return list_images(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(build, "gather", late)
-    with pytest.raises(BadIndex, match="holds an index already"):
+    monkeypatch.setattr(index_module, "list_images", late)
+    with pytest.raises(BadIndex, match="already contains an index"):
         Index.build(model(seed=1), tmp_path / "photos", out=tmp_path / "i", device="cpu")
     with Index.open(tmp_path / "i", device="cpu") as index:
         assert index.search(digit(0), 1).ids == [0]
@@ -243,5 +246,5 @@ def test_an_interrupted_build_remembers_its_backend(tmp_path: Path) -> None:
         Index.build(model(), tmp_path / "photos", out=tmp_path / "i", backend="faiss:hnsw", device="cpu", watch=stop)  # type: ignore[arg-type]
     with Index.open(tmp_path / "i", device="cpu") as index:
         index.update(tmp_path / "photos")
-        index.save()
+        index.compact()
         assert index.info()["backend"] == "faiss:hnsw"

@@ -12,20 +12,18 @@ from nearfar.cli.output import print_list, say
 from nearfar.utils.progress import bars
 
 
-@app.command(name="embed", short_help="Write what a model makes of pictures.")
-def embed_pictures(
+@app.command(name="embed", short_help="Write the embeddings of images.")
+def embed_images(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")],
-    photos: Annotated[
-        Path, typer.Argument(metavar="PHOTOS", help="A folder or an archive of pictures, or one picture.")
-    ],
+    photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder or archive of images, or one image.")],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="An .npz, .safetensors or .npy file.")
     ] = Path("embeddings.npz"),
-    no_labels: Annotated[bool, typer.Option("--no-labels", help="Folders are no classes.")] = False,
-    device: Annotated[str, typer.Option(help="Where the model computes: auto, cpu, cuda, cuda:1, …")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Pictures that the model reads at once.")] = 64,
+    no_labels: Annotated[bool, typer.Option("--no-labels", help="Do not use folders as classes.")] = False,
+    device: Annotated[str, typer.Option(help="Device for the model: auto, cpu, cuda, cuda:1, …")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Number of images per forward pass.")] = 64,
 ) -> None:
-    """Write what a model makes of pictures: embeddings, names and classes.
+    """Write the embeddings, names and classes of images.
 
     Example: nearfar embed runs/birds photos/ -o birds.safetensors && nearfar evaluate birds.safetensors
     """
@@ -43,5 +41,5 @@ def embed_pictures(
             watch=watch,
         )
     found.write(out)
-    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped])
+    print_list("files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
     say(f"wrote {out}: {len(found.names):,} embeddings of {found.vectors.shape[1]:,} dimensions")

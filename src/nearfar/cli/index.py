@@ -11,37 +11,38 @@ import typer
 
 from nearfar.cli.app import app
 from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say
+from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import bars
-from nearfar.utils.validation import few
+from nearfar.utils.validation import few, whole
 
 if TYPE_CHECKING:
     from nearfar.search import Index
-    from nearfar.search.pictures import Labels, Pictures
+    from nearfar.search.images import Images, Labels
     from nearfar.search.update import Update
 
 index = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(index, name="index", short_help="Build, change and look into an index of pictures.")
+app.add_typer(index, name="index", short_help="Build, change and inspect an index of images.")
 
 Place = Annotated[Path, typer.Argument(metavar="INDEX", help="The folder of an index.")]
 Photos = Annotated[
     Path | None,
-    typer.Argument(metavar="PHOTOS", help="A folder or an archive of pictures; classes are folders in it."),
+    typer.Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes."),
 ]
 Backend = Annotated[
     str, typer.Option(help="auto, exact, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530.")
 ]
-Device = Annotated[str, typer.Option(help="Where the model computes: auto, cpu, cuda, cuda:1, …")]
+Device = Annotated[str, typer.Option(help="Device for the model: auto, cpu, cuda, cuda:1, …")]
 Metadata = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A .csv or .jsonl file with more about pictures, by 'name'.")
+    Path | None, typer.Option(metavar="FILE", help="A .csv or .jsonl file with labels and metadata, by 'name'.")
 ]
-NoLabels = Annotated[bool, typer.Option("--no-labels", help="Folders are no classes.")]
-Data = Annotated[str | None, typer.Option(metavar="NAME", help="PHOTOS is this data set: see nearfar data list.")]
+NoLabels = Annotated[bool, typer.Option("--no-labels", help="Do not use folders as classes.")]
+Data = Annotated[str | None, typer.Option(metavar="NAME", help="PHOTOS is this dataset; see nearfar data list.")]
 Part = Annotated[str | None, typer.Option(metavar="PART", help="With --data: only this part, such as test.")]
 
 
 @index.callback(invoke_without_command=True)
 def index_root(context: typer.Context) -> None:
-    """Build, change and look into an index of pictures.
+    """Build, change and inspect an index of images.
 
     Example: nearfar index build runs/birds photos/ -o my.index
     """
@@ -49,23 +50,23 @@ def index_root(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@index.command(name="build", short_help="Embed pictures and make an index of them.")
+@index.command(name="build", short_help="Embed images and build an index.")
 def build(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")],
     photos: Photos = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder of the index, a new one.")
-    ] = Path("my.index"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The new folder of the index.")] = Path(
+        "my.index"
+    ),
     backend: Backend = "auto",
-    measure: Annotated[str, typer.Option(help="What is near: cosine or euclidean.")] = "cosine",
+    measure: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     data: Data = None,
     part: Part = None,
     device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(help="Pictures that the model reads at once.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Number of images per forward pass.")] = 64,
 ) -> None:
-    """Embed pictures and make an index of them. What was interrupted is gone on with by: nearfar index update
+    """Embed images and build an index. Resume an interrupted build with: nearfar index update
 
     Example: nearfar index build runs/birds photos/ -o my.index
 
@@ -76,7 +77,7 @@ def build(
     from nearfar.search import Index
     from nearfar.training.api import model_folder
 
-    pictures, labels, about = _described(photos, metadata, no_labels, data, part)
+    pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
     with (
         bars() as watch,
         Index.build(
@@ -95,54 +96,56 @@ def build(
         facts, skipped = made.info(), made.skipped
     recall = facts.get("recall@10")
     say(
-        f"{out}: {facts['count']:,} pictures of {facts['classes']:,} classes, {facts['dim']} dimensions, "
+        f"{out}: {facts['count']:,} images of {facts['classes']:,} classes, {facts['dim']} dimensions, "
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
-    print_list("files were left out", [f"{name}: {reason}" for name, reason in skipped])
-    say(f"Search it with: nearfar search {out} PICTURE   or in a browser with: nearfar serve {out}")
+    print_list("files were skipped", [f"{name}: {reason}" for name, reason in skipped])
+    say(f"Search it with: nearfar search {out} IMAGE, or in a browser with: nearfar serve {out}")
 
 
-@index.command(name="add", short_help="Add pictures.")
+@index.command(name="add", short_help="Add images.")
 def add(
     place: Place,
-    photos: Annotated[list[Path], typer.Argument(metavar="PHOTOS...", help="A folder, or picture files.")],
+    photos: Annotated[list[Path], typer.Argument(metavar="PHOTOS...", help="A folder, or image files.")],
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     device: Device = "auto",
 ) -> None:
-    """Add pictures. Those that are there already, under the same name, are passed over.
+    """Add images. Images that are already in the index under the same name are skipped.
 
     Example: nearfar index add my.index new/ --metadata new.csv
     """
     several = photos[0] if len(photos) == 1 else photos
-    pictures, labels, about = _described(several, metadata, no_labels)
+    pictures, labels, about = _sources(several, metadata, no_labels)
     with bars() as watch, _open(place, device=device) as opened:
-        _tell(place, opened, opened.add(pictures, labels=labels, metadata=about, watch=watch))
-        opened.save(watch=watch)
+        _report(place, opened, opened.add(pictures, labels=labels, metadata=about, watch=watch))
+        opened.compact(watch=watch)
 
 
-@index.command(name="update", short_help="Follow a folder: embed what is new, keep what was moved.")
+@index.command(name="update", short_help="Update an index from a folder.")
 def update(
     place: Place,
     photos: Photos = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove items whose pictures are not there, uploaded ones too.")
+        bool, typer.Option("--prune", help="Remove items whose images are not in the folder, including uploads.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them even if they are most of the index.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove them even if they are more than half of the index.")
+    ] = False,
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     data: Data = None,
     part: Part = None,
     device: Device = "auto",
 ) -> None:
-    """Follow a folder: what is new is embedded, what was moved keeps its id, what changed is replaced.
+    """Update an index from a folder: new images are embedded, moved ones keep their ids, changed ones are replaced.
 
-    Pictures are told apart by their content. Name the folder that the index was built of, not one inside it: where
-    --prune would remove more than half of the items, it removes none unless --yes is given.
+    Images are identified by their content. Name the folder that the index was built from, not one inside it: if --prune
+    would remove more than half of the items, it removes none unless --yes is given.
 
     Example: nearfar index update my.index photos/ --prune
     """
-    pictures, labels, about = _described(photos, metadata, no_labels, data, part)
+    pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
     with bars() as watch, _open(place, device=device) as opened:
         found = opened.update(pictures, labels=labels, metadata=about, watch=watch)
         missing = set(found.missing) if prune else set()
@@ -151,24 +154,24 @@ def update(
         if gone and not most:
             opened.remove(found.missing)
             found.pruned = True
-        _tell(place, opened, found, removed=gone if found.pruned else ())
-        opened.save(watch=watch)
+        _report(place, opened, found, removed=gone if found.pruned else ())
+        opened.compact(watch=watch)
     if most:
         raise ValueError(
-            f"--prune would remove {len(gone):,} of {count:,} items, and has removed none: is this the folder that "
-            f"{place} was built of? --yes removes them all the same"
+            f"--prune would remove {len(gone):,} of {count:,} items, so none was removed. Is this the folder that "
+            f"{place} was built from? Use --yes to remove them"
         )
 
 
 @index.command(name="remove", short_help="Remove items.")
 def remove(
     place: Place,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Numbers of items.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of items.")] = None,
     where: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Or all items like this; repeatable.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="All items that pass this filter; repeatable.")
     ] = None,
 ) -> None:
-    """Remove items, by number or by filter. Their numbers are never given to others.
+    """Remove items, by id or by filter. Ids are never reused.
 
     Example: nearfar index remove my.index 17 18
 
@@ -177,24 +180,24 @@ def remove(
     from nearfar.search import filters
 
     if bool(ids) == bool(where):
-        raise ValueError("needed are the ids of items, or --where, and not both")
+        raise ValueError("give either the ids of items or --where")
     with _open(place) as opened:
-        filtered = filters.together([filters.parse(text) for text in where or ()])
+        filtered = filters.combine([filters.parse(text) for text in where or ()])
         wanted = set(ids or opened.select(filtered).tolist())
         opened.remove(wanted)
-        opened.save()
+        opened.compact()
         say(f"{place}: {len(wanted):,} removed, {len(opened):,} left")
 
 
-@index.command(name="info", short_help="Tell what an index holds.")
+@index.command(name="info", short_help="Show what an index contains.")
 def info(
     place: Place,
     everything: Annotated[bool, typer.Option("--all", help=f"List all classes, not just the first {SHOWN}.")] = False,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it to this file as well; - prints it instead.")
+        Path | None, typer.Option(metavar="FILE", help="Also write JSON to this file; - prints it instead.")
     ] = None,
 ) -> None:
-    """Tell what an index holds.
+    """Show what an index contains.
 
     Example: nearfar index info my.index
     """
@@ -203,22 +206,22 @@ def info(
     model = facts.pop("model")
     facts |= {"model": "none" if model is None else f"{model['name']} {model['fingerprint'][:12]}"}
     if json != STDOUT:
-        print_table(("index", str(place)), [(key.replace("_", " "), _words(value)) for key, value in facts.items()])
+        print_table(("index", str(place)), [(key.replace("_", " "), _text(value)) for key, value in facts.items()])
         print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
     if json is not None:
         print_json(json, {**facts, "model": model, "labels": labels})
 
 
-@index.command(name="duplicates", short_help="List pictures that are nearly the same.")
+@index.command(name="duplicates", short_help="List near duplicates.")
 def duplicates(
     place: Place,
-    threshold: Annotated[float, typer.Option(help="The least cosine of two that are the same, from 0 to 1.")] = 0.95,
+    threshold: Annotated[float, typer.Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
     everything: Annotated[bool, typer.Option("--all", help=f"List all groups, not just the first {SHOWN}.")] = False,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all groups to this file; - prints them instead.")
     ] = None,
 ) -> None:
-    """List pictures that are nearly the same, in groups.
+    """List groups of images that are nearly the same.
 
     Example: nearfar index duplicates my.index --threshold 0.98 --json same.json
     """
@@ -226,10 +229,10 @@ def duplicates(
         groups = opened.near_duplicates(threshold, watch=watch)
     lines = []
     for group in groups:
-        how = "the same file" if group.identical else f"{group.similarity:.3f}"
+        how = "identical files" if group.identical else f"{group.similarity:.3f}"
         lines.append(f"{how}: " + ", ".join(f"{item.name} ({item.id})" for item in group.items))
     if not groups and json != STDOUT:
-        say(f"{place}: no two pictures have a cosine of {threshold} or more")
+        say(f"{place}: no two images have a cosine of {threshold} or more")
     print_list("groups", lines if json != STDOUT else (), everything)
     if json is not None:
         rows = [
@@ -243,22 +246,27 @@ def duplicates(
         print_json(json, {"threshold": threshold, "groups": rows})
 
 
-@index.command(name="clusters", short_help="Group all pictures, and make a page of contact sheets.")
+@index.command(name="clusters", short_help="Cluster all images and write a page of contact sheets.")
 def clusters(
     place: Place,
-    k: Annotated[int | None, typer.Option("-k", help="How many; the root of half the pictures unless told.")] = None,
+    k: Annotated[
+        int | None,
+        typer.Option("-k", help="Number of clusters; by default the square root of half the number of images."),
+    ] = None,
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
-    shown: Annotated[int, typer.Option(help="Pictures of each cluster on the page.")] = 24,
-    seed: Annotated[int, typer.Option(help="Of the first centres.")] = 0,
+    shown: Annotated[int, typer.Option(help="Images per cluster on the page.")] = 24,
+    seed: Annotated[int, typer.Option(help="Seed of the initial centers.")] = 0,
 ) -> None:
-    """Group all pictures by k-means, and make a page with the most typical pictures of each group.
+    """Cluster all images with k-means, and write a page with the most typical images of each cluster.
 
     Example: nearfar index clusters my.index -k 20 --html clusters.html
     """
+    from nearfar.reports.search_pages import cluster_page
+
     with bars() as watch, _open(place, read_only=True) as opened:
         found = opened.clusters(k, seed=seed, watch=watch)
-        found.write(html, shown=shown)
-    pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of their cluster's class"
+        write_text(html, cluster_page(found, whole("shown", shown)))
+    pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of the items have the class of their cluster"
     say(f"{html}: {len(found):,} clusters{pure}")
 
 
@@ -268,41 +276,41 @@ def _open(place: Path, *, read_only: bool = False, device: str = "auto") -> Inde
     return Index.open(place, read_only=read_only, device=device)
 
 
-def _described(
+def _sources(
     photos: Path | list[Path] | None,
     metadata: Path | None,
     no_labels: bool,
     data: str | None = None,
     part: str | None = None,
-) -> tuple[Pictures, Labels, dict[str, dict[str, Any]] | None]:
-    """Pictures, their classes, and what else is known of them."""
-    from nearfar.search import metadata as notes
-    from nearfar.search.pictures import gather, of_dataset
+) -> tuple[Images, Labels, dict[str, dict[str, Any]] | None]:
+    """Images, their labels, and their metadata."""
+    from nearfar.search.images import dataset_images, list_images
+    from nearfar.search.metadata import read
 
     if part is not None and data is None:
-        raise ValueError(f"--part is {part!r}; it goes with --data")
+        raise ValueError(f"--part is {part!r}; it requires --data")
     labels: Labels = None if no_labels else "folder"
     if data is not None:
-        from nearfar import data as room
+        from nearfar.data import open as open_dataset
 
-        listed = of_dataset(room.open(data, photos) if photos is not None else room.open(data), part)
+        listed = dataset_images(open_dataset(data, *(() if photos is None else (photos,))), part)
     elif photos is None:
-        raise ValueError("PHOTOS is missing; needed is a folder of pictures, or --data")
+        raise ValueError("PHOTOS is missing; give a folder of images, or --data")
     else:
-        listed = gather(photos, labels)
+        listed = list_images(photos, labels)
     if metadata is None:
         return listed, labels, None
-    named, about = notes.read(metadata)
+    named, about = read(metadata)
     unknown = sorted(about.keys() - {each.name for each in listed})
     if unknown:
-        say(f"{metadata}: {len(unknown):,} of {len(about):,} names match no picture: {few(unknown, 3)}")
-    known = [replace(each, label=named[each.name], told=True) if each.name in named else each for each in listed]
+        say(f"{metadata}: {len(unknown):,} of {len(about):,} names match no image: {few(unknown, 3)}")
+    known = [replace(each, label=named[each.name], explicit=True) if each.name in named else each for each in listed]
     return known, labels, about
 
 
-def _tell(place: Path, opened: Index, found: Update, removed: Sequence[str] = ()) -> None:
+def _report(place: Path, opened: Index, found: Update, removed: Sequence[str] = ()) -> None:
     words = [f"{len(found.added):,} added"]
-    kept = "kept (cannot be read now)"
+    kept = "kept (cannot be read)"
     for name, ids in (("moved", found.moved), ("replaced", found.replaced), (kept, found.kept)):
         if ids:
             words.append(f"{len(ids):,} {name}")
@@ -310,8 +318,8 @@ def _tell(place: Path, opened: Index, found: Update, removed: Sequence[str] = ()
         words.append(f"{len(found.missing):,} {'removed' if found.pruned else 'missing (--prune removes them)'}")
     say(f"{place}: {', '.join(words)}, {found.unchanged:,} unchanged; {len(opened):,} in all")
     print_list("items were removed", removed)
-    print_list("files were left out", [f"{name}: {reason}" for name, reason in found.skipped])
+    print_list("files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)

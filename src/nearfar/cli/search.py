@@ -11,47 +11,52 @@ from nearfar.cli.app import app
 from nearfar.cli.output import STDOUT, print_json, print_table, say
 
 
-@app.command(name="search", short_help="Find the pictures of an index that are like a picture.")
+@app.command(name="search", short_help="Find the images of an index that are most similar to an image.")
 def search_index(
     place: Annotated[Path, typer.Argument(metavar="INDEX", help="The folder of an index.")],
     images: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Pictures to search by.", show_default=False)
+        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Query images.", show_default=False)
     ] = None,
-    ids: Annotated[list[int] | None, typer.Option("--id", metavar="ID", help="Search by an item; repeatable.")] = None,
-    k: Annotated[int, typer.Option("-k", help="How many neighbours.")] = 10,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", metavar="ID", help="Search by the id of an item; repeatable.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", help="Number of neighbors.")] = 10,
     where: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Only among such items: label=jay, year>=2019, name~garden/*; repeatable."
+            metavar="KEY=VALUE",
+            help="Only items that pass this filter: label=jay, year>=2019, name~garden/*; repeatable.",
         ),
     ] = None,
     expand: Annotated[
-        int, typer.Option(metavar="N", help="Search again with the mean of the query and N neighbours.")
+        int, typer.Option(metavar="N", help="Search again with the mean of the query and N neighbors.")
     ] = 0,
-    rerank: Annotated[str | None, typer.Option(help="k_reciprocal: first those who would find the query.")] = None,
-    label: Annotated[str | None, typer.Option(help="The class of IMAGE, to tell right from wrong.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the pictures.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the pictures as one picture.")] = None,
+    rerank: Annotated[
+        str | None, typer.Option(help="k_reciprocal: rank items first that would find the query in turn.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Class of IMAGE, to mark right and wrong results.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the results.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results as one image.")] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what was found; - prints it instead of the table.")
+        Path | None, typer.Option(metavar="FILE", help="Write the results as JSON; - prints it instead of the table.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Use this model, if it is the one of the index.")
+        Path | None, typer.Option(metavar="MODEL", help="Use this copy of the model of the index.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model computes: auto, cpu, cuda, cuda:1, …")] = "auto",
+    device: Annotated[str, typer.Option(help="Device for the model: auto, cpu, cuda, cuda:1, …")] = "auto",
 ) -> None:
-    """Find the pictures of an index that are like a picture, or like one of its own items.
+    """Find the images of an index that are most similar to an image, or to one of its own items.
 
     Example: nearfar search my.index query.jpg -k 10 --html found.html
     """
+    from nearfar.reports.search_pages import write_results
     from nearfar.search import Index, filters
-    from nearfar.search.results import write
     from nearfar.training.api import model_folder
 
     queries: list[Path | int] = [*(images or ()), *(ids or ())]
     if not queries:
-        raise ValueError("IMAGE is missing; needed is a picture, or the --id of an item")
-    wanted = filters.together([filters.parse(text) for text in where or ()]) or None
+        raise ValueError("IMAGE is missing; give an image, or the --id of an item")
+    wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
     own = None if model is None else model_folder(model)
     with Index.open(place, read_only=True, device=device, model=own) as opened:
         found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
@@ -66,7 +71,7 @@ def search_index(
         print_table(("", "score", "class", "", "name", "id"), rows, right=(0, 1, 5))
     for file in (html, png):
         if file is not None:
-            write(found, file)
+            write_results(found, file)
             say(f"wrote {file}")
     if json is not None:
         print_json(json, [results.to_json() for results in found])

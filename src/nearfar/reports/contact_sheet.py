@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from nearfar.search.encoder import THUMBNAIL_SIDE as SIDE
 from nearfar.search.results import Results
-from nearfar.search.storage.thumbnails import SIDE
 from nearfar.utils.atomic import whole_file
 
 GAP, MARGIN, FRAME, FONT = 10, 18, 4, 14

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nearfar.reports import contact_sheet
 from nearfar.reports.html import document
 from nearfar.search.results import Results
+from nearfar.utils.atomic import write_text
 
 if TYPE_CHECKING:
     from nearfar.search.clusters import Clusters
@@ -28,6 +31,20 @@ figcaption { font-size: 12px; line-height: 1.35; margin-top: 5px; color: var(--s
 figcaption b { color: var(--ink); font-weight: 600; }
 @media (max-width: 560px) { .sheet { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 9px; } }
 """
+
+
+def write_results(found: Sequence[Results], file: str | Path) -> None:
+    """Write search results as a page (.html) or as one image (.png, .jpg, .webp).
+
+    Args:
+        found: Results of one or several queries.
+        file: The file; its extension selects the format.
+    """
+    file = Path(file)
+    if file.suffix.lower() in (".html", ".htm"):
+        write_text(file, results_page(found))
+    else:
+        contact_sheet.write(found, file)
 
 
 def results_page(found: Sequence[Results], title: str = "Neighbours") -> str:

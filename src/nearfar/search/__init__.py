@@ -1,7 +1,8 @@
-"""Finding pictures by pictures: an index of what a model makes of them."""
+"""Search images by image: an index of embeddings, with filters, re-ranking, duplicates and clusters."""
 
 from nearfar.search.index import Index
 from nearfar.search.items import Hit, Item, Items
-from nearfar.search.results import Neighbour, Results
+from nearfar.search.query import VectorQuery
+from nearfar.search.results import Neighbor, Results
 
-__all__ = ["Hit", "Index", "Item", "Items", "Neighbour", "Results"]
+__all__ = ["Hit", "Index", "Item", "Items", "Neighbor", "Results", "VectorQuery"]

@@ -1,36 +1,31 @@
-"""The whole index in groups, and a page of contact sheets."""
+"""Clusters of all items of an index."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nearfar.metrics.kmeans import kmeans
-from nearfar.reports.search_pages import cluster_page
 from nearfar.search.items import Item
-from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import whole
 
 if TYPE_CHECKING:
-    from nearfar.search.lookup import Lookup
-
-SHOWN = 24  # pictures of a contact sheet
+    from nearfar.search.index import Index
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Items that lie together.
+    """Items of one cluster.
 
     Args:
-        items: The nearest to the centre first.
-        label: The class that most of them have, where any has one.
-        share: Of those with a class that have this one.
+        items: The items, nearest to the center first.
+        label: The most frequent class, if any item has one.
+        share: Share of this class among the items with a class.
     """
 
     items: tuple[Item, ...]
@@ -40,35 +35,46 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Clusters:
-    """All items of an index in groups, the largest first."""
+    """All items of an index in clusters.
+
+    Args:
+        groups: The clusters, largest first.
+        index: The index.
+    """
 
     groups: tuple[Cluster, ...]
-    index: Lookup
+    index: Index
 
     def __len__(self) -> int:
         return len(self.groups)
 
     @property
     def purity(self) -> float | None:
-        """Share of the items with a class that have the class of their cluster."""
+        """Share of the items with a class that have the most frequent class of their cluster."""
         known = [(sum(item.label is not None for item in group.items), group.share) for group in self.groups]
         total = sum(count for count, share in known if share is not None)
         return sum(count * share for count, share in known if share is not None) / total if total else None
 
     def assignment(self) -> dict[int, int]:
-        """The number of each item's cluster, by id."""
+        """Return the number of each item's cluster, by id."""
         return {item.id: number for number, group in enumerate(self.groups) for item in group.items}
 
-    def write(self, file: str | Path, *, shown: int = SHOWN) -> None:
-        """A page with a contact sheet of each cluster: its most typical pictures."""
-        write_text(Path(file), cluster_page(self, whole("shown", shown)))
 
+def find(index: Index, k: int | None = None, *, seed: int = 0, watch: Watch | None = None) -> Clusters:
+    """Group all items with k-means; see ``Index.clusters``.
 
-def find(index: Lookup, k: int | None = None, *, seed: int = 0, watch: Watch | None = None) -> Clusters:
-    """See ``Index.clusters``."""
+    Args:
+        index: The index.
+        k: Number of clusters; by default the square root of half the number of items.
+        seed: Seed of the initial centers.
+        watch: Receives the progress.
+
+    Returns:
+        The clusters, largest first.
+    """
     items, vectors = index.items, index.vectors()
     if not items:
-        raise ValueError(f"{index.folder} is empty; there is nothing to cluster")
+        raise ValueError(f"{index.folder} is empty; it has no items to cluster")
     k = max(1, round(math.sqrt(len(items) / 2))) if k is None else whole("k", k, high=len(items))
     progress = None if watch is None else watch("clustering")
     found = kmeans(

@@ -1,4 +1,4 @@
-"""Items that are nearly the same."""
+"""Groups of items that are nearly the same."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from nearfar.utils.progress import Watch
 from nearfar.utils.validation import number
 
 if TYPE_CHECKING:
-    from nearfar.search.lookup import Lookup
+    from nearfar.search.index import Index
 
 TILE = 2048
-ALL_PAIRS = 50_000  # items up to which all pairs are compared; beyond, each with its nearest
+ALL_PAIRS = 50_000  # up to this many items all pairs are compared; beyond, each item with its nearest
 NEAREST = 20
-MOST = 5_000_000  # pairs
+MAX_PAIRS = 5_000_000
 
 Pair = tuple[int, int, float]  # two rows, the lower first, and their cosine
 
 
 @dataclass(frozen=True)
 class Group:
-    """Items that are linked by near pairs.
+    """Items that are connected by pairs of near duplicates.
 
     Args:
-        items: By rising id.
-        similarity: The lowest cosine of a pair that links them; 1 where all files are the same.
-        identical: Whether all files are the same, byte for byte.
+        items: The items, ordered by id.
+        similarity: The lowest cosine of a connecting pair; 1 if all files are identical.
+        identical: Whether all files are identical.
     """
 
     items: tuple[Item, ...]
@@ -40,10 +40,18 @@ class Group:
     identical: bool
 
 
-def find(index: Lookup, threshold: float, *, watch: Watch | None = None) -> list[Group]:
-    """See ``Index.near_duplicates``; the largest groups first.
+def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[Group]:
+    """Find groups of near duplicates; see ``Index.near_duplicates``.
 
     All pairs are compared in an index of up to 50,000 items; beyond that, each item with its nearest 20.
+
+    Args:
+        index: The index.
+        threshold: Lowest cosine of two duplicates.
+        watch: Receives the progress.
+
+    Returns:
+        The groups, largest first.
     """
     number("threshold", threshold, low=0.0, high=1.0)
     items, vectors = index.items, index.vectors()
@@ -64,8 +72,8 @@ def find(index: Lookup, threshold: float, *, watch: Watch | None = None) -> list
             first.setdefault(item.hash, row)
     pairs = _all_pairs if len(items) <= ALL_PAIRS else _nearest_pairs
     for count, (one, other, value) in enumerate(pairs(index, vectors, threshold, watch), start=1):
-        if count > MOST:
-            raise ValueError(f"threshold is {threshold}; more than {MOST:,} pairs are that near: take a higher one")
+        if count > MAX_PAIRS:
+            raise ValueError(f"threshold is {threshold}; more than {MAX_PAIRS:,} pairs are above it: use a higher one")
         if _root(leader, one) != _root(leader, other):
             join(one, other, value)
     members: dict[int, list[int]] = {}
@@ -92,7 +100,7 @@ def _units(vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> torch.
 
 
 def _all_pairs(
-    index: Lookup, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
+    index: Index, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
 ) -> Iterator[Pair]:
     progress = None if watch is None else watch("comparing")
     starts = range(0, len(vectors), TILE)
@@ -112,7 +120,7 @@ def _all_pairs(
 
 
 def _nearest_pairs(
-    index: Lookup, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
+    index: Index, vectors: np.ndarray[tuple[int, ...], np.dtype[np.float32]], threshold: float, watch: Watch | None
 ) -> Iterator[Pair]:
     progress = None if watch is None else watch("comparing")
     ids = np.array([item.id for item in index.items], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""From pictures to vectors: a model, and what happens to pictures before it reads them."""
+"""From images to vectors: decoding, preprocessing and the model."""
 
 from __future__ import annotations
 
@@ -20,36 +20,39 @@ from nearfar.data.transforms.cpu import planar, window
 from nearfar.data.transforms.view import View
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks.weights import save
-from nearfar.search.storage import thumbnails
 from nearfar.utils.inputs import as_device
 
 Model = Embedder | Ensemble
 Pixels = NDArray[np.uint8]
-Picture = str | Path | bytes | Image.Image | Pixels  # a file's name, its content, or pixels
+ImageInput = str | Path | bytes | Image.Image | Pixels  # a path, the bytes of an image file, or decoded pixels
 
-WORKERS = 2  # threads that decode
+WORKERS = 2  # decoding threads
+THUMBNAIL_SIDE = 160  # pixels of the longer side
+TINY = 64  # images up to this side are enlarged without interpolation, which JPEG would blur
+QUALITY = 82
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class Encoder:
-    """A model that is ready to look at pictures.
+    """A model in evaluation mode with its preprocessing.
 
     Args:
-        model: What ``nearfar.networks.weights.save`` loads, in evaluation mode.
+        model: A network for images, as ``nearfar.load`` returns it.
         device: Where it computes: "auto", "cpu", "cuda", "cuda:1", …
 
-    >>> from nearfar import networks
-    >>> encoder = Encoder(networks.create("small_cnn", dim=4), device="cpu")
-    >>> encoder.encode([Image.new("L", (9, 12))]).shape
-    (1, 4)
+    Example:
+        >>> from nearfar import networks
+        >>> encoder = Encoder(networks.create("small_cnn", dim=4), device="cpu")
+        >>> encoder.encode([Image.new("L", (9, 12))]).shape
+        (1, 4)
     """
 
     def __init__(self, model: Model, *, device: str = "auto") -> None:
         found = save.preprocessing_of(model)
         if found is None:
-            raise ValueError("model reads vectors; an index of pictures needs one that reads pictures")
+            raise ValueError("model takes vectors; an index of images needs a model that takes images")
         self.preprocessing = found
         self.device = as_device("device", device)
         self.model = model.to(self.device).eval()
@@ -58,55 +61,146 @@ class Encoder:
         self._view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
         self._lock = threading.Lock()
 
-    def look(self, picture: Picture) -> Pixels:
-        """What the model sees of a picture, [channels, height, width]."""
-        return self._seen(self._pixels(picture))
+    def preprocess(self, image: ImageInput) -> Pixels:
+        """Decode, resize and crop an image.
 
-    def look_twice(self, picture: Picture) -> tuple[Pixels, bytes]:
-        """What the model sees of a picture, and a thumbnail for people."""
-        if isinstance(picture, (str, Path)):
-            picture = Path(picture).read_bytes()
-        pixels = self._pixels(picture)
-        # What was decoded for the model is enough for people too, unless it is grey or very small.
-        enough = pixels.shape[2] == 3 and self.preprocessing.resize >= thumbnails.SIDE
-        return self._seen(pixels), thumbnail(pixels if enough else picture)
+        Args:
+            image: The image; a decoded one is used as it is.
 
-    def _pixels(self, picture: Picture) -> Pixels:
-        return _pixels(picture, self.preprocessing.normalization.channels, self.preprocessing.resize)
+        Returns:
+            What the model takes, [channels, height, width], before normalization.
+        """
+        return self._cropped(self._decoded(image))
 
-    def _seen(self, pixels: Pixels) -> Pixels:
-        plan = self._view.plan(np.array([pixels.shape[:2]]))
-        return planar(window(pixels, plan, 0))
+    def preprocess_with_thumbnail(self, image: ImageInput) -> tuple[Pixels, bytes]:
+        """Decode an image once, for the model and for a thumbnail.
 
-    def vectors(self, seen: Sequence[Pixels]) -> NDArray[np.float32]:
-        """The embeddings [n, dim] of what ``look`` gave."""
-        if not len(seen):
+        Args:
+            image: The image.
+
+        Returns:
+            What ``preprocess`` returns, and a JPEG thumbnail.
+        """
+        if isinstance(image, (str, Path)):
+            image = Path(image).read_bytes()
+        pixels = self._decoded(image)
+        # The pixels for the model are enough for a thumbnail, unless they are gray or very small.
+        enough = pixels.shape[2] == 3 and self.preprocessing.resize >= THUMBNAIL_SIDE
+        return self._cropped(pixels), thumbnail(pixels if enough else image)
+
+    def vectors(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
+        """Compute embeddings in one forward pass.
+
+        Args:
+            pixels: Results of ``preprocess``.
+
+        Returns:
+            The embeddings [n, dim].
+        """
+        if not len(pixels):
             return np.empty((0, self.dim), dtype=np.float32)
-        pixels = torch.from_numpy(np.stack(seen)).to(self.device)
+        batch = torch.from_numpy(np.stack(pixels)).to(self.device)
         with self._lock, torch.inference_mode():
-            images = self.preprocessing.normalization(pixels).contiguous(memory_format=torch.channels_last)
+            images = self.preprocessing.normalization(batch).contiguous(memory_format=torch.channels_last)
             found: NDArray[np.float32] = self.model(images).float().cpu().numpy()
         return found
 
-    def encode(self, pictures: Sequence[Picture], *, batch_size: int = 64) -> NDArray[np.float32]:
-        """The embeddings [n, dim] of pictures."""
+    def encode(self, images: Sequence[ImageInput], *, batch_size: int = 64) -> NDArray[np.float32]:
+        """Compute the embeddings of images.
+
+        Args:
+            images: The images.
+            batch_size: Number of images per forward pass.
+
+        Returns:
+            The embeddings [n, dim].
+        """
         parts = []
-        for start in range(0, len(pictures), batch_size):
-            parts.append(self.vectors([self.look(picture) for picture in pictures[start : start + batch_size]]))
+        for start in range(0, len(images), batch_size):
+            parts.append(self.vectors([self.preprocess(image) for image in images[start : start + batch_size]]))
         return np.concatenate(parts) if parts else np.empty((0, self.dim), dtype=np.float32)
 
+    def encode_with_thumbnail(self, image: ImageInput) -> tuple[NDArray[np.float32], bytes]:
+        """Compute the embedding [dim] of an image, and its thumbnail; the image is decoded once.
 
-def thumbnail(picture: Picture) -> bytes:
-    """A small JPEG of a picture, in colour."""
-    pixels = _pixels(picture, 3, thumbnails.SIDE)
-    return thumbnails.make(Image.fromarray(pixels))
+        Args:
+            image: The image.
+        """
+        pixels, small = self.preprocess_with_thumbnail(image)
+        return self.vectors([pixels])[0], small
+
+    def _decoded(self, image: ImageInput) -> Pixels:
+        return decoded(image, self.preprocessing.normalization.channels, self.preprocessing.resize)
+
+    def _cropped(self, pixels: Pixels) -> Pixels:
+        plan = self._view.plan(np.array([pixels.shape[:2]]))
+        return planar(window(pixels, plan, 0))
 
 
-def ahead(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKERS, most: int = 128) -> Iterator[U]:
-    """What a function gives for each, in order, computed by threads; at most so many wait to be taken.
+def thumbnail(image: ImageInput) -> bytes:
+    """Make a color JPEG with at most 160 pixels per side.
 
-    >>> list(ahead(abs, [-1, -2]))
-    [1, 2]
+    Args:
+        image: The image.
+
+    Example:
+        >>> Image.open(io.BytesIO(thumbnail(Image.new("RGB", (640, 320))))).size
+        (160, 80)
+        >>> Image.open(io.BytesIO(thumbnail(Image.new("L", (8, 8))))).size
+        (160, 160)
+    """
+    small = Image.fromarray(decoded(image, 3, THUMBNAIL_SIDE))
+    longest = max(small.size)
+    if longest <= TINY:
+        times = THUMBNAIL_SIDE // longest
+        small = small.resize((small.width * times, small.height * times), Image.Resampling.NEAREST)
+    elif longest > THUMBNAIL_SIDE:
+        scale = THUMBNAIL_SIDE / longest
+        size = max(1, round(small.width * scale)), max(1, round(small.height * scale))
+        small = small.resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0)
+    file = io.BytesIO()
+    small.save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
+
+
+def decoded(image: ImageInput, channels: int, side: int) -> Pixels:
+    """Return the pixels of an image, upright, with transparency on white.
+
+    Pixels that are already decoded are not encoded or decoded again; they are resized at most once.
+
+    Args:
+        image: The image.
+        channels: 1 for gray, 3 for color.
+        side: Length of the shorter side that is needed; larger images are reduced to it.
+
+    Returns:
+        Pixels [height, width, channels].
+    """
+    if isinstance(image, (str, Path)):
+        image = Path(image).read_bytes()
+    if isinstance(image, bytes):
+        return decode(image, channels=channels, side=side)
+    if isinstance(image, np.ndarray):
+        return shrink(_with_channels(image, channels), side)
+    if not isinstance(image, Image.Image):
+        raise TypeError(
+            f"the image is a {type(image).__name__}; it must be a path, bytes, a Pillow image or uint8 pixels"
+        )
+    return shrink(_flattened(image, channels), side)
+
+
+def prefetch(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKERS, most: int = 128) -> Iterator[U]:
+    """Apply a function in threads, and yield the results in order.
+
+    Args:
+        function: The function.
+        work: Its arguments.
+        workers: Number of threads.
+        most: Number of results that may wait to be consumed.
+
+    Example:
+        >>> list(prefetch(abs, [-1, -2]))
+        [1, 2]
     """
     with ThreadPoolExecutor(workers, "nearfar-decode") as pool:
         waiting: list[Future[U]] = []
@@ -122,40 +216,27 @@ def ahead(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKE
                 future.cancel()
 
 
-def _pixels(picture: Picture, channels: int, side: int) -> Pixels:
-    """[height, width, channels], not much larger than needed."""
-    if isinstance(picture, (str, Path)):
-        picture = Path(picture).read_bytes()
-    if isinstance(picture, bytes):
-        return decode(picture, channels=channels, side=side)
-    if isinstance(picture, np.ndarray):
-        if (
-            picture.dtype != np.uint8
-            or picture.ndim not in (2, 3)
-            or (picture.ndim == 3 and picture.shape[2] not in (1, 3))
-        ):
-            raise ValueError(
-                f"the picture is of {picture.dtype} and has shape {picture.shape}; needed is uint8 [h, w], [h, w, 1] "
-                "or [h, w, 3]"
-            )
-        picture = Image.fromarray(
-            picture.reshape(picture.shape[:2]) if picture.size == picture.shape[0] * picture.shape[1] else picture
+def _with_channels(pixels: Pixels, channels: int) -> Pixels:
+    """Pixels [h, w], [h, w, 1] or [h, w, 3] as [h, w, channels]."""
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3))):
+        raise ValueError(
+            f"the image is of {pixels.dtype} and has shape {pixels.shape}; it must be uint8 [h, w], [h, w, 1] "
+            "or [h, w, 3]"
         )
-    if not isinstance(picture, Image.Image):
-        raise TypeError(
-            f"the picture is a {type(picture).__name__}; needed is a path, bytes, a Pillow image or uint8 pixels"
-        )
-    return shrink(_plain(picture, channels), side)
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2)
+    return np.asarray(Image.fromarray(pixels).convert("L"))[:, :, None]
 
 
-def _plain(image: Image.Image, channels: int) -> Pixels:
-    """The pixels of an open picture as those of its file would be: upright, transparency is white, 16 bits are 8."""
-    with suppress(Exception):  # broken EXIF is no reason to lose the picture
+def _flattened(image: Image.Image, channels: int) -> Pixels:
+    """The pixels of a Pillow image as ``decode`` reads them from its file: upright, on white, with 8 bits."""
+    with suppress(Exception):  # broken EXIF data does not make an image unusable
         image = ImageOps.exif_transpose(image)
-    wanted = "L" if channels == 1 else "RGB"
     if image.mode in ("L", "RGB") and "transparency" not in image.info:
-        shown = image.convert(wanted)
-        return np.asarray(shown, dtype=np.uint8).reshape(shown.height, shown.width, channels)
+        return _with_channels(np.asarray(image, dtype=np.uint8), channels)
     file = io.BytesIO()
     image.save(file, "TIFF" if image.mode in ("F", "I", "CMYK", "LAB", "YCbCr") else "PNG")
     return decode(file.getvalue(), channels=channels)

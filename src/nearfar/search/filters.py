@@ -1,4 +1,4 @@
-"""Which items are wanted: filters on label, name and metadata."""
+"""Filters by label, name and metadata."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
-LIKE = "~"  # a pattern with * and ?
+LIKE = "~"  # followed by a pattern with * and ?
 
 
 def select(items: Sequence[Item], where: Where) -> NDArray[np.int64]:
-    """The ids of the items that pass all filters, in their order.
+    """Return the ids of the items that pass all conditions of a filter, in their order.
+
+    An item without the key passes no condition on it except "!=".
 
     Args:
-        where: By field or key of the metadata: a value, a list of which any will do, or comparisons, as in
-            ``{"label": ["jay", "wren"], "year": {">=": 2019, "<": 2022}, "name": {"~": "garden/*"}}``. A list for
-            a comparison, as in ``{"label": {"!=": ["jay", "wren"]}}``, means that it holds for all of them.
+        items: The items.
+        where: For each field or key of the metadata: a value, a list of alternatives, or comparisons, as in
+            ``{"label": ["jay", "wren"], "year": {">=": 2019, "<": 2022}, "name": {"~": "garden/*"}}``. A comparison
+            with a list, as in ``{"label": {"!=": ["jay", "wren"]}}``, must hold for all of its values.
 
-    An item without the key passes no filter on it, but for "!=".
-
-    >>> items = [Item(0, "a.jpg", "jay", metadata={"year": 2019}), Item(1, "b.jpg", "wren")]
-    >>> select(items, {"label": ["jay", "wren"], "year": {">=": 2000}}).tolist()
-    [0]
+    Example:
+        >>> items = [Item(0, "a.jpg", "jay", metadata={"year": 2019}), Item(1, "b.jpg", "wren")]
+        >>> select(items, {"label": ["jay", "wren"], "year": {">=": 2000}}).tolist()
+        [0]
     """
     if not isinstance(where, Mapping):
-        raise TypeError(f"where is a {type(where).__name__}; needed is a mapping such as {{'label': 'jay'}}")
+        raise TypeError(f"where is a {type(where).__name__}; it must be a mapping such as {{'label': 'jay'}}")
     tests = [(str(key), _test(str(key), wanted)) for key, wanted in where.items()]
     check_keys(items, [key for key, _ in tests])
     passed = [item.id for item in items if all(test(value_of(item, key)) for key, test in tests)]
@@ -50,10 +52,17 @@ def select(items: Sequence[Item], where: Where) -> NDArray[np.int64]:
 
 
 def parse(text: str) -> tuple[str, Any]:
-    """A filter from a command line: ``label=jay``, ``year>=2019``, ``name~garden/*``, ``label!=jay,wren``.
+    """Parse a condition of the command line: ``label=jay``, ``year>=2019``, ``name~garden/*``, ``label!=jay,wren``.
 
-    >>> parse("year>=2019"), parse("label=jay,wren")
-    (('year', {'>=': 2019}), ('label', ['jay', 'wren']))
+    Args:
+        text: The condition.
+
+    Returns:
+        A key and a condition for ``select``.
+
+    Example:
+        >>> parse("year>=2019"), parse("label=jay,wren")
+        (('year', {'>=': 2019}), ('label', ['jay', 'wren']))
     """
     at, sign = min(
         ((text.find(sign), sign) for sign in ("!=", "<=", ">=", "==", "<", ">", "~", "=") if sign in text),
@@ -62,7 +71,7 @@ def parse(text: str) -> tuple[str, Any]:
     )
     key, value = text[: max(at, 0)].strip(), text[at + len(sign) :].strip()
     if not key or not value:
-        raise ValueError(f"--where is {text!r}; needed is KEY=VALUE, or with one of != < <= > >= ~ between them")
+        raise ValueError(f"--where is {text!r}; it must be KEY=VALUE, or have one of != < <= > >= ~ in place of =")
     if sign == LIKE:
         return key, {sign: value}
     words = [_literal(word) for word in (value.split(",") if sign in ("=", "==", "!=") else [value])]
@@ -70,20 +79,24 @@ def parse(text: str) -> tuple[str, Any]:
     return key, wanted if sign in ("=", "==") else {sign: wanted}
 
 
-def together(filters: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Several filters as one mapping; comparisons of one key are joined.
+def combine(conditions: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Combine several conditions into one filter; comparisons of the same key are merged.
 
-    >>> together([parse("year>=2019"), parse("year<2022"), parse("label!=jay"), parse("label!=wren")])
-    {'year': {'>=': 2019, '<': 2022}, 'label': {'!=': ['jay', 'wren']}}
+    Args:
+        conditions: Results of ``parse``.
+
+    Example:
+        >>> combine([parse("year>=2019"), parse("year<2022"), parse("label!=jay"), parse("label!=wren")])
+        {'year': {'>=': 2019, '<': 2022}, 'label': {'!=': ['jay', 'wren']}}
     """
     found: dict[str, Any] = {}
-    for key, wanted in filters:
+    for key, wanted in conditions:
         if key not in found:
             found[key] = wanted
         elif isinstance(wanted, dict) and isinstance(found[key], dict):
             found[key] = {**found[key], **{sign: _both(found[key], sign, value) for sign, value in wanted.items()}}
         else:
-            raise ValueError(f"--where names {key!r} twice; several values are separated by commas")
+            raise ValueError(f"--where has {key!r} twice; separate several values by commas")
     return found
 
 
@@ -96,8 +109,13 @@ def _several(wanted: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """A number that is written as Python would not: 001 is 1 among numbers, and "001" among words."""
+class NumberText:
+    """A number in a spelling that Python would not print: 001 equals the number 1 and the text "001".
+
+    Args:
+        number: Its value.
+        text: Its spelling.
+    """
 
     number: int | float
     text: str
@@ -106,13 +124,13 @@ class Spelled:
         return self.text
 
 
-def _literal(word: str) -> str | int | float | Spelled:
+def _literal(word: str) -> str | int | float | NumberText:
     for kind in (int, float):
         try:
             number = kind(word)
         except ValueError:
             continue
-        return number if str(number) == word else Spelled(number, word)
+        return number if str(number) == word else NumberText(number, word)
     return word
 
 
@@ -139,7 +157,7 @@ def _comparison(key: str, sign: str, wanted: Any) -> Test:
         return lambda value: not _equal(value, wanted)
     if sign not in COMPARISONS:
         raise ValueError(f"where has {sign!r} for {key!r}; allowed are {', '.join(COMPARISONS)} and {LIKE}")
-    compare, limit = COMPARISONS[sign], wanted.number if isinstance(wanted, Spelled) else wanted
+    compare, limit = COMPARISONS[sign], wanted.number if isinstance(wanted, NumberText) else wanted
 
     def test(value: Any) -> bool:
         try:
@@ -152,11 +170,13 @@ def _comparison(key: str, sign: str, wanted: Any) -> Test:
 
 def _equal(value: Any, wanted: Any) -> bool:
     if isinstance(value, str):
-        return value == str(wanted) and wanted is not None  # a class may be called "7", and a command line says 7
-    return bool(value == (wanted.number if isinstance(wanted, Spelled) else wanted))
+        return (
+            value == str(wanted) and wanted is not None
+        )  # a class may be named "7", which the command line reads as 7
+    return bool(value == (wanted.number if isinstance(wanted, NumberText) else wanted))
 
 
 def _plain(key: str, wanted: Any) -> Any:
-    if wanted is not None and not isinstance(wanted, (str, int, float, Spelled)):
-        raise TypeError(f"where has a {type(wanted).__name__} for {key!r}; needed are text, numbers or truth values")
+    if wanted is not None and not isinstance(wanted, (str, int, float, NumberText)):
+        raise TypeError(f"where has a {type(wanted).__name__} for {key!r}; allowed are text, numbers and booleans")
     return wanted

@@ -1,47 +1,83 @@
-"""An index: pictures that can be found by pictures."""
+"""The index: embeddings of images that can be searched by image, by vector or by item."""
 
 from __future__ import annotations
 
+import shutil
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.search import build as building
-from nearfar.search import update as updating
-from nearfar.search.encoder import Model, Picture
-from nearfar.search.lookup import Lookup
-from nearfar.search.pictures import Labels, Pictures
-from nearfar.search.storage.shelf import Shelf
-from nearfar.search.update import Update
+from nearfar.networks.weights import save
+from nearfar.search import filters, projection
+from nearfar.search.backends import MEASURES, NO_ID, check_name
+from nearfar.search.encoder import Encoder, ImageInput, Model
+from nearfar.search.images import Images, Labels, check_labels, digest, list_images
+from nearfar.search.items import Hit, Item, Items
+from nearfar.search.query import QueryInput, VectorQuery
+from nearfar.search.query import search as search_one
+from nearfar.search.query import search_batch as search_several
+from nearfar.search.results import Neighbor, Results
+from nearfar.search.storage import MODEL, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
+from nearfar.search.update import Update, update
 from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
+from nearfar.utils.validation import one_of, whole
+
+if TYPE_CHECKING:
+    from nearfar.search.clusters import Clusters
+    from nearfar.search.duplicates import Group
+
+CACHED_FILTERS = 32
+
+_hit = partial(tuple.__new__, Hit)  # of an (id, score) pair; faster than calling Hit
 
 
-class Index(Lookup):
-    """Pictures, what a model makes of them, and how to find them. ``build`` makes one, ``open`` opens it.
+class Index:
+    """Images, their embeddings, and a way to search them. ``build`` makes a new index, ``open`` opens one.
 
-    Searches may come from many threads, also while one of them adds. When ``add``, ``add_images`` or ``remove`` return,
-    what they did survives whatever happens to the process.
+    Searches may run in many threads, also while one thread adds items. When ``add``, ``add_images``, ``add_vectors`` or
+    ``remove`` return, the change is on disk and survives a crash of the process.
 
-    >>> import tempfile
-    >>> import numpy as np
-    >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     with Index.from_vectors(points, labels=["jay", "jay", "wren"], out=f"{place}/my.index") as index:
-    ...         hits = index.search_vectors(points[:1], 2)[0]
-    ...         [(hit.id, round(hit.score, 3)) for hit in hits], index.item(1).label
-    ([(0, 1.0), (1, 0.8)], 'jay')
+    Args:
+        storage: The opened index folder.
+        device: Device for the model: "auto", "cpu", "cuda", …
+        encoder: The model, if it is already loaded.
+
+    Attributes:
+        dim: Dimensions of the vectors.
+        measure: "cosine" or "euclidean".
+        skipped: Names of files that ``build`` could not read, each with the reason.
+
+    Example:
+        >>> import tempfile
+        >>> points = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Index.from_vectors(points, labels=["jay", "jay", "wren"], out=f"{folder}/my.index") as index:
+        ...         hits = index.search_vectors(points[:1], 2)[0]
+        ...         [(hit.id, round(hit.score, 3)) for hit in hits], index.item(1).label
+        ([(0, 1.0), (1, 0.8)], 'jay')
     """
 
-    # --- making and opening -------------------------------------------------------------------------------
+    def __init__(self, storage: IndexStorage, *, device: str = "auto", encoder: Encoder | None = None) -> None:
+        self.storage, self._device, self._encoder = storage, device, encoder
+        self.skipped: list[tuple[str, str]] = []
+        self.dim, self.measure = int(storage.settings["dim"]), str(storage.settings["measure"])
+        self._loading, self._filtering = threading.Lock(), threading.Lock()
+        self._filtered: OrderedDict[tuple[object, str], Ids] = OrderedDict()
+
+    # --- building and opening -----------------------------------------------------------------------------
 
     @classmethod
     def build(
         cls,
         model: str | Path | Model,
-        pictures: Pictures,
+        pictures: Images,
         *,
         out: str | Path,
         backend: str = "auto",
@@ -52,34 +88,60 @@ class Index(Lookup):
         batch_size: int = 64,
         watch: Watch | None = None,
     ) -> Index:
-        """Embed pictures and leave an index folder. One that was interrupted is gone on with by ``update``.
+        """Embed images and write a new index folder. ``update`` resumes a build that was interrupted.
 
         Args:
-            model: A folder with model.safetensors and model.json, or a model, as ``nearfar.load`` gives it.
-            pictures: A folder or an archive of pictures, a list of files, or a ``nearfar.data.Dataset``.
-            out: The folder of the index, a new one.
+            model: A folder with model.safetensors and model.json, or a model as ``nearfar.load`` returns it.
+            pictures: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            out: The new folder of the index.
             backend: "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
-                "milvus:http://host:19530"); "auto" is exact for few pictures and faiss for many.
-            labels: "folder": a picture's class is the folder it lies in; a mapping from names; None for no classes.
-            metadata: More about pictures, by name, to filter by.
-            measure: What is near: "cosine" or "euclidean".
-            device: Where the model computes: "auto", "cpu", "cuda", …
-            batch_size: Pictures that the model reads at once.
-            watch: Is told of the progress, see ``nearfar.utils.progress``.
+                "milvus:http://host:19530"); "auto" uses exact search for few images and FAISS for many.
+            labels: "folder": the class of an image is the name of its folder; a mapping from names to classes; or None.
+            metadata: Additional data for images, by name, to filter by.
+            measure: "cosine" or "euclidean".
+            device: Device for the model: "auto", "cpu", "cuda", …
+            batch_size: Number of images per forward pass.
+            watch: Receives the progress; see ``nearfar.utils.progress``.
+
+        Returns:
+            The new index, open for writing.
+
+        Raises:
+            BadIndex: The folder already contains an index.
+            ValueError: None of the images can be read, or an argument has a value that is not allowed.
         """
-        return building.build(
-            cls,
-            model,
-            pictures,
-            out=Path(out),
-            backend=backend,
-            labels=labels,
-            metadata=metadata,
-            measure=measure,
-            device=device,
-            batch_size=batch_size,
-            watch=watch,
+        out = Path(out)
+        check_name(backend)
+        check_labels(labels)
+        one_of("measure", measure, MEASURES)
+        whole("batch_size", batch_size)
+        if index_exists(out):
+            raise BadIndex(f"{out} already contains an index; update it, or choose another folder")
+        listed = list_images(pictures, labels)
+        loaded = save.load(model) if isinstance(model, (str, Path)) else model
+        encoder = Encoder(loaded, device=device)
+        is_new = not out.exists()
+        known = {"name": str(save.describe(loaded).get("name", "ensemble")), "fingerprint": encoder.fingerprint}
+        storage = IndexStorage.create(
+            out,
+            {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known},
+            np.empty((0, encoder.dim), dtype=np.float32),
+            [],
+            device=as_device("device", device),
+            prepare=lambda: save.save(loaded, out / MODEL),
         )
+        index = cls(storage, device=device, encoder=encoder)
+        try:
+            found = update(index, listed, labels=labels, metadata=metadata, batch_size=batch_size, watch=watch)
+            index.skipped = found.skipped
+            if not len(index) and is_new:
+                shutil.rmtree(out)
+                raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
+            index.compact(backend=backend, watch=watch)
+        except BaseException:
+            index.close()
+            raise
+        return index
 
     @classmethod
     def from_vectors(
@@ -94,18 +156,29 @@ class Index(Lookup):
         measure: str = "cosine",
         watch: Watch | None = None,
     ) -> Index:
-        """An index of vectors [n, d] that come from elsewhere; it has no model and is searched by vector or id."""
-        return building.from_vectors(
-            cls,
-            vectors,
-            out=Path(out),
-            names=names,
-            labels=labels,
-            metadata=metadata,
-            backend=backend,
-            measure=measure,
-            watch=watch,
-        )
+        """Write a new index of existing vectors. It has no model and is searched by vector or by item.
+
+        Args:
+            vectors: The vectors [n, d].
+            out: The new folder of the index.
+            names: A name for each vector; by default its id.
+            labels: A class for each vector.
+            metadata: Additional data for each vector, to filter by.
+            backend: As for ``build``.
+            measure: "cosine" or "euclidean".
+            watch: Receives the progress.
+
+        Returns:
+            The new index, open for writing.
+        """
+        check_name(backend)
+        one_of("measure", measure, MEASURES)
+        points = checked_vectors("vectors", vectors, None, measure)
+        columns = _columns(len(points), names, labels, metadata, first=0)
+        items = [Item(id, name, label, "", more) for id, (name, label, more) in enumerate(zip(*columns, strict=True))]
+        settings = {"dim": points.shape[1], "measure": measure, "backend": backend, "model": None}
+        progress = None if watch is None else watch("indexing")
+        return cls(IndexStorage.create(Path(out), settings, points, items, progress=progress), device="cpu")
 
     @classmethod
     def open(
@@ -119,10 +192,19 @@ class Index(Lookup):
         """Open an index folder.
 
         Args:
-            read_only: Anybody may; for changes there is one process at a time.
-            model: To search with; the index has its own, and any other is refused.
+            place: The folder.
+            read_only: Open for reading. Any number of processes may read; only one at a time may write.
+            device: Device for the model: "auto", "cpu", "cuda", …
+            model: The model to search with. By default the index loads its own copy; a different model is refused.
+
+        Returns:
+            The opened index.
+
+        Raises:
+            FileNotFoundError: The folder contains no index.
+            BadIndex: The index is damaged, of a newer version, open for writing elsewhere, or of another model.
         """
-        found = cls(Shelf(Path(place), read_only=read_only, device=as_device("device", device)), device=device)
+        found = cls(IndexStorage(Path(place), read_only=read_only, device=as_device("device", device)), device=device)
         if model is not None:
             try:
                 found._encoder = found._checked(model, str(model) if isinstance(model, (str, Path)) else "model")
@@ -132,8 +214,8 @@ class Index(Lookup):
         return found
 
     def close(self) -> None:
-        """Let go of the folder, for others to write to."""
-        self._shelf.close()
+        """Close all files and release the lock of the folder."""
+        self.storage.close()
 
     def __enter__(self) -> Index:
         return self
@@ -141,24 +223,122 @@ class Index(Lookup):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- changing -----------------------------------------------------------------------------------------
+    # --- items --------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.storage.table)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.storage.table
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the index."""
+        return self.storage.folder
+
+    @property
+    def items(self) -> Items:
+        """All current items, ordered by id."""
+        return self.storage.table.items()
+
+    def item(self, id: int) -> Item:
+        """Return one item.
+
+        Args:
+            id: Id of the item.
+
+        Raises:
+            MissingItem: There is no such item.
+        """
+        return self.storage.table.item(id)
+
+    def vector(self, id: int) -> Vectors:
+        """Return the vector [d] of an item; it has length one where cosines are compared.
+
+        Args:
+            id: Id of the item.
+        """
+        return self.storage.table.vector(id)
+
+    def vectors(self) -> Vectors:
+        """Return all vectors [n, d], in the order of ``items``."""
+        return self.storage.table.vectors()
+
+    def thumbnail(self, id: int) -> bytes:
+        """Return a JPEG with at most 160 pixels per side; empty for an item without an image.
+
+        Args:
+            id: Id of the item.
+        """
+        return self.storage.thumbnail(id)
+
+    def info(self) -> dict[str, Any]:
+        """Return facts about the index as JSON-compatible data, without paths or server addresses."""
+        settings = self.storage.settings
+        return {
+            "format": settings["version"],
+            "count": len(self),
+            "classes": len(self.items.labels()),
+            "dim": self.dim,
+            "measure": self.measure,
+            "backend": self.storage.backend.name.partition(":http")[0],
+            **{key: value for key, value in settings.get("facts", {}).items() if key != "collection"},
+            "model": settings["model"],
+            "built": settings["built"],
+            "changed": settings["changed"],
+            "pending_bytes": self.storage.pending,
+        }
+
+    # --- changes ------------------------------------------------------------------------------------------
 
     def add(
         self,
-        pictures: Pictures,
+        pictures: Images,
         *,
         labels: Labels = "folder",
         metadata: Mapping[str, Mapping[str, Any]] | None = None,
         watch: Watch | None = None,
     ) -> Update:
-        """Add pictures: a folder, or a list of files. Those that are there already are passed over."""
-        return updating.update(self, pictures, follow=False, labels=labels, metadata=metadata, watch=watch)
+        """Add images. Images that are already in the index under the same name are skipped.
+
+        Args:
+            pictures: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            labels: As for ``build``.
+            metadata: Additional data for images, by name.
+            watch: Receives the progress.
+
+        Returns:
+            What was added and what was skipped.
+        """
+        return update(self, pictures, follow=False, labels=labels, metadata=metadata, watch=watch)
 
     def add_images(
-        self, images: Iterable[tuple[str, Picture, str | None, Mapping[str, Any]]], *, batch_size: int = 64
+        self, images: Iterable[tuple[str, ImageInput, str | None, Mapping[str, Any]]], *, batch_size: int = 64
     ) -> list[int]:
-        """Add pictures by (name, picture, label, metadata), and return their ids. All of them or, on an error, none."""
-        return building.add_images(self, list(images), batch_size=batch_size)
+        """Add images that are already in memory. If one of them cannot be read, none is added.
+
+        Args:
+            images: Tuples of name, image, label and metadata.
+            batch_size: Number of images per forward pass.
+
+        Returns:
+            The ids of the new items.
+        """
+        rows = list(images)
+        encoder = self.encoder
+        read = [(*encoder.preprocess_with_thumbnail(image), digest(image)) for _, image, _, _ in rows]
+        if not read:
+            return []
+        batches = [read[start : start + batch_size] for start in range(0, len(read), batch_size)]
+        points = np.concatenate([encoder.vectors([pixels for pixels, _, _ in batch]) for batch in batches])
+        return self.storage.add(
+            [str(name) for name, _, _, _ in rows],
+            checked_vectors("vectors", points, self.dim, self.measure),
+            labels=[label for _, _, label, _ in rows],
+            hashes=[hash for _, _, hash in read],
+            metadata=[dict(more or {}) for _, _, _, more in rows],
+            thumbnails=[small for _, small, _ in read],
+        )
 
     def add_vectors(
         self,
@@ -168,29 +348,260 @@ class Index(Lookup):
         labels: Sequence[str | None] | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Add vectors [n, d] that come from the same model."""
-        return building.add_vectors(self, vectors, names=names, labels=labels, metadata=metadata)
+        """Add vectors of the same model.
+
+        Args:
+            vectors: The vectors [n, d].
+            names: A name for each vector; by default its id.
+            labels: A class for each vector.
+            metadata: Additional data for each vector.
+
+        Returns:
+            The ids of the new items.
+        """
+        points = checked_vectors("vectors", vectors, self.dim, self.measure)
+        words, classes, more = _columns(len(points), names, labels, metadata, first=self.storage.next_id)
+        nothing = len(points)
+        return self.storage.add(
+            words, points, labels=classes, hashes=[""] * nothing, metadata=more, thumbnails=[b""] * nothing
+        )
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove items; all must be there. Their ids are never given to others."""
-        self._shelf.remove([int(id) for id in ids])
+        """Remove items. If one of them does not exist, none is removed. Ids are never reused.
+
+        Args:
+            ids: Ids of the items.
+
+        Raises:
+            MissingItem: There is no item with one of the ids.
+        """
+        self.storage.remove([int(id) for id in ids])
 
     def update(
         self,
-        pictures: Pictures,
+        pictures: Images,
         *,
         prune: bool = False,
         labels: Labels = "folder",
         metadata: Mapping[str, Mapping[str, Any]] | None = None,
         watch: Watch | None = None,
     ) -> Update:
-        """Make the index follow a folder: only what is new is embedded, and what was moved keeps its id.
+        """Make the index match a folder. Only new images are embedded; moved images keep their ids.
 
         Args:
-            prune: Remove items whose pictures are gone.
-        """
-        return updating.update(self, pictures, prune=prune, labels=labels, metadata=metadata, watch=watch)
+            pictures: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            prune: Remove items whose images no longer exist.
+            labels: As for ``build``.
+            metadata: Additional data for images, by name.
+            watch: Receives the progress.
 
-    def save(self, *, backend: str | None = None, watch: Watch | None = None) -> None:
-        """Fold the journal into the files, and perhaps change the backend. Nothing is lost without it."""
-        self._shelf.save(backend=backend, progress=None if watch is None else watch("indexing"))
+        Returns:
+            What was added, moved, replaced and skipped.
+        """
+        return update(self, pictures, prune=prune, labels=labels, metadata=metadata, watch=watch)
+
+    def compact(self, *, backend: str | None = None, watch: Watch | None = None) -> None:
+        """Merge recent changes into the main files, and optionally change the backend.
+
+        Changes are durable without it. Compaction makes searches and opening faster after many changes.
+
+        Args:
+            backend: The new backend, as for ``build``.
+            watch: Receives the progress.
+        """
+        self.storage.compact(backend=backend, progress=None if watch is None else watch("indexing"))
+
+    # --- searching ----------------------------------------------------------------------------------------
+
+    @property
+    def encoder(self) -> Encoder:
+        """The model of the index, loaded on first use."""
+        with self._loading:
+            if self._encoder is None:
+                if self.storage.settings["model"] is None:
+                    raise ValueError(
+                        f"{self.folder} was built from vectors and has no model; search by vector or by id"
+                    )
+                self._encoder = self._checked(self.folder / MODEL, str(self.folder / MODEL))
+            return self._encoder
+
+    def embed(self, images: Sequence[ImageInput], *, batch_size: int = 64) -> Vectors:
+        """Return the embeddings [n, d] of images.
+
+        Args:
+            images: Paths, bytes of image files, Pillow images, or uint8 arrays [h, w], [h, w, 1] or [h, w, 3]. Arrays
+                are used as they are; nothing is decoded again.
+            batch_size: Number of images per forward pass.
+        """
+        return self.encoder.encode(images, batch_size=batch_size)
+
+    def search(
+        self,
+        query: QueryInput,
+        k: int = 10,
+        *,
+        where: filters.Where | None = None,
+        expand: int = 0,
+        rerank: str | None = None,
+        label: str | None = None,
+    ) -> Results:
+        """Find the k items that are nearest to a query.
+
+        Args:
+            query: A path, the bytes of an image file, a Pillow image, uint8 pixels, a vector, or the id of an item,
+                which is not among its own results.
+            k: Number of neighbors.
+            where: Only items that pass this filter, such as ``{"label": "jay", "year": {">=": 2019}}``.
+            expand: Search again with the mean of the query and this many of its neighbors.
+            rerank: "k_reciprocal" ranks items first that would find the query in turn.
+            label: Class of the query, for ``Results.right``; by default that of the item, for a query by id.
+
+        Returns:
+            The query with its neighbors, nearest first.
+        """
+        return search_one(self, query, k, where=where, expand=expand, rerank=rerank, label=label)
+
+    def search_batch(self, queries: Sequence[VectorQuery]) -> list[list[Neighbor]]:
+        """Find the neighbors of several vectors, each with its own filter and settings.
+
+        Args:
+            queries: The queries; those with equal filters share one search.
+
+        Returns:
+            The neighbors of each query, nearest first.
+        """
+        return search_several(self, queries)
+
+    def search_vectors(
+        self, vectors: NDArray[Any], k: int = 10, *, where: filters.Where | None = None
+    ) -> list[list[Hit]]:
+        """Find the ids of the k items nearest to each vector.
+
+        Args:
+            vectors: The query vectors [q, d].
+            k: Number of neighbors.
+            where: Only items that pass this filter.
+
+        Returns:
+            Ids and scores for each query, nearest first; fewer than k where there are no more.
+        """
+        scores, ids = self.nearest(vectors, k, allowed=None if where is None else self.select(where))
+        return [_hits(*row) for row in zip(ids.tolist(), scores.tolist(), strict=True)]
+
+    def nearest(self, vectors: NDArray[Any], k: int, *, allowed: Ids | None = None) -> tuple[Vectors, Ids]:
+        """Return scores and ids of the k items nearest to each vector, as arrays [q, k].
+
+        Args:
+            vectors: The query vectors [q, d].
+            k: Number of neighbors; at most the number of items is used.
+            allowed: Only these ids, in ascending order.
+
+        Returns:
+            Scores and ids. Where there are fewer than k items, ids are −1 and scores −inf.
+        """
+        most = max(1, min(whole("k", k), len(self)))
+        return self.storage.backend.search(checked_vectors("vectors", vectors, self.dim, self.measure), most, allowed)
+
+    def select(self, where: filters.Where) -> Ids:
+        """Return the ids of the items that pass a filter, in ascending order.
+
+        Args:
+            where: The filter; see ``nearfar.search.filters.select``.
+        """
+        version, table = self.storage.snapshot()
+        key = version, repr(where)
+        with self._filtering:
+            found = self._filtered.get(key)
+        if found is None:
+            found = filters.select(table.items(), where)
+            with self._filtering:
+                self._filtered[key] = found
+                while len(self._filtered) > CACHED_FILTERS:
+                    self._filtered.popitem(last=False)
+        return found
+
+    # --- the whole index ----------------------------------------------------------------------------------
+
+    def map(self, method: str = "pca") -> NDArray[np.float32]:
+        """Project all items to a plane.
+
+        Args:
+            method: "pca", or "tsne", which keeps neighbors together better and takes longer.
+
+        Returns:
+            Coordinates [n, 2] in the order of ``items``. They are cached until too many items have changed.
+        """
+        return self.plane(method)[1]
+
+    def plane(self, method: str = "pca") -> tuple[Ids, NDArray[np.float32]]:
+        """Project all items to a plane, and return the ids [n] with the coordinates [n, 2].
+
+        Args:
+            method: "pca" or "tsne".
+        """
+        ids, vectors = self.storage.table.everything()
+        return projection.project(self.folder, ids, vectors, method, write=not self.storage.read_only)
+
+    def near_duplicates(self, threshold: float = 0.95, *, watch: Watch | None = None) -> list[Group]:
+        """Find groups of items that are nearly the same.
+
+        Args:
+            threshold: Lowest cosine of two duplicates. Copies of one file always belong together.
+            watch: Receives the progress.
+
+        Returns:
+            The groups, largest first.
+        """
+        from nearfar.search.duplicates import find
+
+        return find(self, threshold, watch=watch)
+
+    def clusters(self, k: int | None = None, *, seed: int = 0, watch: Watch | None = None) -> Clusters:
+        """Group all items with k-means.
+
+        Args:
+            k: Number of clusters; by default the square root of half the number of items.
+            seed: Seed of the initial centers.
+            watch: Receives the progress.
+
+        Returns:
+            The clusters, largest first.
+        """
+        from nearfar.search.clusters import find
+
+        return find(self, k, seed=seed, watch=watch)
+
+    def _checked(self, model: str | Path | Model, name: str) -> Encoder:
+        """The encoder of a model, refused unless the index was built with this model."""
+        encoder = Encoder(save.load(model) if isinstance(model, (str, Path)) else model, device=self._device)
+        known = self.storage.settings["model"]
+        if known is None or encoder.fingerprint != known["fingerprint"]:
+            own = "vectors, without a model" if known is None else f"{known['name']} {known['fingerprint'][:12]}"
+            raise BadIndex(
+                f"{name} ({encoder.fingerprint[:12]}) is not the model of {self.folder}, which was built with {own}; "
+                "vectors of two models cannot be compared"
+            )
+        return encoder
+
+
+def _hits(ids: list[int], scores: list[float]) -> list[Hit]:
+    """Ids and scores of one query, without placeholders."""
+    hits = list(map(_hit, zip(ids, scores, strict=True)))
+    return hits if not ids or ids[-1] != NO_ID else [hit for hit in hits if hit.id != NO_ID]
+
+
+def _columns(
+    count: int,
+    names: Sequence[str] | None,
+    labels: Sequence[str | None] | None,
+    metadata: Sequence[Mapping[str, Any]] | None,
+    *,
+    first: int,
+) -> tuple[list[str], list[str | None], list[dict[str, Any]]]:
+    """Names, labels and metadata of vectors, one for each."""
+    for name, given in (("names", names), ("labels", labels), ("metadata", metadata)):
+        if given is not None and len(given) != count:
+            raise ValueError(f"{name} has {len(given)} entries; it must have {count}, one for each vector")
+    words = [str(first + row) for row in range(count)] if names is None else [str(name) for name in names]
+    classes = [None if label is None else str(label) for label in ([None] * count if labels is None else labels)]
+    return words, classes, [{} if metadata is None else dict(metadata[row]) for row in range(count)]

@@ -1,4 +1,4 @@
-"""What lies in an index, and what a search gives back."""
+"""Items of an index and search hits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from nearfar.utils.validation import nearest
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something that can be found.
+    """One entry of an index.
 
     Args:
-        id: Its number; never given to anything else.
-        name: The path of the picture, relative to the folder that was indexed, or whatever it was called.
-        label: Its class, where one is known.
-        hash: SHA-256 of the picture's file; empty where there was none.
-        metadata: Whatever else is known of it, to filter by.
+        id: Its number; never reused.
+        name: Path of the image relative to the indexed folder, or any other name.
+        label: Its class, if known.
+        hash: SHA-256 of the image file; empty for a vector.
+        metadata: Additional data to filter by.
+
+    Example:
+        >>> Item(0, "jay/1.jpg", "jay", metadata={"year": 2019}).label
+        'jay'
     """
 
     id: int
@@ -30,14 +34,23 @@ class Item:
 
 
 class Hit(NamedTuple):
-    """An item that was found: a cosine, or minus a distance. The greater, the nearer."""
+    """Id and score of an item that was found.
+
+    Args:
+        id: Id of the item.
+        score: A cosine, or minus a distance. Higher is nearer.
+    """
 
     id: int
     score: float
 
 
 class Items(Sequence[Item]):
-    """The items of an index as they were when asked for, in the order of their numbers."""
+    """An immutable list of items, ordered by id.
+
+    Args:
+        items: The items.
+    """
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = tuple(items)
@@ -60,10 +73,11 @@ class Items(Sequence[Item]):
         return f"<{len(self)} items>"
 
     def labels(self) -> dict[str, int]:
-        """How many there are of each class, the most frequent first.
+        """Return the number of items of each class, most frequent first.
 
-        >>> Items([Item(0, "a", "jay"), Item(1, "b", "wren"), Item(2, "c", "wren"), Item(3, "d")]).labels()
-        {'wren': 2, 'jay': 1}
+        Example:
+            >>> Items([Item(0, "a", "jay"), Item(1, "b", "wren"), Item(2, "c", "wren"), Item(3, "d")]).labels()
+            {'wren': 2, 'jay': 1}
         """
         if self._labels is None:
             counts = Counter(item.label for item in self._items if item.label is not None)
@@ -72,14 +86,19 @@ class Items(Sequence[Item]):
 
 
 def missing(id: int, count: int) -> KeyError:
-    """The error for a number that is not there."""
+    """Return the error for an id that does not exist.
+
+    Args:
+        id: The id.
+        count: Number of items in the index.
+    """
     return MissingItem(f"id is {id}; the index has no such item among its {count:,}")
 
 
 class MissingItem(KeyError):
     """An id that is not in the index."""
 
-    def __str__(self) -> str:  # KeyError shows its message in quotes
+    def __str__(self) -> str:  # KeyError quotes its message
         return str(self.args[0])
 
 
@@ -87,12 +106,22 @@ FIELDS = ("id", "name", "label", "hash")
 
 
 def value_of(item: Item, key: str) -> Any:
-    """A field of an item or something of its metadata; None where it has none."""
+    """Return a field of an item or an entry of its metadata; None if there is none.
+
+    Args:
+        item: The item.
+        key: "id", "name", "label", "hash", or a key of the metadata.
+    """
     return getattr(item, key) if key in FIELDS else item.metadata.get(key)
 
 
 def check_keys(items: Sequence[Item], keys: Sequence[str]) -> None:
-    """That filters ask for something that at least one item has."""
+    """Raise ValueError if a filter uses a key that no item has.
+
+    Args:
+        items: All items.
+        keys: Keys of the filter.
+    """
     for key in keys:
         if key in FIELDS or any(key in item.metadata for item in items):
             continue

@@ -1,4 +1,4 @@
-"""What is known of pictures beside their pixels, from a table."""
+"""Labels and metadata of images, read from a table."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ENDINGS = (".csv", ".jsonl")
+EXTENSIONS = (".csv", ".jsonl")
 
 
 def read(file: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Labels and metadata by name, from a .csv file with a heading or a .jsonl file with an object a line.
+    """Read labels and metadata from a .csv file with a header, or a .jsonl file with one object per line.
 
-    The column "name" says which picture a line is about, as a path below the indexed folder. A column "label" is its
-    class; all others are metadata. Numbers in a .csv file become numbers; what is empty is left out.
+    The column "name" is the path of an image relative to the indexed folder. A column "label" is its class; all others
+    are metadata. Numbers in a .csv file become numbers; empty cells are left out.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Labels and metadata, both by name.
     """
-    if file.suffix.lower() not in ENDINGS:
-        raise ValueError(f"metadata is {str(file)!r}; the file's name must end in {' or '.join(ENDINGS)}")
+    if file.suffix.lower() not in EXTENSIONS:
+        raise ValueError(f"metadata is {str(file)!r}; the file's name must end in {' or '.join(EXTENSIONS)}")
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there, or no file")
+        raise FileNotFoundError(f"{file} does not exist, or is not a file")
     labels: dict[str, str] = {}
     metadata: dict[str, dict[str, Any]] = {}
     for number, row in _rows(file):
         name = row.pop("name", None)
         if name in (None, ""):
-            raise ValueError(f"{file} has no 'name' in line {number}: which picture is it about?")
+            raise ValueError(f"{file} has no 'name' in line {number}")
         label = row.pop("label", None)
         if label is not None:
             labels[str(name)] = str(label)
@@ -35,7 +41,7 @@ def read(file: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
                 json.dumps(value, allow_nan=False)
             except ValueError:
                 raise ValueError(
-                    f"{file} has {value} as {key!r} in line {number}; needed is a finite number, a word, or nothing"
+                    f"{file} has {value} as {key!r} in line {number}; allowed are finite numbers and text"
                 ) from None
         metadata[str(name)] = row
     return labels, metadata
@@ -46,7 +52,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if file.suffix.lower() == ".csv":
             for number, row in enumerate(csv.DictReader(lines), start=2):
                 if None in row:
-                    raise ValueError(f"{file} has more columns in line {number} than in its heading")
+                    raise ValueError(f"{file} has more columns in line {number} than in its header")
                 words = {"name", "label"}
                 yield (
                     number,
@@ -61,7 +67,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 value = json.loads(line) if line.strip() else None
             except ValueError as error:
-                raise ValueError(f"{file} has no JSON in line {number}: {error}") from error
+                raise ValueError(f"{file} has invalid JSON in line {number}: {error}") from error
             if value is not None:
                 if not isinstance(value, dict):
                     raise ValueError(f"{file} has no JSON object in line {number}")

@@ -1,4 +1,4 @@
-"""The whole index on a plane, kept beside it."""
+"""Projection of all items to a plane, cached in the index folder."""
 
 from __future__ import annotations
 
@@ -12,33 +12,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nearfar.search.storage.shelf import Shelf
-from nearfar.search.storage.table import Ids
+from nearfar.search.storage import Ids
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.validation import one_of
 
 KEPT = {"pca": ("ids", "places", "fitted", "mean", "axes", "scale"), "tsne": ("ids", "places")}
 METHODS = tuple(KEPT)
-STALE = 0.1  # share of items that may come and go before directions are computed anew
-MOST_TSNE = 20_000  # items; beyond that it takes too long
+STALE = 0.1  # share of items that may change before the axes are recomputed
+MOST_TSNE = 20_000  # items; more would take too long
 BLOCK = 16_384
 
 Places = NDArray[np.float32]
 _computing = threading.Lock()
 
 
-def places(shelf: Shelf, method: str = "pca") -> tuple[Ids, Places]:
-    """Ids [n] of all items, rising, and their places [n, 2].
+def project(
+    folder: Path, ids: Ids, vectors: NDArray[np.float32], method: str = "pca", *, write: bool = True
+) -> tuple[Ids, Places]:
+    """Project vectors to a plane, or return the cached projection of the same items.
 
-    When a plane is made, all lie within −1 and 1; what comes later may lie a little beyond.
+    All coordinates of a new projection lie within −1 and 1; items that are added later may lie slightly outside.
+
+    Args:
+        folder: The folder of the index, which has the cache.
+        ids: Ids [n] of all items.
+        vectors: Their vectors [n, d].
+        method: "pca" or "tsne".
+        write: Write the cache.
+
+    Returns:
+        The ids [n] and the coordinates [n, 2].
     """
     one_of("method", method, METHODS)
-    ids, vectors = shelf.table.everything()
     if method == "tsne" and len(ids) > MOST_TSNE:
         raise ValueError(
-            f"method is 'tsne'; it places at most {MOST_TSNE:,} items, and there are {len(ids):,}: take 'pca'"
+            f"method is 'tsne'; at most {MOST_TSNE:,} items are allowed, and there are {len(ids):,}: use 'pca'"
         )
-    file = shelf.place / f"map-{method}.npz"
+    file = folder / f"map-{method}.npz"
     with _computing:
         kept = _read(file, KEPT[method])
         if kept is not None and np.array_equal(kept["ids"], ids):
@@ -50,14 +60,14 @@ def places(shelf: Shelf, method: str = "pca") -> tuple[Ids, Places]:
                 kept = {"fitted": ids, **_directions(vectors)}
             kept["places"] = _project(vectors, kept)
         kept["ids"] = ids
-        if not shelf.read_only:
+        if write:
             with whole_file(file) as draft, open(draft, "wb") as out:
                 np.savez(out, **kept)
         return ids, kept["places"]
 
 
 def _read(file: Path, names: Sequence[str]) -> dict[str, Any] | None:
-    """What was kept; None where there is nothing, or not all of it."""
+    """The cached arrays; None if there is no complete cache."""
     try:
         with np.load(file, allow_pickle=False) as kept:
             return {name: kept[name] for name in names}
@@ -71,7 +81,7 @@ def _stale(fitted: NDArray[np.int64], ids: NDArray[np.int64]) -> bool:
 
 
 def _directions(vectors: NDArray[np.float32]) -> dict[str, Any]:
-    """The mean, the two directions with the most spread, and the scale that brings all within −1 and 1."""
+    """Mean, two principal axes, and the scale that maps all coordinates to −1 … 1."""
     count, dim = vectors.shape
     total, products = (torch.zeros(*shape, dtype=torch.float64, device="cpu") for shape in ((dim,), (dim, dim)))
     for start in range(0, count, BLOCK):
@@ -80,7 +90,7 @@ def _directions(vectors: NDArray[np.float32]) -> dict[str, Any]:
         products += (block.T @ block).double()
     mean = total / max(1, count)
     axes = torch.linalg.eigh(products / max(1, count) - torch.outer(mean, mean)).eigenvectors.flip(1)[:, :2]
-    # Eigenvectors have no sign; the largest part of each points up, so that maps stay the same.
+    # The sign of an eigenvector is arbitrary: make its largest component positive, so that maps are reproducible.
     axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
     if axes.shape[1] < 2:
         axes = torch.cat([axes, torch.zeros_like(axes)], dim=1)

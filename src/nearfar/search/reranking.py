@@ -1,4 +1,4 @@
-"""Second thoughts about neighbours: query expansion, and k-reciprocal neighbours."""
+"""Query expansion and re-ranking with k-reciprocal neighbors."""
 
 from __future__ import annotations
 
@@ -7,28 +7,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.search.backends import NOTHING
-from nearfar.search.storage.table import Ids, Vectors
+from nearfar.search.backends import NO_ID
+from nearfar.search.storage import Ids, Vectors
 
 if TYPE_CHECKING:
-    from nearfar.search.lookup import Lookup
+    from nearfar.search.index import Index
 
 RERANKINGS = ("k_reciprocal",)
-POWER = 3.0  # of a neighbour's similarity, its weight in an expanded query
-CANDIDATES, TIMES = 100, 4  # that are ranked anew: at least so many, and so many times k
+POWER = 3.0  # a neighbor's weight in an expanded query is this power of its similarity
+CANDIDATES, TIMES = 100, 4  # items that are re-ranked: at least 100, and at least 4 times k
 NEAR, NEARER, OLD = 20, 6, 0.3  # k₁, k₂ and λ of the paper
 
 Matrix = NDArray[np.float64]
 
 
-def expanded(index: Lookup, query: Vectors, count: int, allowed: Ids | None, own: int | None) -> Vectors:
-    """The mean of a query [1, d] and its nearest neighbours, weighed by the cube of their cosine.
+def expanded(index: Index, query: Vectors, count: int, allowed: Ids | None, exclude: int | None) -> Vectors:
+    """Return the mean of a query and its nearest neighbors, weighted by the cube of their cosine.
+
+    Args:
+        index: The index.
+        query: The query [1, d].
+        count: Number of neighbors.
+        allowed: Only these ids, in ascending order; None for all.
+        exclude: Id of an item to leave out.
+
+    Returns:
+        The expanded query [1, d].
 
     Reference:
         Radenović et al.: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019 (α-weighted expansion).
     """
-    _, ids = index.nearest(query, count + (own is not None), allowed=allowed)
-    _, near = index._shelf.table.known(_others(ids[0], own)[:count])
+    _, ids = index.nearest(query, count + (exclude is not None), allowed=allowed)
+    _, near = index.storage.table.known(_others(ids[0], exclude)[:count])
     points = np.concatenate([query, near]).astype(np.float64)
     units = points / np.linalg.norm(points, axis=1, keepdims=True).clip(min=1e-30)
     weights = (units @ units[0]).clip(min=0) ** POWER
@@ -37,21 +47,28 @@ def expanded(index: Lookup, query: Vectors, count: int, allowed: Ids | None, own
 
 
 def k_reciprocal(
-    index: Lookup, query: Vectors, k: int, *, allowed: Ids | None = None, own: int | None = None
+    index: Index, query: Vectors, k: int, *, allowed: Ids | None = None, exclude: int | None = None
 ) -> tuple[Vectors, Ids]:
-    """The k nearest of a query [1, d], first those whose own neighbours are the query's neighbours too.
+    """Return the k nearest items, with those first whose own neighbors are also neighbors of the query.
 
-    Scores are one minus the paper's distance, λ·d + (1 − λ)·Jaccard.
+    Args:
+        index: The index.
+        query: The query [1, d].
+        k: Number of neighbors.
+        allowed: Only these ids, in ascending order; None for all.
+        exclude: Id of an item to leave out.
 
-    Difference
-        Who is whose neighbour is looked at among the nearest hundred (or 4·k) items, not in the whole index.
+    Returns:
+        Scores and ids [1, k]. A score is one minus the paper's distance, λ·d + (1 − λ)·Jaccard.
+
+    Differences:
+        Reciprocal neighbors are determined among the nearest 100 (or 4·k) items, not in the whole index.
 
     Reference:
         Zhong et al.: Re-ranking Person Re-identification with k-reciprocal Encoding. CVPR 2017.
     """
-    spare = own is not None
-    _, found = index.nearest(query, max(CANDIDATES, TIMES * k) + spare, allowed=allowed)
-    ids, near = index._shelf.table.known(_others(found[0], own))
+    _, found = index.nearest(query, max(CANDIDATES, TIMES * k) + (exclude is not None), allowed=allowed)
+    ids, near = index.storage.table.known(_others(found[0], exclude))
     scores, order = np.empty(0, dtype=np.float32), np.empty(0, dtype=np.int64)
     if len(ids):
         points = np.concatenate([query, near]).astype(np.float64)
@@ -61,13 +78,17 @@ def k_reciprocal(
     return scores[None], ids[order][None]
 
 
-def _others(ids: Ids, own: int | None) -> list[int]:
-    """What was found, but for the query itself."""
-    return [id for id in ids.tolist() if id not in (NOTHING, own)]
+def _others(ids: Ids, exclude: int | None) -> list[int]:
+    return [id for id in ids.tolist() if id not in (NO_ID, exclude)]
 
 
 def squared_distances(points: Matrix, measure: str) -> Matrix:
-    """Of all points with each other, [n, n]; between directions where cosines are compared."""
+    """Return the squared distances [n, n] of all pairs; for cosines, of vectors scaled to length one.
+
+    Args:
+        points: The points [n, d].
+        measure: "cosine" or "euclidean".
+    """
     if measure == "cosine":
         points = points / np.linalg.norm(points, axis=1, keepdims=True).clip(min=1e-30)
     squares = (points * points).sum(axis=1)
@@ -77,21 +98,31 @@ def squared_distances(points: Matrix, measure: str) -> Matrix:
 
 
 def mixed(distances: Matrix, *, near: int = NEAR, nearer: int = NEARER, old: float = OLD) -> Any:
-    """The paper's distance of the first point to all others, [n − 1], from the distances of all, [n, n].
+    """Return the paper's distance of the first point to all others.
 
-    >>> line = np.array([[0.0], [1.0], [2.0], [9.0]])
-    >>> mixed(squared_distances(line, "euclidean"), near=2, nearer=1).argsort().tolist()
-    [0, 1, 2]
+    Args:
+        distances: Distances [n, n] of all points.
+        near: k₁, the number of neighbors of each point.
+        nearer: k₂, the number of neighbors that are averaged.
+        old: λ, the weight of the original distance.
+
+    Returns:
+        Distances [n − 1].
+
+    Example:
+        >>> line = np.array([[0.0], [1.0], [2.0], [9.0]])
+        >>> mixed(squared_distances(line, "euclidean"), near=2, nearer=1).argsort().tolist()
+        [0, 1, 2]
     """
     count = len(distances)
     near, nearer = min(near, count - 1), min(nearer, count)
     distances = distances / distances.max(axis=1, keepdims=True).clip(min=1e-30)
-    order = np.argsort(distances, axis=1, kind="stable")  # each is its own nearest
+    order = np.argsort(distances, axis=1, kind="stable")  # each point is its own nearest
     ranks = np.argsort(order, axis=1, kind="stable")
     wide = _mutual(ranks, near)
     half = _mutual(ranks, max(1, round(near / 2)))
-    # A neighbour brings its own, where two thirds of them are known already.
-    shared = wide.astype(np.float64) @ half.T.astype(np.float64)  # [i, j]: how many of j's are i's
+    # A neighbor's own neighbors are included if two thirds of them are already in the set.
+    shared = wide.astype(np.float64) @ half.T.astype(np.float64)  # [i, j]: number of j's neighbors that are also i's
     bring = wide & (3 * shared > 2 * half.sum(axis=1))
     sets = wide | (bring.astype(np.float64) @ half > 0)
     weights = np.where(sets, np.exp(-distances), 0.0)
@@ -104,6 +135,6 @@ def mixed(distances: Matrix, *, near: int = NEAR, nearer: int = NEARER, old: flo
 
 
 def _mutual(ranks: NDArray[np.int64], near: int) -> NDArray[np.bool_]:
-    """Whether two are among each other's nearest so many, [n, n]; each with itself."""
+    """Whether two points are among each other's nearest neighbors, [n, n]."""
     close: NDArray[np.bool_] = ranks <= near
     return close & close.T

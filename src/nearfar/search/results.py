@@ -1,81 +1,96 @@
-"""What a search found."""
+"""Results of a search: a query and its nearest items."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, overload
 
 from nearfar.search.items import Item
-from nearfar.utils.atomic import write_text
 
 
-@dataclass(frozen=True)
-class Neighbour:
-    """An item that was found, and how near it is."""
+@dataclass(frozen=True, slots=True)
+class Neighbor:
+    """An item that a search returned.
+
+    Args:
+        item: The item.
+        score: Its cosine with the query, or minus its distance. Higher is nearer.
+
+    Example:
+        >>> Neighbor(Item(3, "a.jpg"), 0.9).item.name
+        'a.jpg'
+    """
 
     item: Item
     score: float
 
 
 @dataclass(frozen=True)
-class Results(Sequence[Neighbour]):
-    """A query and its neighbours, the nearest first.
+class Results(Sequence[Neighbor]):
+    """A query and its neighbors, the nearest first.
 
     Args:
-        name: Of the query.
-        label: Its class, where that is known.
-        neighbours: What was found.
-        pictures: Thumbnails: of the query, and of each neighbour; empty where there is none.
+        name: Name of the query.
+        label: Class of the query, if known.
+        neighbors: The items that were found.
+        pictures: JPEG thumbnails of the query and of each neighbor; empty bytes where there is none.
+
+    Example:
+        >>> found = Results("query.jpg", "jay", (Neighbor(Item(3, "a.jpg", "wren"), 0.9),))
+        >>> found.names, found.scores, found.right
+        (['a.jpg'], [0.9], [False])
     """
 
     name: str
     label: str | None
-    neighbours: tuple[Neighbour, ...]
+    neighbors: tuple[Neighbor, ...]
     pictures: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.neighbours)
+        return len(self.neighbors)
 
     @overload
-    def __getitem__(self, place: int) -> Neighbour: ...
+    def __getitem__(self, place: int) -> Neighbor: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Neighbour, ...]: ...
-    def __getitem__(self, place: int | slice) -> Neighbour | tuple[Neighbour, ...]:
-        return self.neighbours[place]
+    def __getitem__(self, place: slice) -> tuple[Neighbor, ...]: ...
+    def __getitem__(self, place: int | slice) -> Neighbor | tuple[Neighbor, ...]:
+        return self.neighbors[place]
 
-    def __iter__(self) -> Iterator[Neighbour]:
-        return iter(self.neighbours)
+    def __iter__(self) -> Iterator[Neighbor]:
+        return iter(self.neighbors)
 
     @property
     def ids(self) -> list[int]:
-        return [each.item.id for each in self.neighbours]
+        """Ids of the neighbors."""
+        return [each.item.id for each in self.neighbors]
 
     @property
     def names(self) -> list[str]:
-        return [each.item.name for each in self.neighbours]
+        """Names of the neighbors."""
+        return [each.item.name for each in self.neighbors]
 
     @property
     def labels(self) -> list[str | None]:
-        return [each.item.label for each in self.neighbours]
+        """Classes of the neighbors; None for an item without a class."""
+        return [each.item.label for each in self.neighbors]
 
     @property
     def scores(self) -> list[float]:
         """Cosines, or minus the distances."""
-        return [each.score for each in self.neighbours]
+        return [each.score for each in self.neighbors]
 
     @property
     def right(self) -> list[bool | None]:
-        """Whether each neighbour is of the query's class; None where either has none."""
+        """Whether each neighbor has the query's class; None if the class of either is unknown."""
         return [None if None in (self.label, label) else label == self.label for label in self.labels]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it, without pictures."""
+        """The results as JSON-compatible data, without the thumbnails."""
         return {
             "query": self.name,
             "label": self.label,
-            "neighbours": [
+            "neighbors": [
                 {
                     "id": each.item.id,
                     "name": each.item.name,
@@ -87,18 +102,3 @@ class Results(Sequence[Neighbour]):
                 for each, right in zip(self, self.right, strict=True)
             ],
         }
-
-    def write(self, file: str | Path) -> None:
-        """The query and its neighbours as a page (.html) or a picture (.png, .jpg, .webp), framed green and red."""
-        write([self], file)
-
-
-def write(found: Sequence[Results], file: str | Path) -> None:
-    """Several queries and what they found, as a page or a picture, by the ending of the file's name."""
-    from nearfar.reports import contact_sheet, search_pages
-
-    file = Path(file)
-    if file.suffix.lower() in (".html", ".htm"):
-        write_text(file, search_pages.results_page(found))
-    else:
-        contact_sheet.write(found, file)

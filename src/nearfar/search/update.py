@@ -1,4 +1,4 @@
-"""How an index follows pictures that come, go, move and change."""
+"""Updating an index from images that were added, removed, moved or changed."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar.search.encoder import Encoder, Pixels, ahead
+from nearfar.search.encoder import Encoder, Pixels, prefetch
+from nearfar.search.images import FOLDER, Images, ImageSource, Labels, digest, folder_label, list_images
 from nearfar.search.items import Item
-from nearfar.search.pictures import FOLDER, Labels, Listed, Pictures, digest, folder_label, gather
-from nearfar.search.storage.table import checked_vectors
+from nearfar.search.storage import checked_vectors
 from nearfar.utils.progress import Watch
 
 if TYPE_CHECKING:
     from nearfar.search.index import Index
 
+Preprocessed = tuple[Pixels, bytes, str] | Exception  # pixels for the model, a thumbnail and a hash
+
 
 @dataclass
 class Update:
-    """What became of pictures.
+    """The outcome of an update.
 
     Args:
-        added: Ids of pictures that are new, or new at this place.
-        moved: Ids of pictures that are called otherwise now.
-        replaced: Ids that are gone, as other pictures have come in their place.
-        kept: Ids of items that stay though their files cannot be read now, or are no pictures any more.
-        missing: Ids of items whose pictures are not there.
-        pruned: Whether those were removed.
-        unchanged: How many are as they were.
-        skipped: Name and reason of what is no picture.
+        added: Ids of new items.
+        moved: Ids of items that have a new name.
+        replaced: Ids that were removed because the file now has other content.
+        kept: Ids of items whose files cannot be read at present, or are no longer images.
+        missing: Ids of items whose files no longer exist.
+        pruned: Whether the missing items were removed.
+        unchanged: Number of items that did not change.
+        skipped: Names of files that are not images, each with the reason.
     """
 
     added: list[int] = field(default_factory=list)
@@ -45,7 +47,7 @@ class Update:
 
 def update(
     index: Index,
-    pictures: Pictures,
+    images: Images,
     *,
     prune: bool = False,
     follow: bool = True,
@@ -54,15 +56,29 @@ def update(
     batch_size: int = 64,
     watch: Watch | None = None,
 ) -> Update:
-    """See ``Index.update``; without ``follow`` nothing that is there is moved or removed."""
-    listed, shelf, result = gather(pictures, labels), index._shelf, Update(pruned=prune)
-    about = dict(metadata or {})
+    """Make an index match a list of images; see ``Index.update``.
+
+    Args:
+        index: The index, open for writing.
+        images: A folder or archive of images, a list of files, or a dataset.
+        prune: Remove items whose images no longer exist.
+        follow: Move and replace existing items; without it, items are only added.
+        labels: "folder", a mapping from names to classes, or None.
+        metadata: Additional data for images, by name.
+        batch_size: Number of images per forward pass.
+        watch: Receives the progress.
+
+    Returns:
+        What was added, moved, replaced and skipped.
+    """
+    listed, storage, result = list_images(images, labels), index.storage, Update(pruned=prune)
+    details = dict(metadata or {})
     hashes = _hashes(listed, result, watch)
     unread = {name for name, _ in result.skipped}
     items = index.items
     there = {(item.name, item.hash): item for item in items}
     by_hash: dict[str, Item] = {item.hash: item for item in items if item.hash}
-    left: dict[str, list[Item]] = {}  # pictures that are no longer where they were
+    left: dict[str, list[Item]] = {}  # items whose file is gone or has other content, by hash
     for item in items if follow else ():
         if item.name in unread:
             result.kept.append(item.id)
@@ -72,69 +88,102 @@ def update(
     for each in listed:
         if each.name not in hashes:
             continue
-        mine = there.get((each.name, hashes[each.name]))
-        if mine is not None:
+        known = there.get((each.name, hashes[each.name]))
+        if known is not None:
             result.unchanged += 1
         elif left.get(hashes[each.name]):
-            mine = left[hashes[each.name]].pop(0)
-            result.moved.append(mine.id)
+            known = left[hashes[each.name]].pop(0)
+            result.moved.append(known.id)
         else:
             new.append(each)
             continue
-        now = Item(mine.id, each.name, _label(each, mine), mine.hash, dict(about.get(each.name, mine.metadata)))
-        if now != mine:
+        now = Item(known.id, each.name, _label(each, known), known.hash, dict(details.get(each.name, known.metadata)))
+        if now != known:
             changed.append(now)
-    shelf.change(changed)
+    storage.change(changed)
     others = [item for group in left.values() for item in group]
-    new = _inherit(new, others, about)
-    result.added += _copy(index, [(each, by_hash.get(hashes[each.name])) for each in new], about)
-    fresh = [each for each in new if hashes[each.name] not in by_hash]
-    result.added += _embed(index, fresh, about, batch_size, result, watch)
-    _sort_out(index, others, hashes, result)
-    shelf.remove(result.replaced + (result.missing if prune else []))
+    new = _inherit(new, others, details)
+    result.added += _copy(index, [(each, by_hash.get(hashes[each.name])) for each in new], details)
+    unseen = [each for each in new if hashes[each.name] not in by_hash]
+    result.added += _embed(index, unseen, details, batch_size, result, watch)
+    _classify_left(index, others, hashes, result)
+    storage.remove(result.replaced + (result.missing if prune else []))
     return result
 
 
-def _label(each: Listed, mine: Item) -> str | None:
-    """The class of a picture that is known: what somebody told of it counts for more than its folder."""
-    return each.label if each.told or mine.label in (None, folder_label(mine.name)) else mine.label
+def preprocessed_batches(
+    images: Sequence[ImageSource], encoder: Encoder, size: int
+) -> Iterator[list[tuple[ImageSource, Preprocessed]]]:
+    """Read and preprocess images in threads, and yield them in batches.
+
+    Args:
+        images: The images.
+        encoder: The model.
+        size: Number of images in a batch.
+
+    Yields:
+        Pairs of an image and its preprocessed form, or the error if it cannot be read.
+    """
+
+    def work(each: ImageSource) -> Preprocessed:
+        try:
+            image = each.read()
+            return (*encoder.preprocess_with_thumbnail(image), digest(image))
+        except (OSError, ValueError) as error:  # not an image, or not readable
+            return error
+
+    batch: list[tuple[ImageSource, Preprocessed]] = []
+    for pair in zip(images, prefetch(work, images, most=2 * size), strict=True):
+        batch.append(pair)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
-def _inherit(new: Sequence[Listed], others: Sequence[Item], about: dict[str, Mapping[str, Any]]) -> list[Listed]:
-    """New pictures, with what is known of those in whose places they come; ``about`` gets their metadata."""
+def _label(each: ImageSource, known: Item) -> str | None:
+    """The class of an image that is already known: an explicit label takes precedence over its folder."""
+    return each.label if each.explicit or known.label in (None, folder_label(known.name)) else known.label
+
+
+def _inherit(
+    new: Sequence[ImageSource], others: Sequence[Item], details: dict[str, Mapping[str, Any]]
+) -> list[ImageSource]:
+    """New images with the labels and metadata of the items that they replace; ``details`` receives the metadata."""
     before, found = {item.name: item for item in others}, []
     for each in new:
         if each.name in before:
             each = replace(each, label=_label(each, before[each.name]))
-            about.setdefault(each.name, before[each.name].metadata)
+            details.setdefault(each.name, before[each.name].metadata)
         found.append(each)
     return found
 
 
 def _copy(
-    index: Index, pairs: Sequence[tuple[Listed, Item | None]], about: Mapping[str, Mapping[str, Any]]
+    index: Index, pairs: Sequence[tuple[ImageSource, Item | None]], details: Mapping[str, Mapping[str, Any]]
 ) -> list[int]:
-    """Add pictures of which the index has another copy: they need no model."""
+    """Add images that are copies of existing items, without the model."""
     copied = [(each, old) for each, old in pairs if old is not None]
     if not copied:
         return []
-    return index._shelf.add(
+    return index.storage.add(
         [each.name for each, _ in copied],
         np.stack([index.vector(old.id) for _, old in copied]),
         labels=[each.label for each, _ in copied],
         hashes=[old.hash for _, old in copied],
-        metadata=[dict(about.get(each.name, {})) for each, _ in copied],
-        pictures=[index.thumbnail(old.id) for _, old in copied],
+        metadata=[dict(details.get(each.name, {})) for each, _ in copied],
+        thumbnails=[index.thumbnail(old.id) for _, old in copied],
     )
 
 
-def _sort_out(index: Index, others: Sequence[Item], hashes: Mapping[str, str], result: Update) -> None:
-    """What becomes of items whose pictures are not where they were."""
+def _classify_left(index: Index, others: Sequence[Item], hashes: Mapping[str, str], result: Update) -> None:
+    """Decide whether items whose files are gone or changed were replaced, are kept, or are missing."""
     holders = {(item.name, item.hash): item.id for item in index.items}
     came, skipped = {*result.added, *result.moved}, {name for name, _ in result.skipped}
     for item in others:
         holder = holders.get((item.name, hashes.get(item.name, "")), -1)
-        # A file that was there before is not in the place of an item that came later and has just the same name.
+        # A file that was there before did not replace an item that was added later under the same name.
         if holder in came or holder > item.id:
             result.replaced.append(item.id)
         elif item.name in skipped:
@@ -143,10 +192,10 @@ def _sort_out(index: Index, others: Sequence[Item], hashes: Mapping[str, str], r
             result.missing.append(item.id)
 
 
-def _hashes(listed: Sequence[Listed], result: Update, watch: Watch | None) -> dict[str, str]:
-    """Of all pictures that can be read, by name."""
+def _hashes(listed: Sequence[ImageSource], result: Update, watch: Watch | None) -> dict[str, str]:
+    """Hashes of all images that can be read, by name."""
 
-    def work(each: Listed) -> str | OSError:
+    def work(each: ImageSource) -> str | OSError:
         try:
             return digest(each.read())
         except OSError as error:
@@ -154,7 +203,7 @@ def _hashes(listed: Sequence[Listed], result: Update, watch: Watch | None) -> di
 
     progress = None if watch is None else watch("reading")
     found = {}
-    for done, (each, value) in enumerate(zip(listed, ahead(work, listed), strict=True), start=1):
+    for done, (each, value) in enumerate(zip(listed, prefetch(work, listed), strict=True), start=1):
         if isinstance(value, OSError):
             result.skipped.append((each.name, str(value)))
         else:
@@ -166,56 +215,35 @@ def _hashes(listed: Sequence[Listed], result: Update, watch: Watch | None) -> di
 
 def _embed(
     index: Index,
-    fresh: Sequence[Listed],
+    images: Sequence[ImageSource],
     metadata: Mapping[str, Mapping[str, Any]],
     batch_size: int,
     result: Update,
     watch: Watch | None,
 ) -> list[int]:
-    """Add pictures batch by batch; each batch is on disk before the next begins."""
-    if not fresh:
+    """Add images in batches; each batch is on disk before the next one begins."""
+    if not images:
         return []
     encoder, ids, done = index.encoder, [], 0
     progress = None if watch is None else watch("embedding")
-    for batch in batches(fresh, encoder, batch_size):
-        good: list[tuple[Listed, Pixels, bytes, str]] = []
-        for each, seen in batch:
-            if isinstance(seen, Exception):
-                result.skipped.append((each.name, " ".join(str(seen).split()) or type(seen).__name__))
+    for batch in preprocessed_batches(images, encoder, batch_size):
+        good: list[tuple[ImageSource, Pixels, bytes, str]] = []
+        for each, outcome in batch:
+            if isinstance(outcome, Exception):
+                result.skipped.append((each.name, " ".join(str(outcome).split()) or type(outcome).__name__))
             else:
-                good.append((each, *seen))
+                good.append((each, *outcome))
         if good:
             points = encoder.vectors([pixels for _, pixels, _, _ in good])
-            ids += index._shelf.add(
+            ids += index.storage.add(
                 [each.name for each, _, _, _ in good],
                 checked_vectors("vectors", points, index.dim, index.measure),
                 labels=[each.label for each, _, _, _ in good],
                 hashes=[hash for _, _, _, hash in good],
                 metadata=[dict(metadata.get(each.name, {})) for each, _, _, _ in good],
-                pictures=[picture for _, _, picture, _ in good],
+                thumbnails=[small for _, _, small, _ in good],
             )
         done += len(batch)
         if progress is not None:
-            progress(done, len(fresh))
+            progress(done, len(images))
     return ids
-
-
-Seen = tuple[Pixels, bytes, str] | Exception
-
-
-def batches(fresh: Sequence[Listed], encoder: Encoder, size: int) -> Iterator[list[tuple[Listed, Seen]]]:
-    def work(each: Listed) -> Seen:
-        try:
-            picture = each.read()
-            return (*encoder.look_twice(picture), digest(picture))
-        except (OSError, ValueError) as error:  # no picture, or not to be read
-            return error
-
-    batch: list[tuple[Listed, Seen]] = []
-    for each, seen in zip(fresh, ahead(work, fresh, most=2 * size), strict=True):
-        batch.append((each, seen))
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.cli import main
-from nearfar.search.embedding_files import Embedded
+from nearfar.search.embedding_files import EmbeddedImages
 from nearfar.training.evaluation.command import Labelled, evaluate, load
 
 
@@ -171,14 +171,14 @@ def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, capsys: pyte
     vectors = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
     labels = ("auk", "auk", None, "bee", "bee", None, "bee")
     file = tmp_path / f"embedded{ending}"
-    Embedded(vectors, tuple("abcdefg"), labels, (), "model").write(file)
+    EmbeddedImages(vectors, tuple("abcdefg"), labels, (), "model").write(file)
     found = load("embeddings", file)
     assert found.labels.tolist() == [0, 0, 1, 1, 1]
     assert found.embeddings.tolist() == vectors[[0, 1, 3, 4, 6]].tolist()
     assert call(str(file), "--no-clustering") == 0
     printed = capsys.readouterr().out
     assert "5 embeddings of 4 dimensions, 2 classes\n2 more have no class and are left out.\n" in printed
-    Embedded(vectors, tuple("abcdefg"), (None,) * 7, (), "model").write(file)
+    EmbeddedImages(vectors, tuple("abcdefg"), (None,) * 7, (), "model").write(file)
     assert call(str(file)) == 1
     assert "has no class for any of its 7 embeddings" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nearfar.search.backends.base import MEASURES, NOTHING, Backend, Ids, Vectors
+from nearfar.search.backends.base import MEASURES, NO_ID, Backend, Ids, Vectors
 from nearfar.search.backends.exact import Exact
 from nearfar.search.backends.fallback import Behind, let_go
 from nearfar.utils.progress import Progress
@@ -18,7 +18,7 @@ from nearfar.utils.progress import Progress
 __all__ = [
     "MEASURES",
     "NAMES",
-    "NOTHING",
+    "NO_ID",
     "Backend",
     "Behind",
     "Exact",

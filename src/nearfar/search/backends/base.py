@@ -14,7 +14,7 @@ Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
 MEASURES = ("cosine", "euclidean")
-NOTHING = -1  # instead of an id where there are fewer than k
+NO_ID = -1  # instead of an id where there are fewer than k
 
 
 class Backend(Protocol):
@@ -68,7 +68,7 @@ def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
     short = k - scores.shape[1]
     if short > 0:
         scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
-        ids = np.pad(ids, ((0, 0), (0, short)), constant_values=NOTHING)
+        ids = np.pad(ids, ((0, 0), (0, short)), constant_values=NO_ID)
     return scores, ids
 
 

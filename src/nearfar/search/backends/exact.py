@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.search.backends.base import NOTHING, Ids, Scores, Vectors, best, rows_of
+from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors, best, rows_of
 from nearfar.search.storage.table import Growing
 from nearfar.utils.inputs import as_vectors
 from nearfar.utils.precision import full_precision
@@ -106,13 +106,13 @@ class Exact:
         scores, ids = best(
             np.concatenate([one[0] for one in found], 1), np.concatenate([one[1] for one in found], 1), k
         )
-        ids[np.isneginf(scores)] = NOTHING
+        ids[np.isneginf(scores)] = NO_ID
         return scores, ids
 
     def fill_up(self, found: tuple[Scores, Ids], queries: Vectors, allowed: Ids | None) -> None:
         """Search again for queries of which another way of searching found too few: it did not look everywhere."""
         scores, ids = found
-        short = ids[:, -1] == NOTHING
+        short = ids[:, -1] == NO_ID
         if short.any():
             scores[short], ids[short] = self.search(queries[short], ids.shape[1], allowed)
 

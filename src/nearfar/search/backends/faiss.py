@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.search.backends.base import NOTHING, Ids, Scores, Vectors, best, rows_of
+from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors, best, rows_of
 from nearfar.search.backends.exact import Exact
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Progress
@@ -113,7 +113,7 @@ class Faiss:
             found = self._exact.search(queries, k, allowed)
         else:
             found = self._search(queries, k, allowed)
-            if found[1].item(-1) == NOTHING or (len(queries) > 1 and found[1][:, -1].min() == NOTHING):
+            if found[1].item(-1) == NO_ID or (len(queries) > 1 and found[1][:, -1].min() == NO_ID):
                 self._exact.fill_up(found, queries, allowed)
         if not self._tail:
             return found
@@ -186,7 +186,7 @@ class Faiss:
         scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
         if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # FAISS found fewer than k
             nothing = rows < 0
-            ids[nothing], scores[nothing] = NOTHING, -np.inf
+            ids[nothing], scores[nothing] = NO_ID, -np.inf
         return scores, ids
 
     def _parameters(self, mask: NDArray[np.bool_]) -> Any:

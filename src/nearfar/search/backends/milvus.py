@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.search.backends.base import NOTHING, Ids, Scores, Vectors, best
+from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors, best
 from nearfar.search.backends.exact import Exact
 
 FILE = "milvus.db"
@@ -108,7 +108,7 @@ class Milvus:
             return self._exact.search(queries, k, allowed)
         words = {} if allowed is None else {"filter": f"id in {allowed.tolist()}"}
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-        ids = np.full((len(queries), k), NOTHING, dtype=np.int64)
+        ids = np.full((len(queries), k), NO_ID, dtype=np.int64)
         for start in range(0, len(queries), MOST):
             found = self._client.search(
                 self.collection,
@@ -122,7 +122,7 @@ class Milvus:
                 ids[row, : len(hits)] = [hit["id"] for hit in hits]
                 scores[row, : len(hits)] = [hit["distance"] for hit in hits]
         if self.measure == "euclidean":  # Milvus gives squared distances
-            scores = np.where(ids == NOTHING, -np.inf, -np.sqrt(scores.clip(min=0))).astype(np.float32)
+            scores = np.where(ids == NO_ID, -np.inf, -np.sqrt(scores.clip(min=0))).astype(np.float32)
         found = best(scores, ids, k)
         self._exact.fill_up(found, queries, allowed)
         return found

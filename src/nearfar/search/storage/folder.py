@@ -57,7 +57,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """What index.json says; refused where it is of a newer version or no index."""
     file = folder / CARD
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} holds no index: {CARD} is not there")
+        raise FileNotFoundError(f"{folder} contains no index: {CARD} does not exist")
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from nearfar.utils.atomic import whole_file
 
-SIDE = 160  # pixels of the longer side
-TINY = 64  # smaller pictures are enlarged by whole pixels, which JPEG would smear
-QUALITY = 82
 PIXELS, PLACES = "thumbnails.bin", "thumbnails.npy"
-
-
-def make(picture: Image.Image) -> bytes:
-    """A JPEG of at most 160 pixels a side.
-
-    >>> Image.open(io.BytesIO(make(Image.new("RGB", (640, 320))))).size
-    (160, 80)
-    >>> Image.open(io.BytesIO(make(Image.new("L", (8, 8))))).size
-    (160, 160)
-    """
-    small = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
-    longest = max(small.size)
-    if longest <= TINY:
-        times = SIDE // longest
-        small = small.resize((small.width * times, small.height * times), Image.Resampling.NEAREST)
-    elif longest > SIDE:
-        scale = SIDE / longest
-        size = max(1, round(small.width * scale)), max(1, round(small.height * scale))
-        small = small.resize(size, Image.Resampling.BILINEAR, reducing_gap=3.0)
-    file = io.BytesIO()
-    small.save(file, "JPEG", quality=QUALITY)
-    return file.getvalue()
 
 
 class Pack:

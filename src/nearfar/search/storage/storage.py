@@ -16,7 +16,8 @@ import torch
 
 from nearfar.search.backends import Backend, Behind, Surroundings, choose, let_go, make, reopen
 from nearfar.search.items import Item, missing
-from nearfar.search.storage import changes, folder, thumbnails
+from nearfar.search.storage import changes, folder
+from nearfar.search.storage import thumbnails as packs
 from nearfar.search.storage.journal import Journal
 from nearfar.search.storage.table import Ids, Table, Vectors
 from nearfar.utils.progress import Progress
@@ -31,7 +32,7 @@ class State:
     generation: int
     table: Table
     backend: Backend
-    pack: thumbnails.Pack | None
+    pack: packs.Pack | None
     journal: Journal
     places: dict[int, tuple[int, int]] = field(default_factory=dict)  # thumbnails in the journal, by id
 
@@ -42,7 +43,7 @@ class State:
             self.journal.close()
 
 
-class Shelf:
+class IndexStorage:
     """An opened index folder.
 
     Args:
@@ -54,16 +55,16 @@ class Shelf:
     """
 
     def __init__(self, place: Path, *, read_only: bool = False, device: torch.device | str = "cpu") -> None:
-        self.place, self.read_only, self.device = place, read_only, device
+        self.folder, self.read_only, self.device = place, read_only, device
         self._refusal = "was opened read-only; nothing can be changed" if read_only else ""
         self._writing = threading.RLock()
         self._stack = ExitStack()
-        self.card = folder.read_card(place)
+        self.settings = folder.read_card(place)
         try:
             if not read_only:
                 self._stack.enter_context(folder.owned(place))
             self.state = self._opened()
-            self.next_id = max(int(self.card["next_id"]), self._replay())
+            self.next_id = max(int(self.settings["next_id"]), self._replay())
             self.state.backend.settle(self.table.ids(), self.table.vectors())
             if not read_only:
                 folder.sweep(place, self.state.generation)
@@ -76,22 +77,24 @@ class Shelf:
         cls,
         place: Path,
         card: Mapping[str, Any],
-        table: Table,
+        vectors: Vectors,
+        items: Sequence[Item],
         *,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
         prepare: Callable[[], object] | None = None,
-    ) -> Shelf:
+    ) -> IndexStorage:
         """A new index folder with these items.
 
         Args:
             card: What is known of it: "dim", "measure", "backend", "model".
             prepare: Is called when the folder is sure to be nobody else's, to put there what belongs to the index.
         """
+        table = Table(vectors, items)
         place.mkdir(parents=True, exist_ok=True)
         with folder.owned(place):
             if folder.exists(place):
-                raise folder.BadIndex(f"{place} holds an index already; update it, or name another folder")
+                raise folder.BadIndex(f"{place} already contains an index; update it, or choose another folder")
             if prepare is not None:
                 prepare()
             ids = table.ids()
@@ -111,6 +114,16 @@ class Shelf:
     def table(self) -> Table:
         return self.state.table
 
+    @property
+    def backend(self) -> Backend:
+        """What is searched."""
+        return self.state.backend
+
+    def snapshot(self) -> tuple[tuple[int, int], Table]:
+        """The items, and a value that changes whenever they do."""
+        state = self.state
+        return (state.generation, state.table.version), state.table
+
     def add(
         self,
         names: Sequence[str],
@@ -119,14 +132,14 @@ class Shelf:
         labels: Sequence[str | None],
         hashes: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
-        pictures: Sequence[bytes],
+        thumbnails: Sequence[bytes],
     ) -> list[int]:
         """New items; when this returns, they are on disk."""
         with self._writing:
             self._check_writable()
             ids = range(self.next_id, self.next_id + len(names))
             rows = zip(ids, names, labels, hashes, metadata, strict=True)
-            change = changes.Added([Item(*row) for row in rows], vectors, pictures)
+            change = changes.Added([Item(*row) for row in rows], vectors, thumbnails)
             self._commit(change)
             return list(ids)
 
@@ -163,7 +176,7 @@ class Shelf:
         """Bytes of the journal: what ``save`` would fold in."""
         return self.state.journal.size
 
-    def save(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
+    def compact(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
         """Fold the journal into the files. Reads go on meanwhile, changes wait."""
         with self._writing:
             self._check_writable()
@@ -173,22 +186,22 @@ class Shelf:
             old = self.state
             number, table = old.generation + 1, old.table
             items, ids = table.items(), table.ids()
-            card = {**self.card, "generation": number, "next_id": self.next_id, "changed": _now()}
+            card = {**self.settings, "generation": number, "next_id": self.next_id, "changed": _now()}
             if backend is not None:
                 card["backend"] = backend
             uses = choose(card["backend"], len(ids))
-            with folder.new_generation(self.place, number) as draft:
+            with folder.new_generation(self.folder, number) as draft:
                 folder.write_table(draft, ids, items, folder.blocks(table, ids), table.dim)
-                thumbnails.pack(draft, (self.thumbnail(id) for id in ids.tolist()))
+                packs.pack(draft, (self.thumbnail(id) for id in ids.tolist()))
                 vectors = folder.read_table(draft).base
-                around = Surroundings(card["measure"], self.place, self.device, progress)
-                found = old.backend if uses == self.card["uses"] else make(uses, vectors, ids, around)
+                around = Surroundings(card["measure"], self.folder, self.device, progress)
+                found = old.backend if uses == self.settings["uses"] else make(uses, vectors, ids, around)
                 card |= {"uses": uses, "facts": found.save(draft, ids, vectors)}
             self.state = self._make_count(card, found)
-            self.card = card
+            self.settings = card
             if found is not old.backend:
                 let_go(old.backend)
-            folder.sweep(self.place, number)
+            folder.sweep(self.folder, number)
 
     def close(self) -> None:
         """Let go of the folder; nothing is lost that was acknowledged."""
@@ -204,9 +217,9 @@ class Shelf:
     def _opened(self) -> State:
         """The generation that counts, still after it was opened: a writer may replace it, and remove its files."""
         for _ in range(TRIES):
-            self.card = folder.read_card(self.place)
+            self.settings = folder.read_card(self.folder)
             try:
-                state = self._open(self.card)
+                state = self._open(self.settings)
             except Exception:
                 if self._counts():
                     raise
@@ -214,11 +227,11 @@ class Shelf:
             if self._counts():
                 return state
             state.close()
-        raise folder.BadIndex(f"{self.place} was saved again each time it was opened, {TRIES} times; try again later")
+        raise folder.BadIndex(f"{self.folder} was saved again each time it was opened, {TRIES} times; try again later")
 
     def _counts(self) -> bool:
         """Whether the generation that was opened is still the one that counts."""
-        return bool(folder.read_card(self.place)["generation"] == self.card["generation"])
+        return bool(folder.read_card(self.folder)["generation"] == self.settings["generation"])
 
     def _make_count(self, card: Mapping[str, Any], found: Backend) -> State:
         """The new generation, opened before it counts: if it cannot be, all goes on with the old one and its journal.
@@ -237,7 +250,7 @@ class Shelf:
         # Stays where the card was replaced but may not be on disk: nobody knows which journal would count.
         self._refusal = "could not be saved to its end; open it again to change it"
         try:
-            folder.write_card(self.place, card)
+            folder.write_card(self.folder, card)
         except BaseException:
             opened.journal.close()
             if self._counts():
@@ -251,12 +264,12 @@ class Shelf:
     def _open(self, card: Mapping[str, Any], known: Backend | None = None) -> State:
         """The generation that a card names; ``known`` is the backend that has saved itself there."""
         generation = int(card["generation"])
-        place = folder.data_folder(self.place, generation)
+        place = folder.data_folder(self.folder, generation)
         table = folder.read_table(place)
         if table.dim != card["dim"]:
             raise folder.BadIndex(f"{place} is damaged: its vectors have {table.dim} dimensions, not {card['dim']}")
-        journal = Journal(folder.journal_file(self.place, generation), read_only=self.read_only)
-        around = Surroundings(card["measure"], self.place, self.device, read_only=self.read_only)
+        journal = Journal(folder.journal_file(self.folder, generation), read_only=self.read_only)
+        around = Surroundings(card["measure"], self.folder, self.device, read_only=self.read_only)
         ids, facts = table.ids(), card["facts"]
         if known is not None:
             backend = known.renew(place, ids, table.base, facts)
@@ -300,7 +313,7 @@ class Shelf:
         try:
             self._pass_on(change)
         except BaseException as error:
-            state, measure = self.state, self.card["measure"]
+            state, measure = self.state, self.settings["measure"]
             state.backend = Behind(state.backend, state.table, measure=measure, error=error)
             if not isinstance(error, Exception):
                 raise
@@ -327,12 +340,12 @@ class Shelf:
         """Go back to a backend that failed, where it is well again."""
         state = self.state
         if isinstance(state.backend, Behind):
-            place = folder.data_folder(self.place, state.generation)
-            state.backend = state.backend.caught_up(place, self.card["facts"])
+            place = folder.data_folder(self.folder, state.generation)
+            state.backend = state.backend.caught_up(place, self.settings["facts"])
 
     def _check_writable(self) -> None:
         if self._refusal:
-            raise folder.BadIndex(f"{self.place} {self._refusal}")
+            raise folder.BadIndex(f"{self.folder} {self._refusal}")
 
 
 def _ids(numbers: Any) -> Ids:

@@ -1,0 +1,158 @@
+"""Images to be indexed: where they are, their names, and their classes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from nearfar.data import Dataset
+from nearfar.data.datasets.tree import is_archive, open_tree
+from nearfar.data.preview import part_rows
+from nearfar.search.encoder import ImageInput
+
+Labels = str | Mapping[str, str] | None
+
+FOLDER = "folder"
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """An image that can be read.
+
+    Args:
+        name: A name that is unique in its list.
+        label: Its class.
+        read: Returns the bytes of its file, or pixels; raises OSError if it cannot be read.
+        explicit: Whether the label was given explicitly, and not taken from the name of the folder.
+    """
+
+    name: str
+    label: str | None
+    read: Callable[[], ImageInput]
+    explicit: bool = True
+
+
+Images = str | Path | Sequence[str | Path | ImageSource] | Dataset
+
+
+def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
+    """List the images of a folder or archive, a list of files, or a dataset, in a fixed order.
+
+    Names of files in a folder are paths relative to it; those of a list, or of a single file, are paths as given.
+
+    Args:
+        images: Where the images are.
+        labels: "folder", a mapping from names to classes, or None.
+    """
+    if isinstance(images, Dataset):
+        return dataset_images(images)
+    if isinstance(images, (str, Path)):
+        path = Path(images)
+        if path.is_file() and not is_archive(path):
+            return list_images([path], labels)
+        tree = open_tree(path)
+        if not tree.pictures:
+            raise ValueError(f"pictures is {str(path)!r}; it contains no files with the extension of an image")
+        return [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.pictures]
+    if not len(images):
+        raise ValueError("pictures is empty; it must be a folder or at least one file")
+    listed: dict[str, ImageSource] = {}
+    for each in images:
+        if not isinstance(each, ImageSource):
+            path = Path(os.fspath(each))
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} does not exist, or is not a file")
+            each = _source(path.as_posix(), labels, path.read_bytes)
+        listed[each.name] = each
+    return list(listed.values())
+
+
+def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSource]:
+    """List the images of a dataset.
+
+    Args:
+        dataset: The dataset.
+        part: Only this part, such as "test".
+
+    Example:
+        >>> from nearfar import data
+        >>> dataset_images(data.open("digits"))[0].label
+        '0'
+    """
+    if dataset.is_vectors:
+        raise ValueError(f"{dataset.name} contains vectors; an index of images needs images")
+    rows = range(len(dataset)) if part is None else part_rows(dataset, part).tolist()
+    array = getattr(dataset.source, "array", None)
+    read = dataset.source.read if array is None else (lambda row: np.ascontiguousarray(array[row]))
+    names, labels = dataset.source.name, dataset.labels
+    return [_encodable(ImageSource(names(row), dataset.classes[labels[row]], _reader(read, row))) for row in rows]
+
+
+def digest(image: ImageInput) -> str:
+    """Return the SHA-256 of an image file, or of the pixels of a decoded image.
+
+    Args:
+        image: The image.
+
+    Example:
+        >>> digest(b"")[:8]
+        'e3b0c442'
+    """
+    if isinstance(image, (str, Path)):
+        image = Path(image).read_bytes()
+    if isinstance(image, bytes):
+        return hashlib.sha256(image).hexdigest()
+    pixels = np.ascontiguousarray(np.asarray(image))
+    return hashlib.sha256(f"{pixels.dtype} {pixels.shape} ".encode() + pixels.tobytes()).hexdigest()
+
+
+def check_labels(labels: Labels) -> None:
+    """Raise ValueError unless labels are "folder", a mapping, or None.
+
+    Args:
+        labels: The argument of ``Index.build``.
+    """
+    if not (labels is None or labels == FOLDER or isinstance(labels, Mapping)):
+        raise ValueError(f"labels is {labels!r}; allowed are 'folder', a mapping from names to classes, and None")
+
+
+def folder_label(name: str) -> str | None:
+    """Return the class of an image according to its folder.
+
+    Args:
+        name: Path of the image.
+
+    Example:
+        >>> folder_label("birds/jay/1.jpg"), folder_label("1.jpg")
+        ('jay', None)
+    """
+    return PurePosixPath(name).parent.name or None
+
+
+def _source(name: str, labels: Labels, read: Callable[[], ImageInput]) -> ImageSource:
+    check_labels(labels)
+    if isinstance(labels, Mapping):
+        return _encodable(ImageSource(name, labels.get(name), read))
+    return _encodable(ImageSource(name, None if labels is None else folder_label(name), read, explicit=False))
+
+
+def _encodable(each: ImageSource) -> ImageSource:
+    """The same image; if its name is not valid Unicode and cannot be stored, one that fails to read."""
+    try:
+        each.name.encode()
+    except UnicodeEncodeError:
+        return ImageSource(os.fsencode(each.name).decode(errors="backslashreplace"), None, _refuse)
+    return each
+
+
+def _refuse() -> bytes:
+    raise OSError("its name is not UTF-8; rename the file")
+
+
+def _reader(read: Callable[[int], ImageInput], place: int) -> Callable[[], ImageInput]:
+    return lambda: read(place)
