@@ -183,10 +183,10 @@ def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, capsys: pyte
     [
         (("index", "build", "model", "nowhere", "-o", "n"), "root is nowhere; there is nothing"),
         (("index", "build", "model", "-o", "n"), "PHOTOS is missing"),
-        (("index", "info", "model"), "model holds no index"),
+        (("index", "info", "model"), "model contains no index"),
         (("search", "model"), "IMAGE is missing"),
         (("embed", "model", "photos", "-o", "a.txt"), "its name must end in .npz, .npy, .safetensors"),
-        (("index", "remove", "i"), "needed are the ids of items, or --where"),
+        (("index", "remove", "i"), "give either the ids of items or --where"),
     ],
 )
 def test_bad_input_is_one_line(
