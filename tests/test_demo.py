@@ -22,7 +22,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_losses_differ_in_nothing_but_the_loss() -> None:
     one, other = (to_dict(demo.recipe(loss)) for loss in ("contrastive", "proxy_anchor"))
     assert {name for name in one if one[name] != other[name]} == {"loss"}
-    assert one["split"]["kind"] == "standard"
+    assert one["split"]["name"] == "standard"
     assert one["evaluation"]["every"] == 0  # the test is looked at once
 
 

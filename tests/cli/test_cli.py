@@ -86,7 +86,7 @@ def test_what_nra_makes_of_ranks_is_drawn(kind: str, words: str, tmp_path: Path)
         (["losses", "rwa"], "loss is 'rwa' (did you mean 'raw'?)"),
         (["losses", "raw", "--plot", "raw.gif"], "must end in .png, .svg, .pdf"),
         (["losses", "raw", "--set", "alpha=3"], "--set goes with a loss to draw"),
-        (["losses", "raw", "--plot", "a.png", "--set", "alpha"], "--set is 'alpha'; needed is NAME=VALUE"),
+        (["losses", "raw", "--plot", "a.png", "--set", "alpha"], "--set is 'alpha'; NAME=VALUE is needed"),
         (["losses", "raw", "--plot", "a.png", "--set", "alhpa=3"], "(did you mean 'alpha'?)"),
         (["losses", "raw", "--plot", "a.png", "--set", "alpha=-3"], "alpha is -3"),
         (

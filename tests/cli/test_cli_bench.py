@@ -113,7 +113,7 @@ def test_bad_input_is_one_line(more: list[str], told: str, tmp_path: Path, capsy
 
 def test_a_grid_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "run", tmp_path / "no.toml") == 1
-    assert "no.toml is not there; needed is a grid" in capsys.readouterr().err
+    assert "no.toml does not exist; a grid is needed" in capsys.readouterr().err
 
 
 def test_progress_is_told_in_lines_without_a_terminal(

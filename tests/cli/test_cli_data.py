@@ -190,7 +190,7 @@ def test_another_cache(photos: Path, tmp_path: Path, cache: Path) -> None:
         (["show", "PHOTOS", "--view", "zoom"], "view is 'zoom'; allowed are auto, random"),
         (["show", "PHOTOS", "--classes", "9"], "9 × 4 needs 36"),
         (["show", "digits", "--set", "vectors=True"], "digits holds vectors; there are no pictures to show"),
-        (["show", "digits", "--set", "vectors"], "--set is 'vectors'; needed is NAME=VALUE"),
+        (["show", "digits", "--set", "vectors"], "--set is 'vectors'; NAME=VALUE is needed"),
     ],
 )
 def test_bad_input_is_one_line(

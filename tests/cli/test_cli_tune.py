@@ -27,7 +27,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """A recipe and a space."""
     one, other = tmp_path / "recipe.toml", tmp_path / "space.toml"
-    chosen: dict[str, Any] = {"split__kind": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
+    chosen: dict[str, Any] = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 1}
     one.write_text(to_toml(recipe(vectors(tmp_path), **chosen)))
     other.write_text('"loss.margin" = {low = 0.0, high = 0.5, step = 0.5}\n')
     return one, other
@@ -58,8 +58,8 @@ def test_tune_writes_a_recipe_that_trains(
         (["--sampler", "magic"], "sampler is 'magic'; allowed are tpe, random, grid, in_turn"),
         (["--trials", "0"], "trials is 0; it must be ≥ 1"),
         (["--jobs", "0"], "jobs is 0; it must be ≥ 1"),
-        (["--set", "split.kind=standard"], "--set split.kind=fixed_validation"),
-        (["--set", "evaluation.test=false", "--set", "split.kind=standard"], "evaluation.test is false"),
+        (["--set", "split.name=standard"], "--set split.name=fixed_validation"),
+        (["--set", "evaluation.test=false", "--set", "split.name=standard"], "evaluation.test is false"),
         (["--storage", "nonsense"], "the storage 'nonsense' cannot be opened"),
     ],
 )

@@ -35,7 +35,7 @@ def write_run(
     """A run with ``score`` as its recall@1 of the test; overrides are "section__key"."""
     folder.mkdir(parents=True)
     tables: dict[str, Any] = {
-        "split": {"kind": "fixed_validation"} if validation else {"kind": "standard"},
+        "split": {"name": "fixed_validation"} if validation else {"name": "standard"},
         "sampler": {"classes": 4, "per_class": 4},
         "network": {"name": network, "dim": dim},
         "loss": {"name": loss},

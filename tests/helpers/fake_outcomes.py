@@ -15,7 +15,7 @@ from nearfar.training.recipe.files import load, to_dict, to_toml
 
 SETTINGS: dict[str, Any] = {
     "data": {"name": "cub"},
-    "split": {"kind": "fixed_validation"},
+    "split": {"name": "fixed_validation"},
     "sampler": {"classes": 8, "per_class": 4},
     "network": {"name": "resnet50", "dim": 64},
     "optimizer": {"lr": 1e-4},
@@ -40,7 +40,7 @@ def finished(
     recipe = load({**SETTINGS, "loss": section}, overrides=overrides or {})
     tables = to_dict(recipe)
     split, seed = tables["split"], recipe.training.seed
-    validates = split["kind"] != "standard"
+    validates = split["name"] != "standard"
     manifest: dict[str, Any] = {
         "format": 1,
         "recipe": tables,

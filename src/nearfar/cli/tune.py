@@ -54,7 +54,7 @@ def tune_recipe(
     trials.json and tuning.html.
 
     Example: nearfar tune recipes/digits/proxy_anchor.toml --space recipes/spaces/proxy_anchor.toml --trials 20 --set
-    split.kind=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
+    split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
     from nearfar.bench.tuning import results, tuner, workers
     from nearfar.training.recipe.overrides import parse_override

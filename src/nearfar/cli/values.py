@@ -1,24 +1,37 @@
-"""What stands on a command line as text, as values."""
+"""Parsers of values that several commands take as text."""
 
 from __future__ import annotations
 
-import ast
 from typing import Any
+
+from nearfar.utils.toml import parse_value
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
+    """Parse whole numbers separated by commas.
+
+    Args:
+        option: The option, for the error.
+        text: What was given.
+    """
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} is {text!r}; needed are whole numbers separated by commas") from None
+        raise ValueError(f"{option} is {text!r}; whole numbers separated by commas are needed") from None
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """``alpha=4`` as name and value; what is no Python literal is text."""
+    """Parse ``NAME=VALUE`` with a TOML value; "none" is None.
+
+    Args:
+        text: What was given with ``--set``.
+
+    Example:
+        >>> setting("alpha=4"), setting("mining=semi_hard"), setting("beta=none")
+        (('alpha', 4), ('mining', 'semi_hard'), ('beta', None))
+    """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise ValueError(f"--set is {text!r}; needed is NAME=VALUE")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+        raise ValueError(f"--set is {text!r}; NAME=VALUE is needed")
+    found = parse_value(value)
+    return name.strip(), None if found == "none" else found

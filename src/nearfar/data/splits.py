@@ -114,7 +114,7 @@ def fixed_validation(dataset: Dataset, *, share: float = 0.1, seed: int = 0) -> 
     return _with_validation(split, classes[:count])
 
 
-def k_fold(dataset: Dataset, folds: int = 4, *, seed: int = 0) -> list[Split]:
+def k_fold(dataset: Dataset, folds: int = 10, *, seed: int = 0) -> list[Split]:
     """The standard test, and the *training* classes in folds: each class validates exactly once.
 
     Folds have at least two classes, as one alone would find nothing but itself, and differ by at most one.

@@ -104,7 +104,7 @@ class Embedder(nn.Module):
         self.backbone.unfreeze()
 
     def param_groups(
-        self, lr: float, head_multiplier: float = 10.0, weight_decay: float | None = None
+        self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None
     ) -> list[dict[str, Any]]:
         """Groups for an optimiser: "backbone", and "head" (with pooling) at a multiple of the learning rate.
 
@@ -112,7 +112,7 @@ class Embedder(nn.Module):
 
         >>> from nearfar.networks import create
         >>> [(group["name"], group["lr"]) for group in create("mlp", in_dim=8, dim=2).param_groups(0.5)]
-        [('backbone', 0.5), ('head', 5.0)]
+        [('backbone', 0.5), ('head', 0.5)]
         """
         positive("lr", lr)
         positive("head_multiplier", head_multiplier)

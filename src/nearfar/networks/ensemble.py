@@ -73,7 +73,7 @@ class Ensemble(nn.Module):
             member.unfreeze_backbone()
 
     def param_groups(
-        self, lr: float, head_multiplier: float = 10.0, weight_decay: float | None = None
+        self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None
     ) -> list[dict[str, Any]]:
         """The groups of all members, named "0.backbone", "0.head", "1.backbone", …"""
         return [

@@ -201,7 +201,7 @@ def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path: Path) 
         finished(
             tmp_path / f"{loss}{fold}",
             loss,
-            overrides={"split.kind": "k_fold", "split.fold": fold},
+            overrides={"split.name": "k_fold", "split.fold": fold},
             about={"length": {"epochs": 5 - fold, "steps": 20}},
         )
         for loss in ("nra", "raw")
@@ -212,7 +212,7 @@ def test_folds_of_other_sizes_take_other_epochs_for_their_steps(tmp_path: Path) 
 
 
 def test_without_validation_it_does_not_matter_when_it_is_measured(tmp_path: Path) -> None:
-    last = {"split": {"kind": "standard"}}
+    last = {"split": {"name": "standard"}}
     runs = [
         finished(tmp_path / "one", overrides={**last, "evaluation.every": 0}),
         finished(tmp_path / "two", "nra", overrides={**last, "evaluation.every": 1}),
@@ -242,7 +242,7 @@ def test_every_loss_needs_the_same_seeds(tmp_path: Path) -> None:
 
 def test_every_loss_needs_the_same_folds(tmp_path: Path) -> None:
     def fold(number: int) -> dict[str, Any]:
-        return {"split": {"kind": "k_fold", "folds": 3, "fold": number}}
+        return {"split": {"name": "k_fold", "folds": 3, "fold": number}}
 
     for number in (0, 1):
         finished(tmp_path / f"a{number}", "proxy_anchor", overrides=fold(number))

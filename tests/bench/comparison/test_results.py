@@ -21,11 +21,19 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert not run.is_baseline
 
 
-@pytest.mark.parametrize(
-    ("kind", "protocol"), [("standard", "default"), ("fixed_validation", "fixed_validation"), ("k_fold", "kfold")]
-)
-def test_its_split_is_its_protocol(tmp_path: Path, kind: str, protocol: str) -> None:
-    assert finished(tmp_path / "one", overrides={"split": {"kind": kind}}).protocol == protocol
+@pytest.mark.parametrize("name", ["standard", "fixed_validation", "k_fold"])
+def test_its_split_is_its_protocol(tmp_path: Path, name: str) -> None:
+    assert finished(tmp_path / "one", overrides={"split": {"name": name}}).protocol == name
+
+
+def test_manifests_of_earlier_versions_are_upgraded(tmp_path: Path) -> None:
+    run = finished(tmp_path / "one", overrides={"split": {"name": "k_fold", "fold": 1}})
+    file = run.folder / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["recipe"]["split"]["kind"] = manifest["recipe"]["split"].pop("name")
+    file.write_text(json.dumps(manifest))
+    old = read(run.folder)
+    assert (old.protocol, old.fold, old.repetition) == ("k_fold", 1, run.repetition)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +144,8 @@ def test_labels_and_splits_that_make_no_sense_are_named(tmp_path: Path) -> None:
     (run.folder / "cell.json").write_text('{"labels": 3}')
     with pytest.raises(ValueError, match=r"cell.json has labels 3; needed is a table"):
         read(run.folder)
-    run.recipe["split"]["kind"] = "thirds"
-    with pytest.raises(ValueError, match=r"has split.kind 'thirds'; known are standard, fixed_validation, k_fold"):
+    run.recipe["split"]["name"] = "thirds"
+    with pytest.raises(ValueError, match=r"has split.name 'thirds'; known are standard, fixed_validation, k_fold"):
         _ = run.protocol
 
 
@@ -159,7 +167,7 @@ def test_runs_that_differ_in_seed_or_fold_alone_are_repetitions(tmp_path: Path) 
 
 def test_folds_are_repetitions(tmp_path: Path) -> None:
     for fold in range(3):
-        finished(tmp_path / f"{fold}", overrides={"split": {"kind": "k_fold", "folds": 3, "fold": fold}})
+        finished(tmp_path / f"{fold}", overrides={"split": {"name": "k_fold", "folds": 3, "fold": fold}})
     (runs,) = repetitions(find(tmp_path)).values()
     assert [run.fold for run in runs] == [0, 1, 2]
 

@@ -18,7 +18,7 @@ from nearfar.training.recipe.files import load
 
 
 def test_random_weights_are_measured_whole_and_by_their_seed(tmp_path: Path) -> None:
-    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.4)
+    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.4)
     first = baseline.measure(chosen, tmp_path / "first")
     again = baseline.measure(chosen, tmp_path / "again")
     other = baseline.measure(load(chosen, overrides=["training.seed=1"]), tmp_path / "other")

@@ -115,16 +115,16 @@ def test_features_depend_on_settings_of_what_is_seen_alone() -> None:
 
 
 def test_folds_are_cells_and_share_a_baseline() -> None:
-    found = names(protocol="kfold", protocol_settings={"folds": 3}, losses={"raw": {}})
+    found = names(protocol="k_fold", protocol_settings={"folds": 3}, losses={"raw": {}})
     assert found == ["frozen-fold0-seed0", "raw-fold0-seed0", "raw-fold1-seed0", "raw-fold2-seed0"]
-    splits = [cell.recipe.split for cell in expanded(protocol="kfold", protocol_settings={"folds": 3}, baseline=False)]
+    splits = [cell.recipe.split for cell in expanded(protocol="k_fold", protocol_settings={"folds": 3}, baseline=False)]
     assert [split.fold for split in splits] == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_protocol_says_how_to_split() -> None:
     recipe = expanded(protocol="fixed_validation", protocol_settings={"share": 0.3})[0].recipe
-    assert (recipe.split.kind, recipe.split.share) == ("fixed_validation", 0.3)
-    assert expanded()[0].recipe.split.kind == "standard"
+    assert (recipe.split.name, recipe.split.share) == ("fixed_validation", 0.3)
+    assert expanded()[0].recipe.split.name == "standard"
 
 
 def test_features_without_training_depend_on_the_seed_where_weights_are_random() -> None:
@@ -157,6 +157,10 @@ def test_a_key_is_the_same_as_long_as_no_number_can_change() -> None:
     elsewhere = {**RECIPE, "training": {"epochs": 5, "device": "cpu", "checkpoint_steps": 7}}
     assert key_of() == key_of(seeds=[0, 1], name="other") == key_of(recipe=elsewhere)
     assert key_of("frozen-seed0") == key_of("frozen-seed0", losses={"nra": {}, "raw": {}})
+
+
+def test_keys_are_those_of_earlier_versions() -> None:
+    assert (key_of()[:8], key_of(protocol="fixed_validation")[:8]) == ("61bb9362", "0a55a7c3")
 
 
 def test_a_key_changes_with_everything_else() -> None:
@@ -202,7 +206,7 @@ def test_labels_choose_cells() -> None:
 
 @pytest.mark.parametrize(
     ("key", "axis"),
-    [("loss.name", "losses"), ("split.kind", "protocol"), ("training.seed", "seeds"), ("network.dim", "dims")],
+    [("loss.name", "losses"), ("split.name", "protocol"), ("training.seed", "seeds"), ("network.dim", "dims")],
 )
 def test_what_an_axis_says_cannot_be_set_for_all_cells(key: str, axis: str) -> None:
     section, _, inner = key.partition(".")
@@ -251,8 +255,8 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; needed is a table"),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; each number once is enough"),
         ({"dims": [0]}, "dims is 0; it must be ≥ 1"),
-        ({"protocol": "folds"}, "protocol is 'folds'; allowed are default, fixed_validation, kfold"),
-        ({"protocol_settings": {"share": 0.2}}, "protocol 'default' has no setting 'share'"),
+        ({"protocol": "folds"}, "protocol is 'folds'; allowed are standard, fixed_validation, k_fold"),
+        ({"protocol_settings": {"share": 0.2}}, "protocol 'standard' has no setting 'share'"),
         ({"baseline": "yes"}, "baseline is 'yes'; needed is true or false"),
         ({"settings": {"los.alpha": [1]}}, r"settings.los.alpha is no key of a recipe \(did you mean 'loss'\?\)"),
         ({"settings": {"loss": [1]}}, "settings.loss is no key of a recipe"),
@@ -260,7 +264,7 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"settings": {"loss.alpha": [2, 2.0]}}, "each value once is enough"),
         ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is what dims of a grid says"),
         ({"name": "../up"}, "name is '../up'; needed is the name of a folder"),
-        ({"recipe": {**RECIPE, "split": {"kind": "k_fold"}}}, "say how to split"),
+        ({"recipe": {**RECIPE, "split": {"name": "k_fold"}}}, "say how to split"),
         (
             {"protocol": "fixed_validation", "recipe": {**RECIPE, "split": {"share": 0.6}}},
             r"split.share 0.6.*say how to split",

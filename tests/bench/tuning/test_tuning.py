@@ -34,7 +34,7 @@ optuna = pytest.importorskip("optuna")
 
 SPACES = Path(__file__).parents[3] / "recipes" / "spaces"
 MARGINS = {"loss.margin": {"low": 0.0, "high": 0.4, "step": 0.2}}
-VALIDATED = {"split__kind": "fixed_validation", "split__share": 0.34, "training__epochs": 2}
+VALIDATED = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 2}
 
 
 def plan(folder: Path, space: Any = MARGINS, **settings: Any) -> tuner.Plan:
@@ -84,7 +84,7 @@ def test_a_run_may_leave_the_test_classes_alone(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_that_would_measure_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"evaluation\.test is false and split\.kind is 'standard'.*fixed_validation"):
+    with pytest.raises(RecipeError, match=r"evaluation\.test is false and split\.name is 'standard'.*fixed_validation"):
         recipe(vectors(tmp_path), evaluation__test=False)
 
 
@@ -142,7 +142,7 @@ def test_keys_and_values_that_the_recipe_cannot_have_are_refused_before_anything
 
 
 def test_a_recipe_without_validation_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"split\.kind is 'standard'.*--set split\.kind=fixed_validation"):
+    with pytest.raises(ValueError, match=r"split\.name is 'standard'.*--set split\.name=fixed_validation"):
         tuner.plan(recipe(vectors(tmp_path)), MARGINS, tmp_path / "tuned")
 
 

@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> Path:
         ("manifest.json", None, "manifest.json is not there"),
         ("manifest.json", "{", "is no JSON"),
         ("manifest.json", '{"recipe": ["x"]}', "AttributeError"),
-        ("manifest.json", '{"recipe": {"split": {"kind": "magic"}}}', "split.kind 'magic'"),
+        ("manifest.json", '{"recipe": {"split": {"name": "magic"}}}', "split.name 'magic'"),
         ("metrics.json", "[]", "holds a list"),
     ],
 )

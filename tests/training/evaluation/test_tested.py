@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in range(2):
         train(recipe(points, training__epochs=1, training__seed=seed), place / f"seed{seed}")
         train(recipe(points, training__epochs=1, training__seed=seed, network__normalize=False), place / f"raw{seed}")
-        fold = {"split__kind": "k_fold", "split__folds": 2, "split__fold": seed, "sampler__classes": 3}
+        fold = {"split__name": "k_fold", "split__folds": 2, "split__fold": seed, "sampler__classes": 3}
         train(recipe(points, training__epochs=1, **fold), place / f"fold{seed}")
     return place
 

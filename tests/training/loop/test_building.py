@@ -48,7 +48,7 @@ def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -
         return
     with pytest.raises(ValueError, match="the validation part of arrays is one class"):
         built(data=data)
-    assert len(built(data=data, split={"kind": "fixed_validation"}, sampler=FEW).rows["validation"]) == 8
+    assert len(built(data=data, split={"name": "fixed_validation"}, sampler=FEW).rows["validation"]) == 8
 
 
 HALVES = {"train": np.repeat(np.arange(4), 4)}
@@ -86,7 +86,7 @@ def test_a_part_that_cannot_be_measured_is_refused_before_training(
 
 
 def test_training_labels_count_from_zero_and_others_come_after() -> None:
-    parts = built(split={"kind": "fixed_validation", "share": 0.4, "seed": 3}, sampler=FEW)
+    parts = built(split={"name": "fixed_validation", "share": 0.4, "seed": 3}, sampler=FEW)
     assert np.unique(parts.train_labels).tolist() == [0, 1, 2]
     assert parts.num_classes == 3
     others = np.concatenate([parts.labels[parts.rows["validation"]], parts.labels[parts.rows["test"]]])
@@ -97,7 +97,7 @@ def test_training_labels_count_from_zero_and_others_come_after() -> None:
 
 
 def test_every_fold_validates_other_classes() -> None:
-    folds = [built(split={"kind": "k_fold", "folds": 2, "fold": fold}, sampler=FEW) for fold in range(2)]
+    folds = [built(split={"name": "k_fold", "folds": 2, "fold": fold}, sampler=FEW) for fold in range(2)]
     digits = open_data_set("digits").labels
     assert sorted(np.concatenate([np.unique(digits[parts.rows["validation"]]) for parts in folds])) == [0, 1, 2, 3, 4]
 
@@ -213,7 +213,7 @@ def test_a_batch_by_its_size_has_as_many_classes_as_there_are(batch_size: int, r
 
 def test_the_fingerprint_tells_another_split() -> None:
     assert built().fingerprint == built().fingerprint
-    assert built().fingerprint != built(split={"kind": "fixed_validation", "share": 0.4}, sampler=FEW).fingerprint
+    assert built().fingerprint != built(split={"name": "fixed_validation", "share": 0.4}, sampler=FEW).fingerprint
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sampler__steps": 6,
     },
     "validation and plateau": {
-        "split__kind": "fixed_validation",
+        "split__name": "fixed_validation",
         "split__share": 0.34,
         "schedule__name": "plateau",
         "schedule__patience": 0,
@@ -279,7 +279,7 @@ def test_killed_at_any_moment(worker: Worker, tmp_path: Path) -> None:
         vectors(tmp_path),
         loss__name="margin",
         loss__mining="distance_weighted",
-        split__kind="fixed_validation",
+        split__name="fixed_validation",
         split__share=0.34,
         training__memory=30,
         training__epochs=20,

@@ -84,7 +84,7 @@ def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, [0.1, 0.9, 0.9, 0.5], [0.2, 0.3, 0.4, 0.99])
-    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.34)
+    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.34)
     result = train(chosen, tmp_path / "run")
     assert result.metrics["epoch"] == 1  # the first of equals
     assert result.metrics["selection"] == "best validation recall@1"
@@ -94,7 +94,7 @@ def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
 
 def test_the_chosen_network_is_the_one_of_that_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = vectors(tmp_path)
-    settings = {"split__kind": "fixed_validation", "split__share": 0.34}
+    settings = {"split__name": "fixed_validation", "split__share": 0.34}
     train(recipe(file, training__epochs=2, **settings), tmp_path / "short")
     pretend(monkeypatch, [0.1, 0.9, 0.5, 0.5], [0.0] * 4)
     train(recipe(file, training__epochs=4, **settings), tmp_path / "long")
@@ -111,7 +111,7 @@ def test_without_validation_the_last_epoch_counts(tmp_path: Path, monkeypatch: p
 
 
 def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> None:
-    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.34, training__epochs=6)
+    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.34, training__epochs=6)
     result = train(chosen, tmp_path / "run")
     measured = [line["metrics"] for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
     values = [one["validation"]["recall@1"] for one in measured if "validation" in one]
@@ -123,7 +123,7 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
 
 
 def test_where_classes_validate_the_test_is_looked_at_once(tmp_path: Path) -> None:
-    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", split__share=0.34, training__epochs=3)
+    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", split__share=0.34, training__epochs=3)
     result = train(chosen, tmp_path / "run")
     measured = [line for line in read_log(tmp_path / "run" / "log.jsonl") if "metrics" in line]
     assert ["test" in line["metrics"] for line in measured] == [False, False, False, True]
@@ -140,7 +140,7 @@ def test_what_is_tested_is_ranked_once(kind: str, tmp_path: Path, monkeypatch: p
         return original(points, *arguments, **settings)
 
     monkeypatch.setattr(metrics, "retrieval", retrieval)
-    settings = {"split__kind": kind, "sampler__classes": 3, "evaluation__every": 0, "evaluation__ks": [2]}
+    settings = {"split__name": kind, "sampler__classes": 3, "evaluation__every": 0, "evaluation__ks": [2]}
     settings["selection__metric"] = "map@r"
     folder = train(recipe(vectors(tmp_path), training__epochs=2, **settings), tmp_path / "run").folder
     assert asked.count(72) == 1, "the second half of the classes is the test"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nearfar import losses
+from nearfar import losses, metrics, networks
+from nearfar.bench.grid.protocols import Protocol
+from nearfar.data import View, splits
 from nearfar.training import Recipe, RecipeError, load_recipe
 from nearfar.training.recipe import losses as recipe_losses
 from nearfar.training.recipe.files import difference, from_dict, to_dict, to_toml
@@ -28,7 +32,7 @@ def table(**sections: Any) -> dict[str, Any]:
 
 def test_what_is_not_said_has_its_default() -> None:
     recipe = load_recipe(table())
-    assert (recipe.data.name, recipe.split.kind, recipe.evaluation.ks) == ("digits", "standard", (1, 2, 4, 8))
+    assert (recipe.data.name, recipe.split.name, recipe.evaluation.ks) == ("digits", "standard", (1, 2, 4, 8))
     assert recipe.selection.metric == "recall@1"
 
 
@@ -110,6 +114,9 @@ def test_every_loss_can_be_named(name: str) -> None:
         ({"schedule": {"name": "step"}}, "schedule.step_size is missing"),
         ({"schedule": {"name": "plateau"}, "evaluation": {"every": 0}}, "watches evaluations"),
         ({"split": {"share": 0.1}}, "split.share goes with fixed_validation"),
+        ({"split": {"kind": "k_fold"}}, "split.kind is now called split.name"),
+        ({"split": {"name": "kfold"}}, "did you mean 'k_fold'"),
+        ({"split": {"name": "default"}}, 'allowed are "standard", "fixed_validation" or "k_fold"'),
         ({"selection": {"metric": "recall@3"}}, "evaluation.ks"),
         ({"selection": {"metric": "recal@1"}}, "did you mean 'recall@1'"),
         ({"selection": {"metric": "nmi"}}, "evaluation.clustering"),
@@ -146,9 +153,9 @@ def test_errors_name_the_file(tmp_path: Any) -> None:
     with pytest.raises(RecipeError, match=r"mine\.toml: unknown key training\.epoch"):
         load_recipe(file)
     file.write_text("[training\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"mine\.toml is no TOML.*line 1"):
+    with pytest.raises(RecipeError, match=r"mine\.toml is not valid TOML.*line 1"):
         load_recipe(file)
-    with pytest.raises(FileNotFoundError, match=r"other\.toml is not there"):
+    with pytest.raises(FileNotFoundError, match=r"other\.toml does not exist"):
         load_recipe(tmp_path / "other.toml")
 
 
@@ -156,7 +163,7 @@ def rich() -> Recipe:
     return load_recipe(
         table(
             data={"name": "glyphs", "settings": {"classes": 12}},
-            split={"kind": "k_fold", "folds": 3, "fold": 1},
+            split={"name": "k_fold", "folds": 3, "fold": 1},
             augmentation={"resize": None, "scale": [0.2, 1], "color": 0.4, "rotate": 10},
             network={"name": "small_cnn", "dim": None, "head": "none", "members": 2},
             loss={"name": "raw", "mining": {"name": "valid_triplet", "margin": 0.2}},
@@ -247,6 +254,34 @@ def test_another_name_drops_what_belonged_to_the_old_one() -> None:
     assert recipe.sampler.per_class is None
     same = load_recipe(table(), overrides=["loss.name=raw"])
     assert same.loss.settings == {"alpha": 3.0}
+
+
+def test_the_recipe_of_an_old_run_folder_is_upgraded(tmp_path: Path) -> None:
+    text = to_toml(load_recipe(table(split={"name": "k_fold", "folds": 3, "fold": 1})))
+    (tmp_path / "recipe.toml").write_text(text.replace('[split]\nname = "k_fold"', '[split]\nkind = "kfold"'))
+    recipe = load_recipe(tmp_path)
+    assert (recipe.split.name, recipe.split.folds, recipe.split.fold) == ("k_fold", 3, 1)
+    with pytest.raises(RecipeError, match=r"split\.kind is now called split\.name"):
+        load_recipe(tmp_path / "recipe.toml")
+
+
+def test_python_and_recipes_have_the_same_defaults() -> None:
+    recipe = load_recipe(table(split={"name": "k_fold"}, network={"name": "mlp"}))
+    folds = inspect.signature(splits.k_fold).parameters["folds"].default
+    share = inspect.signature(splits.fixed_validation).parameters["share"].default
+    assert folds == recipe.split.folds == Protocol(name="k_fold").folds
+    assert share == recipe.split.share == Protocol(name="fixed_validation").share
+    head = inspect.signature(networks.Embedder.param_groups).parameters["head_multiplier"].default
+    assert head == inspect.signature(networks.Ensemble.param_groups).parameters["head_multiplier"].default
+    assert head == recipe.optimizer.head_multiplier
+    created = inspect.signature(networks.create).parameters
+    for key in ("dim", "pooling", "normalize", "head", "levels", "pretrained", "freeze_batchnorm"):
+        assert created[key].default == getattr(recipe.network, key)
+    seen = inspect.signature(View).parameters
+    for key in ("crop", "aspect", "scale", "ratio", "flip", "color", "grey", "erase", "rotate"):
+        assert seen[key].default == getattr(recipe.augmentation, key)
+    retrieval = inspect.signature(metrics.retrieval).parameters
+    assert (retrieval["ks"].default, retrieval["measure"].default) == (recipe.evaluation.ks, recipe.evaluation.measure)
 
 
 def test_overrides_leave_the_given_table_alone() -> None:

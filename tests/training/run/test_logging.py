@@ -36,7 +36,7 @@ def test_mlflow_has_numbers_and_settings_in_its_sqlite_store(tmp_path: Path, mon
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     settings = {
         "loss": {"name": "raw", "alpha": 2.0},
-        "split": {"kind": "standard"},
+        "split": {"name": "standard"},
         "many": {str(i): i for i in range(150)},
     }
     logger = loggers.create("mlflow", tmp_path / "first", settings=settings)

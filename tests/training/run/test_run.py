@@ -175,7 +175,7 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: Path) -> None:
-    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", sampler__classes=3, training__epochs=2)
+    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", sampler__classes=3, training__epochs=2)
     run = RunFolder(train(chosen, tmp_path / "run").folder)
     shutil.rmtree(run.best)
     with pytest.raises(FileNotFoundError, match=r"best is gone, the network of epoch \d, which was selected"):
@@ -184,7 +184,7 @@ def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: P
 
 
 def test_a_network_that_is_selected_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = recipe(vectors(tmp_path), split__kind="fixed_validation", sampler__classes=3, training__epochs=1)
+    chosen = recipe(vectors(tmp_path), split__name="fixed_validation", sampler__classes=3, training__epochs=1)
     run = RunFolder(train(chosen, tmp_path / "run").folder)
     later, original = run.best.rename(tmp_path / "later"), checkpoints.values_of
 

@@ -121,7 +121,7 @@ def _explained(found: Differences) -> Differences:
         causes = next((each for place, each in CAUSES.items() if facts.within(key, (place,))), ())
         if GONE in values.values():  # a setting of one sampler, schedule, … that another does not have
             section = key.rpartition(".")[0]
-            causes += (f"{section}.name", f"{section}.kind")
+            causes += (f"{section}.name",)
         if not any(facts.within(other, causes) for other in found if other != key):
             kept[key] = values
     return kept

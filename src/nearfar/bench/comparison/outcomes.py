@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from nearfar import losses
 from nearfar.bench.comparison import facts
 from nearfar.bench.executors.job import LABELS
+from nearfar.training.recipe.files import upgrade
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 
-PROTOCOLS = {"standard": "default", "fixed_validation": "fixed_validation", "k_fold": "kfold"}
+PROTOCOLS = ("standard", "fixed_validation", "k_fold")
 
 
 class Repetition(NamedTuple):
@@ -110,15 +111,15 @@ class Outcome:
     def fold(self) -> int | None:
         """Which fold validated; None without folds."""
         split = self.recipe.get("split", {})
-        return int(split.get("fold", 0)) if split.get("kind") == "k_fold" else None
+        return int(split.get("fold", 0)) if split.get("name") == "k_fold" else None
 
     @property
     def protocol(self) -> str:
-        """ "default", "fixed_validation" or "kfold"."""
-        kind = self.recipe.get("split", {}).get("kind", "standard")
-        if kind not in PROTOCOLS:
-            raise RunError(f"{self.folder} has split.kind {kind!r}; known are {', '.join(PROTOCOLS)}")
-        return PROTOCOLS[kind]
+        """ "standard", "fixed_validation" or "k_fold"."""
+        name = self.recipe.get("split", {}).get("name", "standard")
+        if name not in PROTOCOLS:
+            raise RunError(f"{self.folder} has split.name {name!r}; known are {', '.join(PROTOCOLS)}")
+        return str(name)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Outcome:
     def selected_by(self) -> str | None:
         """The metric of validation classes that chose the epoch; None where the last one counts."""
         found = self.recipe.get("selection", {}).get("metric")
-        return None if self.protocol == "default" or found is None else str(found)
+        return None if self.protocol == "standard" or found is None else str(found)
 
     @property
     def seconds(self) -> float:
@@ -217,7 +218,10 @@ def read(folder: str | Path) -> Outcome:
     labels = about.get("labels", {})
     if not isinstance(labels, dict):
         raise RunError(f"{cell} has labels {labels!r}; needed is a table")
-    return Outcome(run.folder, _json(run.manifest), _json(run.metrics), labels, str(about.get("key", "")))
+    manifest = _json(run.manifest)
+    if isinstance(manifest.get("recipe"), dict):
+        manifest["recipe"] = upgrade(manifest["recipe"])
+    return Outcome(run.folder, manifest, _json(run.metrics), labels, str(about.get("key", "")))
 
 
 def find(*places: str | Path) -> list[Outcome]:

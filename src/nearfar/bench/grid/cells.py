@@ -216,6 +216,8 @@ def _root(name: str, labels: Mapping[str, str], roots: Sequence[str]) -> str | l
 def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
     """Digest of all that can change a number. Where data lies cannot, but its label tells apart what is elsewhere."""
     tables: dict[str, Any] = to_dict(recipe)
+    # The key of the split rule when the first cells were trained: finished cells keep their digests.
+    tables["split"]["kind"] = tables["split"].pop("name")
     for path in FREE:
         section, _, key = path.partition(".")
         tables[section].pop(key, None)

@@ -12,7 +12,7 @@
 ...     "dims": [16, 32],
 ... })
 >>> list(grid.losses), grid.dims, grid.seeds, grid.protocol.name
-(['raw', 'sharp'], (16, 32), (0,), 'default')
+(['raw', 'sharp'], (16, 32), (0,), 'standard')
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from nearfar.bench.grid import protocols
 from nearfar.bench.grid.protocols import Protocol
 from nearfar.training.recipe.files import SECTIONS
 from nearfar.training.recipe.overrides import apply
-from nearfar.training.recipe.toml import read, value, written
+from nearfar.training.recipe.toml import value, written
+from nearfar.utils.toml import read
 from nearfar.utils.validation import nearest, whole
 
 Tables = Mapping[str, Any]
@@ -54,7 +55,7 @@ SAID = {
     "network.name": "[networks]",
     "network.dim": "dims",
     "data.name": "[data]",
-    "split.kind": "protocol",
+    "split.name": "protocol",
     "split.fold": "protocol",
     "training.seed": "seeds",
 }
@@ -117,7 +118,7 @@ def to_toml(grid: Grid) -> str:
 
     >>> print(to_toml(Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses={"raw": {"loss": {"name": "raw"}}})))
     name = "one"
-    protocol = "default"
+    protocol = "standard"
     baseline = true
     seeds = [0]
     <BLANKLINE>
@@ -151,11 +152,11 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
     baseline = table.get("baseline", True)
     if not isinstance(baseline, bool):
         raise TypeError(f"baseline is {baseline!r}; needed is true or false")
-    protocol = protocols.create(table.get("protocol", "default"), _table("protocol_settings", table))
+    protocol = protocols.create(table.get("protocol", "standard"), _table("protocol_settings", table))
     recipe = apply(_recipe(table, here), _table("changes", table))
     _check_parts("changes", _table("changes", table))
     for key, said in recipe.get("split", {}).items():
-        if key != "kind" or said != protocols.KINDS[protocol.name]:
+        if key != "name" or said != protocol.name:
             raise ValueError(
                 f"protocol is {protocol.name!r}, and the recipe has split.{key} {said!r}; the protocol and its "
                 "protocol_settings say how to split, so leave that out of the recipe"

@@ -8,33 +8,33 @@ from typing import Any
 
 from nearfar.utils.validation import number, one_of, refuse_unknown, whole
 
-NAMES = ("default", "fixed_validation", "kfold")
-KINDS = {"default": "standard", "fixed_validation": "fixed_validation", "kfold": "k_fold"}  # as recipes call them
-SETTINGS = {"default": (), "fixed_validation": ("share", "seed"), "kfold": ("folds", "seed")}
+# As in [split] of a recipe.
+SETTINGS = {"standard": (), "fixed_validation": ("share", "seed"), "k_fold": ("folds", "seed")}
+NAMES = tuple(SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """One of the thesis's three ways to arrive at a number. The test classes are the same in all of them.
 
-    "default": half of the classes train, the last epoch counts. "fixed_validation": a share of the training classes
+    "standard": half of the classes train, the last epoch counts. "fixed_validation": a share of the training classes
     validates and names the epoch that counts; the thesis tries the shares 0.3, 0.2, 0.1 and 0.05 (Table 14), and takes
-    0.1. "kfold": the training classes validate in turn, fold after fold; each fold is a run, and mean and deviation
+    0.1. "k_fold": the training classes validate in turn, fold after fold; each fold is a run, and mean and deviation
     of their tests are the number.
 
     Args:
-        name: "default", "fixed_validation" or "kfold".
+        name: "standard", "fixed_validation" or "k_fold".
         share: Of the training classes that validate.
         folds: How many.
         seed: Of which classes validate; the same for all seeds of training.
 
-    >>> [fold for fold, _ in Protocol(name="kfold", folds=3).splits()]
+    >>> [fold for fold, _ in Protocol(name="k_fold", folds=3).splits()]
     [0, 1, 2]
     >>> Protocol(name="fixed_validation").splits()
-    [(None, {'kind': 'fixed_validation', 'share': 0.1, 'seed': 0})]
+    [(None, {'name': 'fixed_validation', 'share': 0.1, 'seed': 0})]
     """
 
-    name: str = "default"
+    name: str = "standard"
     share: float = 0.1
     folds: int = 10
     seed: int = 0
@@ -47,14 +47,12 @@ class Protocol:
 
     def splits(self) -> list[tuple[int | None, dict[str, Any]]]:
         """The fold, None where there are none, and the section [split] of each run that a number takes."""
-        kind = KINDS[self.name]
-        if self.name == "default":
-            return [(None, {"kind": kind})]
+        if self.name == "standard":
+            return [(None, {"name": self.name})]
         if self.name == "fixed_validation":
-            return [(None, {"kind": kind, "share": self.share, "seed": self.seed})]
-        return [
-            (fold, {"kind": kind, "folds": self.folds, "fold": fold, "seed": self.seed}) for fold in range(self.folds)
-        ]
+            return [(None, {"name": self.name, "share": self.share, "seed": self.seed})]
+        shared = {"name": self.name, "folds": self.folds, "seed": self.seed}
+        return [(fold, {**shared, "fold": fold}) for fold in range(self.folds)]
 
 
 def create(name: str, settings: Mapping[str, Any]) -> Protocol:

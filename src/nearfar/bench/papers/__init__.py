@@ -60,7 +60,7 @@ class Table:
         title: What is in it.
         kind: "results"; "variants" of one loss; "settings"; "tournament".
         data: Which data set, None where there is none.
-        protocol: "default", "fixed_validation" or "kfold".
+        protocol: "standard", "fixed_validation" or "k_fold".
         columns: Their names; recall@k, nmi and std are in percent.
         rows: In order.
         notes: What to know about single cells.
@@ -221,7 +221,7 @@ def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> T
         title=content["title"],
         kind=content.get("kind", "results"),
         data=content.get("data"),
-        protocol=content.get("protocol", "default"),
+        protocol=content.get("protocol", "standard"),
         columns=tuple(columns),
         rows=tuple(rows),
         notes=tuple(content.get("notes", ())),

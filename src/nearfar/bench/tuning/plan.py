@@ -82,10 +82,10 @@ def plan(
     if trials is not None:
         whole("trials", trials)
     found = load_recipe(recipe, overrides=overrides)
-    if found.split.kind == "standard":
+    if found.split.name == "standard":
         raise ValueError(
-            "split.kind is 'standard', which has no validation classes, and the test classes must not choose; set some "
-            "of the training classes aside: --set split.kind=fixed_validation"
+            "split.name is 'standard', which has no validation classes, and the test classes must not choose; set some "
+            "of the training classes aside: --set split.name=fixed_validation"
         )
     searched = from_dict(space) if isinstance(space, Mapping) else load(space)
     check(searched, found)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.recipe.toml import read
+from nearfar.utils.toml import read
 from nearfar.utils.validation import nearest
 
 WORDS = ("low", "high", "step", "log", "choices")

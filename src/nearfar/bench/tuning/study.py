@@ -16,7 +16,7 @@ from typing import Any
 from nearfar.bench.tuning.samplers import Tried
 from nearfar.bench.tuning.space import Space, to_dict
 from nearfar.data.store.writer import locked
-from nearfar.training.recipe.files import from_dict
+from nearfar.training.recipe.files import from_dict, upgrade
 from nearfar.training.recipe.files import to_dict as recipe_tables
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
@@ -176,7 +176,7 @@ class Study:
         attributes = self.study.user_attrs
         if "recipe" not in attributes:
             return ""
-        changed = contradictions(from_dict(attributes["recipe"]), recipe)
+        changed = contradictions(from_dict(upgrade(attributes["recipe"])), recipe)
         if changed:
             return f"recipe ({'; '.join(changed)})"
         return "space" if attributes.get("space") != to_dict(space) else ""

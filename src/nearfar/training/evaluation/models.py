@@ -64,7 +64,7 @@ def embeddings_of(
     """
     where = Path(where)
     run = RunFolder(where)
-    recipe = load(run.recipe) if run.recipe.is_file() else None
+    recipe = load(run.folder) if run.recipe.is_file() else None
     if recipe is not None and data is None:
         queries, gallery = read_embeddings(run.embeddings)
         if queries is not None:
@@ -214,7 +214,7 @@ def _data(
             f"with a name of {', '.join(datasets.names())}"
         )
     if data is not None:
-        recipe = load(run.recipe, overrides={"data.root": data})
+        recipe = load(run.folder, overrides={"data.root": data})
     dataset = open_data(recipe)
     store = store_of(recipe, dataset, cache, watch)
     rows = rows_of(split_of(recipe, dataset), store)

@@ -131,7 +131,7 @@ def build(
     if recipe.schedule.name == "plateau" and not len(rows["validation"]):
         raise ValueError(
             "schedule.name is 'plateau', which watches the validation classes, and there are none; "
-            "split.kind = 'fixed_validation' takes some of the training classes"
+            "split.name = 'fixed_validation' takes some of the training classes"
         )
     train_labels = labels[rows["train"]]
     sampler = _sampler(recipe, train_labels, rank, ranks)

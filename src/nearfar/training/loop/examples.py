@@ -36,9 +36,9 @@ def open_data(recipe: Recipe) -> Dataset:
 def split_of(recipe: Recipe, dataset: Dataset) -> Split:
     """Which classes train, validate and test."""
     rule = recipe.split
-    if rule.kind == "standard":
+    if rule.name == "standard":
         return splits.standard(dataset)
-    if rule.kind == "fixed_validation":
+    if rule.name == "fixed_validation":
         return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
 
@@ -91,7 +91,7 @@ def check_measured(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Places],
         classes, counts = np.unique(held, return_counts=True)
         where = f"the {'gallery' if part == 'query' else f'{part} part'} of {dataset.name}"
         if len(classes) < splits.FEWEST:
-            hint = '; split.kind = "fixed_validation" takes validation classes from those that train'
+            hint = '; split.name = "fixed_validation" takes validation classes from those that train'
             raise ValueError(
                 f"{where} is one class, which finds nothing but itself{hint if part == 'validation' else ''}"
             )

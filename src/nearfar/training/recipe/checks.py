@@ -21,7 +21,7 @@ from nearfar.utils.validation import nearest
 if TYPE_CHECKING:
     from nearfar.training.recipe.schema import Recipe
 
-# Which keys go with which name (or kind); keys that are in no list go with all.
+# Which keys go with which name; keys that are in no list go with all.
 KEYS: dict[type[Section], dict[str, tuple[str, ...]]] = {
     Sampler: {
         "groups": ("classes", "per_class", "batch_size"),
@@ -69,11 +69,6 @@ def problems(recipe: Recipe) -> Iterator[str]:
     yield from _evaluation(recipe)
 
 
-def chooser(section: type[Section]) -> str:
-    """The key that says which other keys belong."""
-    return "kind" if section is SplitRule else "name"
-
-
 def foreign(section: type[Section], name: str, key: str) -> bool:
     """Whether a key of a section belongs to other names than this one."""
     table = KEYS.get(section, {})
@@ -85,7 +80,7 @@ def not_of(section: type[Section], name: str, key: str) -> str:
     own = KEYS[section][name]
     others = [other for other, keys in KEYS[section].items() if key in keys]
     where = section.section
-    said = f"{where}.{key} goes with {' and '.join(others)}, and {where}.{chooser(section)} is {name!r}"
+    said = f"{where}.{key} goes with {' and '.join(others)}, and {where}.name is {name!r}"
     return f"{said}, which has {', '.join(own)}" if own else said
 
 
@@ -101,10 +96,10 @@ def _batch(sampler: Sampler) -> Iterator[str]:
         yield f"sampler.batch_size is {size}; it must hold two classes with sampler.per_class = {each} pictures"
 
 
-def _misplaced(section: Section) -> Iterator[str]:
+def _misplaced(section: Sampler | SplitRule | Optimizer | Schedule) -> Iterator[str]:
     kind = type(section)
-    name: str = getattr(section, chooser(kind))
-    for one in dataclasses.fields(section):  # type: ignore[arg-type]
+    name: str = section.name
+    for one in dataclasses.fields(section):
         if foreign(kind, name, one.name) and getattr(section, one.name) != one.default:
             yield not_of(kind, name, one.name)
     for key in NEEDED.get(name, ()):
@@ -198,10 +193,10 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
         yield f"selection.metric is {metric!r}{nearest(metric, known)}; allowed are {', '.join(known)}"
     elif metric in CLUSTERING and not evaluation.clustering:
         yield f"selection.metric is {metric!r}; it needs evaluation.clustering = true"
-    if not evaluation.test and recipe.split.kind == "standard":
+    if not evaluation.test and recipe.split.name == "standard":
         yield (
-            "evaluation.test is false and split.kind is 'standard', which has no validation classes: nothing is left "
-            "to measure; split.kind = 'fixed_validation' sets some aside"
+            "evaluation.test is false and split.name is 'standard', which has no validation classes: nothing is left "
+            "to measure; split.name = 'fixed_validation' sets some aside"
         )
     if recipe.schedule.name == "plateau" and evaluation.every == 0:
         yield "schedule.name is 'plateau', which watches evaluations, and evaluation.every is 0"

@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from nearfar.training.recipe.base import Section
-from nearfar.training.recipe.checks import chooser, foreign, not_of
+from nearfar.training.recipe.checks import foreign, not_of
 from nearfar.training.recipe.overrides import Overrides, apply
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.recipe.sections import Loss, Stage
-from nearfar.training.recipe.toml import read, written
+from nearfar.training.recipe.toml import written
 from nearfar.training.recipe.values import NOTHING
+from nearfar.utils.toml import read
 from nearfar.utils.validation import nearest
 
 NAME = "recipe.toml"
+RENAMED = {"split.kind": "split.name"}
+OLD_SPLITS = {"default": "standard", "kfold": "k_fold"}
 _TYPES: dict[str, Any] = get_type_hints(Recipe)
 SECTIONS: dict[str, type[Section]] = {name: kind for name, kind in _TYPES.items() if name != "stages"}
 
@@ -40,7 +43,8 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Override
     """A recipe from a TOML file, a run folder, or a table of tables.
 
     Args:
-        recipe: The file, the folder with a recipe.toml, or what such a file holds.
+        recipe: The file, a run folder, or what such a file holds. The recipe of a run folder may have been written by
+            an earlier version; see :func:`upgrade`.
         overrides: What is changed: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
             {"loss": {"alpha": 32}}. A section that gets another name loses what belonged to the old one.
     """
@@ -71,6 +75,27 @@ def from_dict(table: Mapping[str, Any]) -> Recipe:
     return Recipe(**values)
 
 
+def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the keys of a recipe that an earlier version wrote into a run folder, a manifest or a study.
+
+    Args:
+        table: The recipe as tables, of this version or an earlier one.
+
+    Returns:
+        The recipe with the keys and words of this version.
+
+    Example:
+        >>> upgrade({"split": {"kind": "k_fold", "fold": 1}})
+        {'split': {'name': 'k_fold', 'fold': 1}}
+    """
+    upgraded = dict(table)
+    split = upgraded.get("split")
+    if isinstance(split, Mapping) and "kind" in split and "name" not in split:
+        renamed = {"name" if key == "kind" else key: value for key, value in split.items()}
+        upgraded["split"] = {**renamed, "name": OLD_SPLITS.get(renamed["name"], renamed["name"])}
+    return upgraded
+
+
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Everything a recipe says, defaults included, as plain tables: what ``from_dict`` reads."""
     table: dict[str, Any] = {name: _plain(getattr(recipe, name)) for name in SECTIONS}
@@ -92,7 +117,7 @@ def to_toml(recipe: Recipe) -> str:
     mode = "auto"
     <BLANKLINE>
     [split]
-    kind = "standard"
+    name = "standard"
     <BLANKLINE>
     [sampler]
     name = "random"
@@ -122,6 +147,7 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     file = Path(recipe)
     if file.is_dir():
         file = file / NAME
+        return f"{file}: ", upgrade(read(file, "a recipe", RecipeError))
     return f"{file}: ", read(file, "a recipe", RecipeError)
 
 
@@ -132,11 +158,13 @@ def _section(kind: type[Section], where: str, content: Any) -> Section:
         return _loss(where, content)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for key in content:
+        if f"{where}.{key}" in RENAMED:
+            raise ValueError(f"{where}.{key} is now called {RENAMED[f'{where}.{key}']}; rename it in the recipe")
         if key not in fields:
             raise ValueError(
                 f"unknown key {where}.{key}{nearest(key, fields, f'{where}.')}; [{where}] has {', '.join(fields)}"
             )
-    name = content.get(chooser(kind), getattr(kind, chooser(kind), None))
+    name = content.get("name", getattr(kind, "name", None))
     for key in content:
         if isinstance(name, str) and foreign(kind, name, key):
             raise ValueError(not_of(kind, name, key))
@@ -172,7 +200,7 @@ def _plain(section: Section) -> dict[str, Any]:
     if isinstance(section, Loss):
         return {"name": section.name, **section.settings}
     kind = type(section)
-    name = getattr(section, chooser(kind), "")
+    name = getattr(section, "name", "")
     table: dict[str, Any] = {}
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)

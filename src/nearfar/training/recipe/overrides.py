@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
-from nearfar.training.recipe.checks import KEYS, chooser, foreign
+from nearfar.training.recipe.checks import KEYS, foreign
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.recipe.values import NOTHING
+from nearfar.utils.toml import parse_value
 
 Overrides = Mapping[str, Any] | Sequence[str]
-_PYTHON = {"None": NOTHING, "True": True, "False": False}
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -25,20 +23,14 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, value = key.strip(), value.strip()
     if not equals or not all(key.split(".")) or "." not in key or not value:
         raise ValueError(f"--set is {text!r}; needed is SECTION.KEY=VALUE, as in loss.alpha=32")
-    if value in _PYTHON:
-        return key, _PYTHON[value]
-    try:
-        found = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return key, value
-    return key, found["value"] if list(found) == ["value"] else value
+    return key, parse_value(value)
 
 
 def apply(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
     """A copy of a recipe's tables with changes."""
     changed: dict[str, Any] = copy.deepcopy(dict(table))
     for path, value in _paths(overrides):
-        if path[-1] in ("name", "kind") and len(path) > 1:
+        if path[-1] == "name" and len(path) > 1:
             _forget(changed, path, value)
         _put(changed, path, value)
     return changed
@@ -55,7 +47,7 @@ def _paths(overrides: Overrides) -> list[tuple[list[str], Any]]:
             found += [([key, str(inner)], one) for inner, one in value.items()]
         else:
             found.append((key.split("."), value))
-    return sorted(found, key=lambda pair: pair[0][-1] not in ("name", "kind"))
+    return sorted(found, key=lambda pair: pair[0][-1] != "name")
 
 
 def _forget(table: dict[str, Any], path: list[str], name: Any) -> None:
@@ -68,7 +60,7 @@ def _forget(table: dict[str, Any], path: list[str], name: Any) -> None:
     kind = get_type_hints(Recipe).get(path[0])
     if path[-2] == "loss":
         lost = [key for key in section if key != "name"]
-    elif kind in KEYS and path[-1] == chooser(kind):
+    elif kind in KEYS and path[-1] == "name":
         lost = [key for key in section if isinstance(name, str) and foreign(kind, name, key)]
     elif path == ["data", "name"]:
         lost = ["root", "settings"]

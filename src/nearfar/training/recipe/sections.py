@@ -44,7 +44,7 @@ class SplitRule(Section):
     """Which classes validate: none ("standard"), a share of the training classes, or one fold of them."""
 
     section = "split"
-    kind: Literal["standard", "fixed_validation", "k_fold"] = "standard"
+    name: Literal["standard", "fixed_validation", "k_fold"] = "standard"
     share: float = 0.1
     folds: int = 10
     fold: int = 0

@@ -1,29 +1,12 @@
-"""Tables as TOML text: read with errors that name the file, and written, which Python does not do."""
+"""Tables written as TOML text."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-
-def read(file: Path, what: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """What a file holds.
-
-    Args:
-        what: The file should be, for the error where it is not there.
-        error: Raised where it is no TOML.
-    """
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there; needed is {what}, a TOML file")
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise error(f"{file} is no TOML: {problem}") from None
 
 
 def written(table: Mapping[str, Any]) -> str:

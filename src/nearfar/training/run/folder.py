@@ -107,7 +107,7 @@ class RunFolder:
             return
         if not self.recipe.exists():
             raise RunError(f"{self.folder} holds no run to resume: {NAME} is not there")
-        changed = contradictions(load(self.recipe), recipe)
+        changed = contradictions(load(self.folder), recipe)
         if changed:
             raise RunError(
                 f"the recipe contradicts the run in {self.folder}, which began with another: {'; '.join(changed)}"

@@ -70,7 +70,7 @@ def read_run(folder: str | Path) -> RunData:
     run = RunFolder(folder)
     if not run.recipe.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {run.recipe.name} is not there")
-    recipe = load(run.recipe)
+    recipe = load(run.folder)
     queries, gallery = read_embeddings(run.embeddings)
     dataset, missing = None, ""
     try:
