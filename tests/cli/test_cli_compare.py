@@ -103,8 +103,8 @@ def test_unfinished_runs_are_told(fair: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["bench", "compare", "nowhere"], "nowhere is not there"),
-        (["tournament", "nowhere"], "nowhere is not there"),
+        (["bench", "compare", "nowhere"], "nowhere does not exist"),
+        (["tournament", "nowhere"], "nowhere does not exist"),
         (["report"], "0 run folders are given"),
         (["report", "--papers", "--table", "thesis:77"], "thesis has no table '77'"),
     ],

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from board_runs import write_board, write_run
 
-from nearfar.bench.comparison import outcomes, tournament
-from nearfar.reports import leaderboard, leaderboard_rows, shell
+from nearfar.bench.comparison import outcomes, ranking, tournament
+from nearfar.reports import leaderboard, shell
 
 LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
 
@@ -82,15 +82,15 @@ def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: 
 
 def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, shown: str) -> None:
     runs = [run for run in outcomes.find(board) if run.network == "googlenet" and run.dim == 64]
-    (one,) = leaderboard_rows.experiments(runs, "recall@1", anyway=False)
-    first = one.rows[0]
+    (one,) = ranking.experiments(runs)
+    first, last = one.rows[0], one.rows[-1]
     assert (first.loss, first.rank, len(first.runs)) == ("proxy_anchor", 1, 2)
     assert first.low is not None
     assert first.high is not None
     assert first.low < first.score < first.high
     assert first.std is not None
-    assert one.rows[-1].is_baseline
-    assert one.rows[-1].rank is None
+    assert last.is_baseline
+    assert last.rank is None
     line = next(line for line in rows(sections(shown)["Leaderboard"]) if line[0] == "proxy_anchor")
     assert line[1:3] == ["1", f"{100 * first.score:.2f}"]
     assert line[7:9] == ["1:19", "2,048"]

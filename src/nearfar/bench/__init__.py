@@ -1,4 +1,4 @@
-"""Comparing losses fairly: protocols, grids, tuning, tournaments.
+"""Fair comparison of losses: grids of runs, tuning, rankings and tournaments.
 
 >>> from nearfar import bench
 >>> [row.loss for row in bench.tournament({"one": {"triplet": 0.5, "nra": 0.7}})]
@@ -6,14 +6,16 @@
 """
 
 from nearfar.bench import papers
-from nearfar.bench.comparison.comparison import compare, standings
 from nearfar.bench.comparison.fairness import Verdict, differences, judge
 from nearfar.bench.comparison.outcomes import Outcome, find, read, repetitions, unfinished
+from nearfar.bench.comparison.ranking import Ranking, Standings, compare, standings
 from nearfar.bench.comparison.tournament import Standing, tournament
 
 __all__ = [
     "Outcome",
+    "Ranking",
     "Standing",
+    "Standings",
     "Verdict",
     "compare",
     "differences",

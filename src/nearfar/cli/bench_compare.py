@@ -42,21 +42,21 @@ def compare_runs(
 
     Example: nearfar bench compare bench/cub_mining --part validation
     """
-    from nearfar.bench.comparison import comparison, outcomes
+    from nearfar.bench.comparison import outcomes, ranking
 
-    found = comparison.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
+    found = ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
     show(found, runs, format, out)
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a comparison and what was left out of it; exit code 1 where it was refused to rank."""
     from nearfar.bench.comparison import outcomes
-    from nearfar.bench.comparison.comparison import Comparison
-    from nearfar.bench.comparison.tables import write
+    from nearfar.bench.comparison.ranking import Ranking, Standings
     from nearfar.cli.output import say
+    from nearfar.reports.tables import write
     from nearfar.utils.atomic import write_text
 
-    assert isinstance(found, Comparison)
+    assert isinstance(found, (Ranking, Standings))
     written = write(found.table, format)
     if out is None:
         print(written)

@@ -55,7 +55,8 @@ def report_run(
 
 
 def _beside_papers(runs: list[Path], out: Path | None, table: str | None, metric: str, format: str) -> None:
-    from nearfar.bench.comparison import outcomes, published, tables
+    from nearfar.bench.comparison import outcomes, published
+    from nearfar.reports import tables
 
     if table is not None:
         found = published.printed(table)

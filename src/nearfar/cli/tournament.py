@@ -24,6 +24,6 @@ def hold_tournament(
 
     Example: nearfar tournament bench/cub bench/cub_dims --format csv -o tournament.csv
     """
-    from nearfar.bench.comparison import comparison, outcomes
+    from nearfar.bench.comparison import outcomes, ranking
 
-    show(comparison.standings(outcomes.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)
+    show(ranking.standings(outcomes.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)

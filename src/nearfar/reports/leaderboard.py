@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nearfar.bench.comparison import outcomes as results
-from nearfar.bench.comparison import tournament
+from nearfar.bench.comparison import ranking, tournament
+from nearfar.bench.comparison.fairness import Verdict
 from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.bench.comparison.tables import UNFAIR
+from nearfar.bench.comparison.tables import UNFAIR, left_out_note
 from nearfar.reports import leaderboard_sections as parts
 from nearfar.reports import shell
-from nearfar.reports.leaderboard_rows import experiments
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
 
@@ -42,21 +42,25 @@ def html(
         watch: Told what work begins.
     """
     every = list(outcomes)
-    tested = [run for run in every if metric in (run.metrics.get("test") or {})]
+    tested = [run for run in every if run.has(metric)]
     if not tested:
         raise ValueError(f"there is nothing to show: none of {len(every)} runs has {metric!r} of the test classes")
     missing = len(every) - len(tested)
     left_out = [*left_out, *([f"{missing} runs have no {metric} of the test classes"] if missing else [])]
-    judged = tournament.judged(tested)
+    judged = ranking.judge_experiments(tested)
     ranked = judged.fair or anyway
     stamp = UNFAIR if anyway and not judged.fair else ""
     tell = watch("comparing")
     if tell is not None:
         tell(0, 1)
-    found = experiments(tested, metric, anyway=anyway)
+    found = ranking.experiments(tested, metric=metric, anyway=anyway)
+    found.sort(key=lambda one: (one.data, one.protocol, one.network, one.dim))
     colored = parts.colors(found)
-    order = [one.name for one in found]
-    standings, names, left = _standings(tested, metric, order) if ranked else ([], [], "")
+    held = _standings(tested, [one.name for one in found], metric, judged) if ranked else None
+    standings = held.rows if held else []
+    names = list(held.scores) if held else []
+    left = left_out_note(held) if held else ""
+    left = f" {left[:1].upper()}{left[1:]}." if left else ""
     lead = " · ".join(
         dict.fromkeys([*(one.data for one in found), *(one.network for one in found), *(one.protocol for one in found)])
     )
@@ -108,11 +112,12 @@ def write(
 
 
 def _standings(
-    outcomes: Sequence[Outcome], metric: str, order: Sequence[str]
-) -> tuple[list[tournament.Standing], list[str], str]:
-    """The tournament of the losses that all experiments have, the names of these, and what to say of the others."""
+    outcomes: Sequence[Outcome], order: Sequence[str], metric: str, verdict: Verdict
+) -> ranking.Standings | None:
+    """The tournament of the losses that all experiments have; None with fewer than two of them."""
     every = tournament.scores(outcomes, metric)
-    kept, left = tournament.shared({name: every[name] for name in order if name in every})
+    scores = {name: every[name] for name in order if name in every}
+    kept, left_out = tournament.shared(scores)
     if not kept or len(next(iter(kept.values()))) < 2:
-        return [], [], ""
-    return tournament.tournament(kept), list(kept), f" {left[0].upper()}{left[1:]}." if left else ""
+        return None
+    return ranking.Standings(metric, scores, tournament.tournament(kept), left_out, verdict, True)

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from nearfar.bench.comparison import tournament as tournaments
 from nearfar.bench.comparison.fairness import Verdict
-from nearfar.bench.comparison.tables import UNFAIR
+from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.ranking import Experiment, RankedLoss
+from nearfar.bench.comparison.tables import UNFAIR, interval_notes
+from nearfar.bench.comparison.tournament import Standing
 from nearfar.reports import shell
 from nearfar.reports.charts import Line, line_chart, whiskers
-from nearfar.reports.leaderboard_rows import Experiment, Row, curves
+from nearfar.reports.run_data import metric_points
 from nearfar.reports.run_sections import nice
 from nearfar.reports.shell import Cell
 from nearfar.reports.tuning import duration
 
 Colors = Mapping[str, int]
+BESIDE = ("recall@2", "recall@4", "recall@8", "recall@10", "recall@100", "recall@1000", "map@r", "nmi")
 WITHOUT = "Frozen features are in the tables."
 MOST_OPEN = 6  # charts of one kind that are shown at once; more can be unfolded
 
 
 def colors(found: Sequence[Experiment]) -> dict[str, int]:
     """A colour for each loss, the same in all charts; baselines are grey."""
-    losses = dict.fromkeys(row.loss for one in found for row in one.rows if not row.is_baseline)
+    losses = dict.fromkeys(row.loss for one in found for row in ordered(one) if not row.is_baseline)
     named = {loss: 1 + place % (shell.COLORS - 1) for place, loss in enumerate(losses)}
-    return named | {row.loss: shell.COLORS for one in found for row in one.rows if row.is_baseline}
+    return named | {row.loss: shell.COLORS for one in found for row in ordered(one) if row.is_baseline}
+
+
+def ordered(one: Experiment) -> list[RankedLoss]:
+    """Rows with baselines last; best first if ranked, else by name."""
+    return sorted(one.rows, key=lambda row: (row.is_baseline, -row.score if one.ranking.ranked else 0.0, row.loss))
+
+
+def curves(runs: Sequence[Outcome], metric: str) -> tuple[str, list[tuple[float, float]]]:
+    """The convergence of a loss: the part that was measured after epochs, and its mean over repetitions."""
+    logs = [run.history() for run in runs]
+    for part in ("validation", "test"):
+        every = [dict(metric_points(log, part, metric)) for log in logs]
+        epochs = sorted(set.intersection(*map(set, every))) if every else []
+        if len(epochs) > 1:
+            return part, [(epoch, statistics.fmean(points[epoch] for points in every)) for epoch in epochs]
+    return "", []
 
 
 def verdict(judged: Verdict, anyway: bool, left_out: Sequence[str]) -> str:
@@ -46,14 +66,13 @@ def verdict(judged: Verdict, anyway: bool, left_out: Sequence[str]) -> str:
         content += f"<details><summary>Worth knowing ({len(lines)})</summary>{_list(lines)}</details>"
     stamp = UNFAIR if not judged.fair else ""
     mark = f'<span class="sign" aria-hidden="true">{sign}</span> '
-    drawn = shell.section(title, told, content, kind=kind, stamp=stamp)
-    return drawn.replace("<h2>", f"<h2>{mark}", 1)
+    return shell.section(title, told, content, kind=kind, stamp=stamp, mark=mark)
 
 
-def figures(found: Sequence[Experiment], standings: Sequence[tournaments.Standing], metric: str, ranked: bool) -> str:
+def figures(found: Sequence[Experiment], standings: Sequence[Standing], metric: str, ranked: bool) -> str:
     """The numbers one looks for first."""
     entries = []
-    best = max((one.best for one in found if one.best), key=lambda row: row.score, default=None)
+    best = max((one.ranking.best for one in found if one.ranking.best), key=lambda row: row.score, default=None)
     if ranked and standings and len(found) > 1:
         more = f"average rank {standings[0].average:.2f} in {len(standings[0].ranks)} experiments"
         entries.append(("First in the tournament", standings[0].loss, more))
@@ -62,8 +81,8 @@ def figures(found: Sequence[Experiment], standings: Sequence[tournaments.Standin
         entries.append(
             (f"Highest {nice(metric)}", f"{100 * best.score:.1f} %", f"{best.loss}, {run.network}, {run.dim}-d")
         )
-    runs = [run for one in found for row in one.rows for run in row.runs]
-    losses = {row.runs[0].loss for one in found for row in one.rows if not row.is_baseline}
+    runs = [run for one in found for row in ordered(one) for run in row.runs]
+    losses = {row.runs[0].loss for one in found for row in ordered(one) if not row.is_baseline}
     entries.append(("Losses", str(len(losses)), f"in {len(found)} experiment{'s' if len(found) > 1 else ''}"))
     seeds = len({run.seed for run in runs})
     entries.append(("Runs", str(len(runs)), f"{seeds} seed{'s' if seeds > 1 else ''}"))
@@ -71,7 +90,7 @@ def figures(found: Sequence[Experiment], standings: Sequence[tournaments.Standin
     return shell.figures(entries)
 
 
-def tournament(standings: Sequence[tournaments.Standing], names: Sequence[str], left: str, stamp: str) -> str:
+def tournament(standings: Sequence[Standing], names: Sequence[str], left: str, stamp: str) -> str:
     """Who ranks where, over all experiments."""
     if not standings or len(names) < 2:
         return ""
@@ -98,11 +117,11 @@ def overview(found: Sequence[Experiment], metric: str, stamp: str) -> str:
     """Losses by experiments, as one table."""
     if len(found) < 2:
         return ""
-    losses = list(dict.fromkeys(row.loss for one in found for row in one.rows))
+    losses = list(dict.fromkeys(row.loss for one in found for row in ordered(one)))
     rows: list[list[Cell | str]] = []
     kinds = []
     for loss in losses:
-        own = [one.row(loss) for one in found]
+        own = [one.ranking.row(loss) for one in found]
         cells = []
         for row in own:
             cell = shell.number(row.score if row else None, 1, percent=True)
@@ -125,9 +144,9 @@ def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
     tables = []
     largest = max(found, key=lambda one: len(one.rows))
     for one in found:
-        stamp = f'<span class="stamp">{UNFAIR}</span>' if not one.verdict.fair and anyway else ""
+        stamp = f'<span class="stamp">{UNFAIR}</span>' if not one.ranking.verdict.fair and anyway else ""
         drawn = _experiment(one, metric)
-        said = [note.replace("low and high:", "intervals:") for note in one.notes]
+        said = interval_notes(one.ranking, "intervals")
         notes = "".join(f'<p class="soft">{escape(note[:1].upper() + note[1:])}.</p>' for note in said)
         if len(found) == 1:
             tables.append(drawn + notes)
@@ -135,16 +154,16 @@ def leaderboard(found: Sequence[Experiment], metric: str, anyway: bool) -> str:
         opened = " open" if one is largest else ""
         tables.append(f"<details{opened}><summary>{escape(one.name)}{stamp}</summary>{drawn}{notes}</details>")
     told = "Of the test classes. Press a head to sort. Time is that of one training; memory is the most it held."
-    stamp = UNFAIR if anyway and any(not one.verdict.fair for one in found) else ""
+    stamp = UNFAIR if anyway and any(not one.ranking.verdict.fair for one in found) else ""
     return shell.section("Leaderboard", told, "".join(tables), stamp=stamp)
 
 
 def _experiment(one: Experiment, metric: str) -> str:
-    rows = one.rows
+    rows = ordered(one)
     trained = [row for row in rows if not row.is_baseline] or rows  # a baseline far below would make all others alike
     low = min([row.score if row.low is None else row.low for row in trained])
     high = max([row.score if row.high is None else row.high for row in trained])
-    beside = list(dict.fromkeys(name for row in rows for name in row.beside))
+    beside = [name for name in BESIDE if name != metric and any(row.mean(name) is not None for row in rows)]
     columns = {
         "loss": [Cell(row.loss) for row in rows],
         "rank": [shell.number(row.rank, 0) for row in rows],
@@ -155,9 +174,7 @@ def _experiment(one: Experiment, metric: str) -> str:
         "p": [_chance(row.p) for row in rows],
         "time": [Cell(duration(row.seconds), row.seconds) if row.seconds else Cell("–", None) for row in rows],
         "memory, MiB": [shell.number(row.memory, 0) for row in rows],
-        **{
-            f"{nice(name)}, %": [shell.number(row.beside.get(name), 1, percent=True) for row in rows] for name in beside
-        },
+        **{f"{nice(name)}, %": [shell.number(row.mean(name), 1, percent=True) for row in rows] for name in beside},
         "runs": [shell.number(len(row.runs), 0) for row in rows],
         "epochs": [shell.number(row.runs[0].epochs, 0) if not row.is_baseline else Cell("–", None) for row in rows],
     }
@@ -170,13 +187,13 @@ def _experiment(one: Experiment, metric: str) -> str:
     return shell.table(heads, lines, numbers=numbers, kinds=kinds)
 
 
-def _interval(row: Row) -> Cell:
+def _interval(row: RankedLoss) -> Cell:
     if row.low is None or row.high is None:
         return Cell("–", None)
     return Cell(f"{100 * row.low:.1f} – {100 * row.high:.1f}", row.low)
 
 
-def _whiskers(row: Row, low: float, high: float) -> Cell:
+def _whiskers(row: RankedLoss, low: float, high: float) -> Cell:
     """The interval on the scale of its table: of all losses, from the lowest end to the highest."""
     if row.low is None or row.high is None or high <= low:
         return Cell("", None)
@@ -205,8 +222,8 @@ def by_setting(found: Sequence[Experiment], metric: str, stamp: str) -> str:
     """The metric by each setting that a grid tries values of: a line for each loss and choice of the other settings."""
     drawn = []
     for one in found:
-        for key in dict.fromkeys(key for row in one.rows for key in row.runs[0].settings):
-            rows = [row for row in one.rows if key in row.runs[0].settings]
+        for key in dict.fromkeys(key for row in ordered(one) for key in row.runs[0].settings):
+            rows = [row for row in ordered(one) if key in row.runs[0].settings]
             places = _places([row.runs[0].settings[key] for row in rows])
             if len(places) < 2:
                 continue
@@ -247,13 +264,13 @@ def by_network(found: Sequence[Experiment], metric: str, colored: Colors, stamp:
 
 def convergence(found: Sequence[Experiment], metric: str, colored: Colors, stamp: str) -> str:
     """How fast losses learn, by what their epochs were selected by where that is one metric."""
-    rules = {run.selected_by for one in found for row in one.rows if not row.is_baseline for run in row.runs}
+    rules = {run.selected_by for one in found for row in ordered(one) if not row.is_baseline for run in row.runs}
     rule = rules.pop() if len(rules) == 1 else None
     metric = rule or metric
     drawn, parts = [], set()
     for one in found:
         lines = []
-        for row in one.rows:
+        for row in ordered(one):
             part, points = curves(row.runs, metric)
             if points:
                 parts.add(part)
@@ -285,7 +302,7 @@ def _lines(
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for one in group:
-        for row in one.rows:
+        for row in ordered(one):
             if row.is_baseline:
                 continue
             x = float(order.index(one.network)) if order else places[one.dim]

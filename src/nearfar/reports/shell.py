@@ -161,12 +161,12 @@ def _cell(cell: Cell | str, column: int, is_number: bool) -> str:
     return f'<th scope="row"{kind}>{content}</th>' if column == 0 else f"<td{kind}>{content}</td>"
 
 
-def section(title: str, told: str, content: str, *, kind: str = "", stamp: str = "") -> str:
+def section(title: str, told: str, content: str, *, kind: str = "", stamp: str = "", mark: str = "") -> str:
     """A card with a title and a line that says what is to be seen."""
     opened = f'<section class="{kind}">' if kind else "<section>"
-    mark = f'<span class="stamp">{escape(stamp)}</span>' if stamp else ""
+    stamped = f'<span class="stamp">{escape(stamp)}</span>' if stamp else ""
     said = f'<p class="soft">{escape(told)}</p>' if told else ""
-    return f"{opened}<h2>{escape(title)}{mark}</h2>{said}{content}</section>"
+    return f"{opened}<h2>{mark}{escape(title)}{stamped}</h2>{said}{content}</section>"
 
 
 def charts(drawn: Sequence[tuple[str, str]]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.comparison.fairness import judge
-from nearfar.bench.comparison.outcomes import Outcome, find, repetitions, unfinished
-from nearfar.bench.comparison.tournament import experiments, labels, shared, tournament
+from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
+from nearfar.bench.comparison.ranking import Experiment, RankedLoss, experiments
+from nearfar.bench.comparison.tournament import scores, shared, tournament
 from nearfar.training.run.folder import RunFolder, finite
 
 CURVE = "recall@1"
@@ -43,32 +42,16 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
     known = _metrics(outcomes)
     if outcomes and metric not in known:
         raise ValueError(f"metric is {metric!r}; the runs have {', '.join(known)}")
-    tables, fair = [], {}
-    for name, runs in experiments(outcomes).items():
-        measured = [run for run in runs if _score(run, metric) is not None]
-        verdict = judge(measured)
-        rows = _rows(measured, metric)
-        scores = {row["loss"]: row["mean"] for row in rows if not row["baseline"]}
-        for row in rows:
-            ranked = verdict.fair and not row["baseline"] and len(scores) > 1
-            row["rank"] = 1 + sum(other > row["mean"] for other in scores.values()) if ranked else None
-        if verdict.fair and scores:
-            fair[name] = scores
-        tables.append(
-            {
-                "name": name,
-                "fair": verdict.fair,
-                "reasons": verdict.reasons,
-                "notes": verdict.notes,
-                "rows": sorted(rows, key=lambda row: -row["mean"]),
-            }
-        )
+    measured = [run for run in outcomes if run.has(metric)]
+    ranked = experiments(measured, metric=metric, intervals=False)
+    fair = {one.name for one in ranked if one.ranking.verdict.fair}
+    entered = {name: each for name, each in scores(measured, metric).items() if name in fair}
     found: dict[str, Any] = finite(
         {
             "metric": metric,
             "metrics": known,
-            "experiments": tables,
-            "tournament": _tournament(fair),
+            "experiments": [_experiment(one) for one in ranked],
+            "tournament": _tournament(entered),
             "damaged": damaged,
         }
     )
@@ -114,34 +97,42 @@ def _name(folder: Path, error: Exception, damaged: dict[Path, dict[str, str]]) -
     damaged[folder.resolve()] = {"name": name, "reason": reason.replace(str(folder), name)}
 
 
-def _rows(runs: Iterable[Outcome], metric: str) -> list[dict[str, Any]]:
-    groups = list(repetitions(runs).values())
-    rows = []
-    for word, group in zip(labels(groups), groups, strict=True):
-        values = [run.score(metric) for run in group]
-        rows.append(
-            {
-                "loss": word,
-                "mean": statistics.fmean(values),
-                "std": statistics.stdev(values) if len(values) > 1 else None,
-                "runs": len(values),
-                "seconds": statistics.fmean(run.seconds for run in group),
-                "baseline": group[0].is_baseline,
-            }
-        )
-    return rows
+def _experiment(one: Experiment) -> dict[str, Any]:
+    """An experiment with the losses by score; a loss that is alone has no rank."""
+    verdict, alone = one.ranking.verdict, sum(not row.is_baseline for row in one.rows) < 2
+    rows = sorted(one.rows, key=lambda row: -row.score)
+    return {
+        "name": one.name,
+        "fair": verdict.fair,
+        "reasons": verdict.reasons,
+        "notes": verdict.notes,
+        "rows": [_row(row) | ({"rank": None} if alone else {}) for row in rows],
+    }
 
 
-def _tournament(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Among the losses that all experiments have, as ``nearfar tournament`` holds it; what to say of the others."""
-    entered, left = shared(scores)
-    if len(next(iter(entered.values()), {})) < 2:
+def _row(row: RankedLoss) -> dict[str, Any]:
+    return {
+        "loss": row.loss,
+        "mean": row.score,
+        "std": row.std,
+        "runs": len(row.runs),
+        "seconds": row.seconds,
+        "baseline": row.is_baseline,
+        "rank": row.rank,
+    }
+
+
+def _tournament(entered: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The tournament of the losses that all experiments have, as in ``nearfar tournament``."""
+    common, left_out = shared(entered)
+    if len(next(iter(common.values()), {})) < 2:
         return {"experiments": [], "rows": [], "note": ""}
     rows = [
         {"loss": row.loss, "total": row.total, "average": row.average, "std": row.std, "ranks": list(row.ranks)}
-        for row in tournament(entered)
+        for row in tournament(common)
     ]
-    return {"experiments": list(entered), "rows": rows, "note": left}
+    note = f"only the {len(rows)} losses take part that all experiments have" if left_out else ""
+    return {"experiments": list(common), "rows": rows, "note": note}
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
@@ -195,10 +186,3 @@ def _metrics(outcomes: Iterable[Outcome]) -> list[str]:
         if isinstance(test, Mapping)
     ]
     return [name for name in sets[0] if all(name in other for other in sets)] if sets else []
-
-
-def _score(outcome: Outcome, metric: str) -> float | None:
-    try:
-        return outcome.score(metric)
-    except ValueError:
-        return None

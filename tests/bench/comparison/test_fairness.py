@@ -9,7 +9,7 @@ import pytest
 from fake_outcomes import finished
 
 from nearfar.bench import differences, find, judge
-from nearfar.bench.comparison.fairness import flat
+from nearfar.bench.comparison.manifest_keys import flat
 from nearfar.bench.comparison.outcomes import repetitions
 
 
@@ -98,7 +98,7 @@ def test_what_a_grid_tries_values_of_is_compared(tmp_path: Path) -> None:
     ]
     verdict = judge(runs)
     assert (verdict.fair, verdict.tried) == (True, ("sampler.per_class",))
-    assert verdict.notes[0] == "compared are values of sampler.per_class, as the grid says"
+    assert verdict.notes[0] == "the grid varies sampler.per_class"
     # ... and nothing else, nor with runs that were not made for it.
     other = finished(tmp_path / "other", overrides={"sampler.per_class": 16})
     assert judge([*runs, other]).reasons == ["sampler.per_class: 4 in 4; 8 in 8; 16 in other"]
@@ -276,8 +276,8 @@ def test_a_baseline_stands_beside_those_with_its_data_and_network(tmp_path: Path
 def test_skipped_steps_and_doubles_are_noted(tmp_path: Path) -> None:
     runs = [finished(tmp_path / "a", skipped=3), finished(tmp_path / "b"), finished(tmp_path / "c", "nra")]
     notes = judge(runs).notes
-    assert "a left out 3 steps whose loss was no number" in notes
-    assert "a and b are the same training twice" in notes
+    assert "a skipped 3 steps whose loss was NaN or infinite" in notes
+    assert "a and b are the same training" in notes
 
 
 def test_folders_of_the_same_name_are_told_apart(tmp_path: Path) -> None:

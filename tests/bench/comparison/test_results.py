@@ -118,16 +118,16 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path) -> None:
     (begun / "metrics.json").unlink()
     assert [run.name for run in find(tmp_path)] == ["a"]
     assert unfinished(tmp_path) == [begun]
-    with pytest.raises(ValueError, match=r"b is not finished: metrics.json is not there"):
+    with pytest.raises(ValueError, match=r"b is not finished: metrics.json is missing"):
         find(begun)
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no run: recipe.toml is not there"):
+    with pytest.raises(ValueError, match=r"holds no run: recipe.toml is missing"):
         read(tmp_path)
     with pytest.raises(ValueError, match="holds no finished run"):
         find(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         find(tmp_path / "nowhere")
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_run_is_an_error(tmp_path: Path) -> None:
 def test_damaged_files_are_named(tmp_path: Path, content: str) -> None:
     folder = finished(tmp_path / "a").folder
     (folder / "manifest.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"manifest.json (is no JSON|holds a list)"):
+    with pytest.raises(ValueError, match=r"manifest.json (is not valid JSON|holds a list)"):
         read(folder)
 
 

@@ -121,7 +121,7 @@ def test_intervals_hold_the_mean(tmp_path: Path) -> None:
 def test_runs_tested_on_other_pictures_are_refused(tmp_path: Path) -> None:
     one = finished(tmp_path / "a", queries=np.ones(5))
     two = finished(tmp_path / "b", queries=np.ones(6))
-    with pytest.raises(ValueError, match="b was tested on other pictures"):
+    with pytest.raises(ValueError, match="b was tested on other images"):
         pairwise({"a": [one], "b": [two]})
     with pytest.raises(ValueError, match="did not keep what each query found"):
         pairwise({"a": [finished(tmp_path / "c")]})

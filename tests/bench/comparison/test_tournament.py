@@ -13,8 +13,8 @@ from fake_outcomes import finished
 
 import nearfar as nf
 from nearfar.bench import find, papers, tournament
-from nearfar.bench.comparison.comparison import compare, standings
-from nearfar.bench.comparison.tournament import experiments, labels, scores
+from nearfar.bench.comparison.ranking import compare, standings
+from nearfar.bench.comparison.tournament import by_experiment, labels, scores
 
 TABLES = [f"{number}{part}" for number in (6, 7, 8) for part in "abcd"]
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_ranked_is_refused() -> None:
     with pytest.raises(ValueError, match="scores has no loss"):
         tournament({"one": {}})
     for wrong in ([1], {"one": [1]}, {"one": 3}):
-        with pytest.raises(TypeError, match="scores is no table of tables"):
+        with pytest.raises(TypeError, match="scores is not a mapping of mappings"):
             tournament(wrong)  # type: ignore[arg-type]
     for score in (True, "1", math.nan, None):
         with pytest.raises(ValueError, match="a finite number is needed"):
@@ -108,8 +108,8 @@ def test_what_to_draw_is_checked(tmp_path: Path) -> None:
 def test_experiments_are_named_by_what_differs(tmp_path: Path) -> None:
     for dim in (64, 128):
         finished(tmp_path / f"{dim}", overrides={"network.dim": dim})
-    assert list(experiments(find(tmp_path))) == ["128", "64"]
-    assert list(experiments(find(tmp_path / "64"))) == ["cub resnet50 64"]
+    assert list(by_experiment(find(tmp_path))) == ["128", "64"]
+    assert list(by_experiment(find(tmp_path / "64"))) == ["cub resnet50 64"]
 
 
 def test_scores_are_means_over_seeds_and_leave_baselines_out(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_comparison_ranks_the_best_first_and_baselines_not_at_all(tmp_path: Pa
     assert [row[:2] for row in found.table.rows] == [[1, "proxy_anchor"], [None, "frozen"], [2, "nra"]]
     assert [row[names.index("recall@1")] for row in found.table.rows] == [70.0, 60.0, 50.0]
     assert not {"low", "high", "p"} & set(names)
-    assert any("queries.safetensors is not there" in note for note in found.table.notes)
+    assert any("queries.safetensors is missing" in note for note in found.table.notes)
 
 
 def test_a_comparison_has_intervals_and_p_where_queries_were_kept(tmp_path: Path) -> None:
@@ -224,4 +224,4 @@ def test_few_classes_are_said_to_say_little(tmp_path: Path, classes: int, told: 
     queries = np.arange(40) % 3 > 0
     runs = [finished(tmp_path / name, name, queries=queries, classes=classes) for name in ("triplet", "contrastive")]
     notes = compare(runs, samples=50).table.notes
-    assert any(note.startswith("the test has 5 classes: draws of so few") for note in notes) == told
+    assert any(note.startswith("the test has 5 classes: with so few") for note in notes) == told

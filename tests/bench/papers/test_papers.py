@@ -143,7 +143,7 @@ def test_a_label_of_a_grid_does_not_hide_the_loss(tmp_path: Path) -> None:
 def test_a_run_that_nobody_printed_is_shown_alone(tmp_path: Path) -> None:
     table = beside([finished(tmp_path / "a", "circle")])
     assert table.rows[0][-1] is None
-    assert table.notes == ["no document prints recall@1 of circle on this data"]
+    assert table.notes == ["no paper prints recall@1 of circle on this dataset"]
 
 
 def test_the_catalogue_has_every_table_and_each_can_be_shown() -> None:
@@ -151,4 +151,4 @@ def test_the_catalogue_has_every_table_and_each_can_be_shown() -> None:
     for table in ALL:
         shown = printed(f"{table.document}:{table.id}")
         assert len(shown.rows) == len(table.rows)
-        assert shown.shown()
+        assert shown.formatted()

@@ -358,5 +358,5 @@ def test_damaged_runs_are_named_beside_the_others(browser: Any, site: Site, tmp_
         assert page.locator(f"#view-{tab} tbody tr").count() == rows
         words = page.inner_text(f"#view-{tab} .damaged")
         assert words.startswith("1 run cannot be read and is not shown:")
-        assert "manifest.json is not there" in words
+        assert "manifest.json is missing" in words
     visit.close()

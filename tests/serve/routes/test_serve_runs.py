@@ -25,8 +25,8 @@ def runs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("manifest.json", None, "manifest.json is not there"),
-        ("manifest.json", "{", "is no JSON"),
+        ("manifest.json", None, "manifest.json is missing"),
+        ("manifest.json", "{", "is not valid JSON"),
         ("manifest.json", '{"recipe": ["x"]}', "AttributeError"),
         ("manifest.json", '{"recipe": {"split": {"name": "magic"}}}', "split.name 'magic'"),
         ("metrics.json", "[]", "holds a list"),
@@ -72,12 +72,12 @@ def test_the_tournament_is_that_of_the_command_line(runs: Path) -> None:
     """The losses that all experiments have take part: a third one, of one of them, changes no rank."""
     fake_run(runs / "four", "nra", 0.4, dim=16)
     fake_run(runs / "five", "multi_similarity", 0.9, dim=16)
-    kept, left = tournament.shared(tournament.scores(outcomes.find(runs)))
+    kept, left_out = tournament.shared(tournament.scores(outcomes.find(runs)))
     shown = leaderboard([runs])["tournament"]
     assert shown["rows"] == [{**dict(row), "ranks": list(row.ranks)} for row in tournament.tournament(kept)]
     assert {row["loss"]: row["ranks"] for row in shown["rows"]} == {"nra": [2, 1], "multi_similarity": [1, 2]}
-    assert (shown["experiments"], shown["note"]) == (list(kept), left)
-    assert "only the 2 losses take part" in left
+    assert (shown["experiments"], left_out) == (list(kept), ["triplet"])
+    assert "only the 2 losses take part" in shown["note"]
 
 
 def test_no_tournament_without_two_losses_in_common(runs: Path) -> None:

@@ -1,1 +1,1 @@
-"""Comparison of finished runs: fairness, significance, ranking, tables."""
+"""Comparison of finished runs: reading them, fairness, significance, ranking and tables."""

@@ -1,10 +1,10 @@
-"""Finished runs as a comparison reads them."""
+"""Reads finished runs for comparisons, from run folders and from packed grids."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar import losses
-from nearfar.bench.comparison import facts
+from nearfar.bench.comparison import manifest_keys as keys
+from nearfar.bench.comparison.packed import locate, run_folders
 from nearfar.bench.executors.job import LABELS
 from nearfar.training.recipe.files import upgrade
 from nearfar.training.run.folder import RunError, RunFolder, read_log
@@ -22,10 +23,14 @@ PROTOCOLS = ("standard", "fixed_validation", "k_fold")
 
 
 class Repetition(NamedTuple):
-    """What runs share that differ in seed or fold alone.
+    """Identity shared by runs that differ only in seed or fold.
 
     Args:
-        loss, network, dim, data, protocol: As an Outcome names them.
+        loss: The loss, as ``Outcome.loss`` names it.
+        network: The backbone.
+        dim: Size of the embedding.
+        data: The dataset.
+        protocol: The evaluation protocol.
         rest: Digest of everything else that can change a number.
     """
 
@@ -42,11 +47,11 @@ class Outcome:
     """A finished run.
 
     Args:
-        folder: The run folder.
+        folder: The run folder. It may lie in a packed grid, as in ``results/cub.zip/cells/nra-seed0-…``.
         manifest: Everything that can change its numbers.
-        metrics: As in metrics.json: by part, and which epoch they are of.
-        labels: What a grid calls its parts, such as {"loss": "raw+valid_triplet"}; empty elsewhere.
-        key: Of the cell of a grid; empty elsewhere.
+        metrics: The content of metrics.json: metrics by part, and the epoch they belong to.
+        labels: Names that a grid gives to its axes, such as {"loss": "raw+valid_triplet"}; empty without a grid.
+        key: Identifier of the grid's cell; empty without a grid.
     """
 
     folder: Path
@@ -57,37 +62,37 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """The name of the folder."""
         return self.folder.absolute().name
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What was trained, as tables."""
+        """The recipe as tables."""
         found: dict[str, Any] = self.manifest.get("recipe", {})
         return found
 
     @property
     def is_baseline(self) -> bool:
-        """Whether nothing was trained: features as the network came."""
+        """Whether nothing was trained: the run measures pretrained features."""
         return bool(self.manifest.get("baseline"))
 
     @property
     def loss(self) -> str:
-        """The grid's word for the loss; or its name, with the mining where it is another than usual."""
+        """The grid's label for the loss, or its name, with the mining if that is not the default."""
         if self.is_baseline:
             return str(self.manifest["baseline"])
         return self.labels.get("loss") or _label(self.recipe.get("loss", {}))
 
     @property
     def network(self) -> str:
-        """The backbone, with how many there are in an ensemble: "resnet50", "googlenet×2"."""
+        """The backbone, with the number of members of an ensemble: "resnet50", "googlenet×2"."""
         section = self.recipe.get("network", {})
         name, members = str(section.get("name", "?")), section.get("members", 1)
         return self.labels.get("network") or (name if members == 1 else f"{name}×{members}")
 
     @property
     def dim(self) -> int:
-        """How long an embedding is, levels and members together; that of the runs beside it for a baseline."""
+        """Size of the embedding, levels and members together. A baseline has that of the runs it belongs to."""
         section = self.recipe.get("network", {})
         if self.is_baseline:
             return (section.get("dim") or 0) * len(section.get("levels") or [1]) * int(section.get("members", 1))
@@ -98,18 +103,18 @@ class Outcome:
 
     @property
     def data(self) -> str:
-        """The data set."""
+        """The dataset."""
         found = self.manifest.get("data", {}).get("name") or self.recipe.get("data", {}).get("name", "?")
         return self.labels.get("data") or str(found)
 
     @property
     def seed(self) -> int:
-        """Of the training."""
+        """The training seed."""
         return int(self.manifest.get("seed", self.recipe.get("training", {}).get("seed", 0)))
 
     @property
     def fold(self) -> int | None:
-        """Which fold validated; None without folds."""
+        """The validation fold; None without folds."""
         split = self.recipe.get("split", {})
         return int(split.get("fold", 0)) if split.get("name") == "k_fold" else None
 
@@ -123,52 +128,70 @@ class Outcome:
 
     @property
     def place(self) -> dict[str, Any]:
-        """On what it was trained, by name: what puts it into one experiment or another."""
+        """Dataset, network, size and protocol by name: they identify the experiment of a run."""
         return {"data": self.data, "network": self.network, "dim": self.dim, "protocol": self.protocol}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keys of the recipe that its grid tries values of, with the value that it has: {"loss.alpha": 4.0}."""
-        recipe = facts.flat(self.recipe)
+        """Recipe keys that the grid varies, with the values of this run: {"loss.alpha": 4.0}."""
+        recipe = keys.flat(self.recipe)
         return {key: recipe.get(key, label) for key, label in self.labels.items() if "." in key}
 
     @property
     def selected_by(self) -> str | None:
-        """The metric of validation classes that chose the epoch; None where the last one counts."""
+        """The validation metric that selected the epoch; None if the last epoch was used."""
         found = self.recipe.get("selection", {}).get("metric")
         return None if self.protocol == "standard" or found is None else str(found)
 
     @property
     def seconds(self) -> float:
-        """How long it trained."""
+        """Training time."""
         return float(self.metrics.get("seconds") or 0.0)
 
     @property
     def memory(self) -> float | None:
-        """The most it held, in MiB; None where that was not measured."""
+        """Peak memory in MiB; None if it was not measured."""
         found = self.metrics.get("memory")
         return None if found is None else float(found)
 
     @property
     def epochs(self) -> int | None:
-        """How many it trained."""
+        """Number of trained epochs."""
         found = self.manifest.get("length", {}).get("epochs")
         return None if found is None else int(found)
 
     @property
     def repetition(self) -> Repetition:
-        """What it shares with runs of other seeds and folds."""
-        kept = facts.that_matter(self.manifest)
+        """Identity that it shares with runs of other seeds and folds."""
+        kept = keys.relevant(self.manifest)
         if self.is_baseline:
-            kept = {key: value for key, value in kept.items() if facts.within(key, facts.UNTRAINED)}
+            kept = {key: value for key, value in kept.items() if keys.within(key, keys.UNTRAINED)}
         else:
-            own = facts.flat(self.manifest).items()
-            kept |= {key: value for key, value in own if facts.is_loss(key) or key in facts.NORMALIZE}
+            own = keys.flat(self.manifest).items()
+            kept |= {key: value for key, value in own if keys.is_loss(key) or key in keys.NORMALIZE}
         rest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
         return Repetition(self.loss, self.network, self.dim, self.data, self.protocol, rest)
 
+    def has(self, metric: str, part: str = "test") -> bool:
+        """Whether the run was measured by a metric.
+
+        Args:
+            metric: Its name in metrics.json.
+            part: "test", "validation" or "train".
+        """
+        values = self.metrics.get(part)
+        return isinstance(values, Mapping) and isinstance(values.get(metric), (int, float))
+
     def score(self, metric: str = "recall@1", part: str = "test") -> float:
-        """One of its numbers, from 0 to 1."""
+        """A metric of the run, from 0 to 1.
+
+        Args:
+            metric: Its name in metrics.json.
+            part: "test", "validation" or "train".
+
+        Raises:
+            ValueError: If the run does not have it.
+        """
         values = self.metrics.get(part)
         if not isinstance(values, Mapping):
             measured = " and ".join(name for name, each in self.metrics.items() if isinstance(each, Mapping))
@@ -180,41 +203,48 @@ class Outcome:
         return float(value)
 
     def history(self) -> list[dict[str, Any]]:
-        """The lines of its log."""
-        return read_log(RunFolder(self.folder).log)
+        """The lines of the log."""
+        return read_log(locate(RunFolder(self.folder).log))
 
     def queries(self) -> dict[str, NDArray[Any]] | None:
-        """For each query of the test: "rows" of the data set, "labels", "recall@1", "map@r"; None where not kept.
+        """Arrays with one value for each test query, or None if the run did not keep them.
 
-        "labels" are missing in old runs that kept neither them nor their embeddings.
+        Returns:
+            "rows" of the dataset, "labels", "recall@1" and "map@r". "labels" is missing in old runs that kept neither
+            labels nor embeddings.
         """
-        file = RunFolder(self.folder).queries
-        if not file.is_file():
+        files = RunFolder(self.folder)
+        if not locate(files.queries).is_file():
             return None
-        found = _tensors(file)
-        kept = RunFolder(self.folder).embeddings
-        if "labels" not in found and kept.is_file():
-            tested = _tensors(kept)
+        found = _tensors(files.queries)
+        if "labels" not in found and locate(files.embeddings).is_file():
+            tested = _tensors(files.embeddings)
             order = np.argsort(tested["rows"], kind="stable")
             found["labels"] = tested["labels"][order[np.searchsorted(tested["rows"], found["rows"], sorter=order)]]
         return found
 
 
 def read(folder: str | Path) -> Outcome:
-    """A finished run.
+    """Read a finished run.
 
     Args:
-        folder: The run folder, as ``nearfar train`` or ``nearfar bench run`` leaves one.
+        folder: A run folder written by ``nearfar train`` or ``nearfar bench run``; it may lie in a packed grid.
+
+    Returns:
+        The run.
+
+    Raises:
+        RunError: If the folder holds no finished run, or a file is damaged.
     """
     run = RunFolder(folder)
-    if not run.recipe.is_file():
-        raise RunError(f"{run.folder} holds no run: {run.recipe.name} is not there")
-    if not run.metrics.is_file():
-        raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is not there")
-    if not run.manifest.is_file():
-        raise RunError(f"the run in {run.folder} cannot be compared: {run.manifest.name} is not there")
+    if not locate(run.recipe).is_file():
+        raise RunError(f"{run.folder} holds no run: {run.recipe.name} is missing")
+    if not locate(run.metrics).is_file():
+        raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is missing")
+    if not locate(run.manifest).is_file():
+        raise RunError(f"the run in {run.folder} cannot be compared: {run.manifest.name} is missing")
     cell = run.folder / LABELS
-    about = _json(cell) if cell.is_file() else {}
+    about = _json(cell) if locate(cell).is_file() else {}
     labels = about.get("labels", {})
     if not isinstance(labels, dict):
         raise RunError(f"{cell} has labels {labels!r}; needed is a table")
@@ -225,32 +255,52 @@ def read(folder: str | Path) -> Outcome:
 
 
 def find(*places: str | Path) -> list[Outcome]:
-    """The finished runs in some folders: each is a run folder, or holds them at any depth.
+    """Find all finished runs in folders and packed grids.
 
-    A run that one grid copied from another is given once.
+    A run that one grid copied from another is returned once.
 
     Args:
-        places: Run folders, or folders of them. One with no finished run in it is an error.
+        *places: Run folders, folders that hold some at any depth, or packed grids.
+
+    Returns:
+        The runs, in the order of the places and of folder names.
+
+    Raises:
+        RunError: If one of the places holds no finished run.
     """
     found = []
     for place in places:
-        finished = [folder for folder in _runs(Path(place)) if RunFolder(folder).metrics.is_file()]
+        finished = [folder for folder in run_folders(place) if locate(RunFolder(folder).metrics).is_file()]
         if not finished:
-            if RunFolder(place).recipe.is_file():
-                read(place)  # says why not
+            if locate(RunFolder(place).recipe).is_file():
+                read(place)  # raises with the reason
             raise RunError(f"{place} holds no finished run")
         found += finished
     return _originals(read(folder) for folder in _once(found))
 
 
 def unfinished(*places: str | Path) -> list[Path]:
-    """The run folders in some folders that have no numbers yet."""
-    every = [folder for place in places for folder in _runs(Path(place))]
-    return [folder for folder in _once(every) if not RunFolder(folder).metrics.is_file()]
+    """Run folders without results yet.
+
+    Args:
+        *places: As for ``find``.
+
+    Returns:
+        Their paths.
+    """
+    every = [folder for place in places for folder in run_folders(place)]
+    return [folder for folder in _once(every) if not locate(RunFolder(folder).metrics).is_file()]
 
 
 def repetitions(outcomes: Iterable[Outcome]) -> dict[Repetition, list[Outcome]]:
-    """Runs that differ in nothing but seed or fold, together; seeds and folds in order."""
+    """Group runs that differ in nothing but seed or fold.
+
+    Args:
+        outcomes: Finished runs.
+
+    Returns:
+        The runs of each group, ordered by seed and fold.
+    """
     found: dict[Repetition, list[Outcome]] = {}
     for outcome in outcomes:
         found.setdefault(outcome.repetition, []).append(outcome)
@@ -258,7 +308,7 @@ def repetitions(outcomes: Iterable[Outcome]) -> dict[Repetition, list[Outcome]]:
 
 
 def _label(section: Mapping[str, Any]) -> str:
-    """What a loss is called.
+    """The name of a loss, with its mining if that is not the default.
 
     >>> _label({"name": "raw", "mining": {"name": "valid_triplet"}}), _label({"name": "triplet", "mining": "semi_hard"})
     ('raw+valid_triplet', 'triplet')
@@ -273,25 +323,12 @@ def _label(section: Mapping[str, Any]) -> str:
     return name if mined in (None, usual) else f"{name}+{mined}"
 
 
-def _runs(place: Path) -> Iterator[Path]:
-    """Run folders at a place or below it; what is inside a run folder is its own."""
-    if not place.is_dir():
-        what = "is a file" if place.is_file() else "is not there"
-        raise FileNotFoundError(f"{place} {what}; needed is a run folder, or a folder that holds some")
-    if RunFolder(place).recipe.is_file() or (place / LABELS).is_file():
-        yield place
-        return
-    for below in sorted(place.iterdir()):
-        if below.is_dir() and not below.name.startswith("."):
-            yield from _runs(below)
-
-
 def _once(folders: Iterable[Path]) -> list[Path]:
     return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def _originals(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Each cell once: two of one key and loss with the same numbers, down to their seconds, are copies."""
+    """Each cell once: cells with the same key, loss and numbers, including the seconds, are copies."""
     found: dict[Hashable, Outcome] = {}
     for one in outcomes:
         copies = one.key, one.loss, json.dumps(one.metrics, sort_keys=True)
@@ -301,9 +338,9 @@ def _originals(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(locate(file).read_bytes())
     except ValueError as error:
-        raise RunError(f"{file} is no JSON: {error}") from None
+        raise RunError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise RunError(f"{file} holds a {type(content).__name__}; needed is a table")
     return content
@@ -311,10 +348,10 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _tensors(file: Path) -> dict[str, NDArray[Any]]:
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     try:
-        found: dict[str, NDArray[Any]] = load_file(file)
+        found: dict[str, NDArray[Any]] = load(locate(file).read_bytes())
     except SafetensorError as error:
         raise RunError(f"{file} cannot be read: {error}") from None
     return found

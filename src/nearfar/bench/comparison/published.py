@@ -1,4 +1,4 @@
-"""Our runs beside what the documents print."""
+"""Own runs compared with numbers printed in the papers."""
 
 from __future__ import annotations
 
@@ -7,45 +7,57 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from nearfar.bench import papers
-from nearfar.bench.comparison.comparison import named
 from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.bench.comparison.tables import Cell, Column, Table
+from nearfar.bench.comparison.tables import CellValue, ResultTable, TableColumn
+from nearfar.bench.comparison.tournament import by_label
 
 
-def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> Table:
-    """Each loss with the figures that documents print for it on the same data set, in percent.
+def beside(outcomes: Iterable[Outcome], *, metric: str = "recall@1") -> ResultTable:
+    """Each loss with the numbers that papers print for it on the same dataset, in percent.
 
-    Of the figures, those of the same size of embedding where there are any; the difference is ours less theirs. A
-    figure of another network or protocol says little about ours: the columns show which it is.
+    Numbers for the same size of the embedding are preferred. The difference is ours minus theirs. A number for another
+    network or protocol says little about ours; the columns show which it is.
 
     Args:
-        outcomes: Finished runs; those that differ in seed or fold alone count by their mean.
+        outcomes: Finished runs; the mean is taken over runs that differ in seed or fold alone.
         metric: "recall@1", "recall@10", "nmi", …
+
+    Returns:
+        A table with a row for each loss and printed number.
     """
-    rows: list[Sequence[Cell]] = []
+    rows: list[Sequence[CellValue]] = []
     without = []
-    for name, runs in named(outcomes).items():
+    for name, runs in by_label(outcomes).items():
         own = 100 * statistics.fmean(run.score(metric) for run in runs)
-        plain = dataclasses.replace(runs[0], labels={})  # documents do not know what a grid calls things
-        start: list[Cell] = [name, plain.data, plain.network, plain.dim, own]
+        plain = dataclasses.replace(runs[0], labels={})  # papers do not use the labels of a grid
+        start: list[CellValue] = [name, plain.data, plain.network, plain.dim, own]
         found = [] if plain.is_baseline else nearest(runs[0], metric)
         if not found:
             without.append(name)
             rows.append([*start, *(None for _ in range(6))])
         for figure in found:
-            theirs: list[Cell] = [figure.reference, figure.row.network, figure.row.dim, figure.protocol]
+            theirs: list[CellValue] = [figure.reference, figure.row.network, figure.row.dim, figure.protocol]
             rows.append([*start, *theirs, figure.value, own - figure.value])
-    columns = [Column("loss"), Column("data"), Column("network"), Column("dim", 0), Column("ours", 2)]
-    columns += [Column("printed in"), Column("network there"), Column("dim there", 0), Column("protocol there")]
-    columns += [Column("theirs", 2), Column("difference", 2)]
-    notes = [f"no document prints {metric} of {', '.join(without)} on this data"] if without else []
-    return Table(f"{metric} of the test classes beside the documents, in percent", columns, rows, notes)
+    columns = [TableColumn(name) for name in ("loss", "data", "network")]
+    columns += [TableColumn("dim", 0), TableColumn("ours", 2), TableColumn("printed in"), TableColumn("network there")]
+    columns += [TableColumn("dim there", 0), TableColumn("protocol there")]
+    columns += [TableColumn("theirs", 2), TableColumn("difference", 2)]
+    notes = [f"no paper prints {metric} of {', '.join(without)} on this dataset"] if without else []
+    return ResultTable(f"{metric} of the test classes and the papers, in percent", columns, rows, notes)
 
 
 def nearest(outcome: Outcome, metric: str = "recall@1") -> list[papers.Figure]:
-    """The printed figures that are closest to a run: its loss and data set, its size of embedding if there are such.
+    """The printed numbers that are closest to a run.
 
-    Figures of the run's network come first. What a document cites is left out, and so are variants of one loss.
+    They have its loss and dataset, and its size of the embedding if any paper has it. Numbers for the run's network
+    come first. Cited numbers and variants of a loss are left out.
+
+    Args:
+        outcome: A finished run.
+        metric: The metric.
+
+    Returns:
+        The printed numbers.
     """
     plain = dataclasses.replace(outcome, labels={})
     found = [
@@ -61,32 +73,35 @@ def nearest(outcome: Outcome, metric: str = "recall@1") -> list[papers.Figure]:
     return sorted(seen.values(), key=lambda figure: figure.row.network != plain.network)
 
 
-def catalogue() -> Table:
-    """All tables of the documents."""
-    rows: list[Sequence[Cell]] = [
+def catalogue() -> ResultTable:
+    """A table of all printed tables."""
+    rows: list[Sequence[CellValue]] = [
         [one.key if at == 0 else "", each.id, each.title, len(each.rows)]
         for one in papers.documents()
         for at, each in enumerate(one.tables)
     ]
-    columns = [Column("document"), Column("table"), Column("title"), Column("rows", 0)]
-    return Table("Tables of the documents", columns, rows)
+    columns = [TableColumn("document"), TableColumn("table"), TableColumn("title"), TableColumn("rows", 0)]
+    return ResultTable("Tables of the papers", columns, rows)
 
 
-def printed(number: str) -> Table:
-    """A table of a document.
+def printed(number: str) -> ResultTable:
+    """A printed table.
 
     Args:
-        number: Such as "thesis:7c"; ``catalogue`` lists all.
+        number: Paper and table, such as "thesis:7c"; ``catalogue`` lists all.
+
+    Returns:
+        The table as it was printed.
     """
     key, _, name = number.partition(":")
     found = papers.table(key, name)
-    rows: list[Sequence[Cell]] = []
+    rows: list[Sequence[CellValue]] = []
     for row in found.rows:
         cells = [str(cell) if isinstance(cell, bool) else cell for cell in row.cells.values()]
         rows.append([f"{row.name} {row.reference}".strip(), *cells])
-    return Table(
+    return ResultTable(
         f"{key}, Table {found.id}: {found.title}",
-        [Column("row"), *(Column(column) for column in found.columns)],
+        [TableColumn("row"), *(TableColumn(column) for column in found.columns)],
         rows,
         found.notes,
     )

@@ -1,9 +1,9 @@
-"""Whether one loss is better than another, or only luckier with these queries.
+"""Bootstrap intervals and p-values for differences between losses.
 
-Two losses answer the same queries, so what is drawn again and again is the difference of their answers. Drawing
-queries asks what other pictures of the same classes would say; drawing classes with all their queries asks what other
-classes would, which is the question of a benchmark on unseen classes, and the wider interval. Neither knows what
-another training would have given: for that there are seeds.
+Two losses are tested on the same queries, so their difference is resampled. Drawing queries estimates what other images
+of the same classes would give. Drawing classes with all their queries estimates what other classes would give, which is
+the question of a benchmark on unseen classes, and gives wider intervals. Neither accounts for the variation between
+trainings, which several seeds measure.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from numpy.typing import NDArray
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.utils.validation import number, one_of, whole
 
-FEW = 10  # classes, below which draws of them say little
+FEW = 10  # classes; with fewer, resampling them is not reliable
 OVER = ("queries", "classes")
-METRICS = ("recall@1", "map@r")  # those that runs keep for each query
-SAMPLES = 10_000  # enough for small p among many pairs
-CHUNK = 1 << 21  # draws held at a time
+METRICS = ("recall@1", "map@r")  # kept for each query
+SAMPLES = 10_000  # enough for small p-values among many pairs
+CHUNK = 1 << 21  # drawn indices held in memory at a time
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one is than another.
+    """The difference between two losses.
 
     Args:
-        better, worse: Which; ``better`` has the larger mean.
-        mean: Of the difference, over all queries.
-        low, high: Where it lies in most samples.
-        p: Two-sided: how rare a difference at least this far from 0 would be without one. After
-            ``pairwise``, corrected for how many pairs were looked at (Holm).
+        better: The loss with the larger mean.
+        worse: The other loss.
+        mean: Mean difference over all queries.
+        low: Lower end of its interval.
+        high: Upper end of its interval.
+        p: Two-sided p-value. ``pairwise`` corrects it for the number of pairs (Holm).
     """
 
     better: str
@@ -57,14 +58,18 @@ def paired(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float, float, float]:
-    """Mean of first − second, its interval, and the two-sided p: (mean, low, high, p).
+    """Paired bootstrap of the mean of ``first − second``.
 
     Args:
-        first, second: [queries], a number for each query, in the same order.
+        first: [queries], a value for each query.
+        second: [queries], in the same order.
         classes: [queries], to draw classes; None draws queries.
-        samples: How many draws.
-        confidence: Share of the samples inside the interval.
-        seed: Of the draws.
+        samples: Number of draws.
+        confidence: Share of the draws inside the interval.
+        seed: Seed of the draws.
+
+    Returns:
+        Mean, lower and upper end of its interval, and the two-sided p-value.
 
     >>> rng = np.random.default_rng(0)
     >>> easy, hard = rng.random(500) < 0.7, rng.random(500) < 0.5
@@ -77,13 +82,16 @@ def paired(
 
 
 def means(table: Values, *, classes: NDArray[Any] | None = None, samples: int = SAMPLES, seed: int = 0) -> Values:
-    """The mean of each column in each sample, [samples, columns]; a draw serves all columns.
+    """Bootstrap means of several columns; each draw is used for all columns.
 
     Args:
         table: [queries, columns].
         classes: [queries], to draw classes with all their queries; None draws queries.
-        samples: How many draws.
-        seed: Of the draws.
+        samples: Number of draws.
+        seed: Seed of the draws.
+
+    Returns:
+        [samples, columns].
     """
     whole("samples", samples)
     table = np.asarray(table, dtype=np.float64)
@@ -117,14 +125,19 @@ def pairwise(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> list[Difference]:
-    """All pairs of losses, the best first; what a query found is averaged over seeds and folds before.
+    """Differences between all pairs of losses. The values of each query are averaged over seeds and folds first.
 
     Args:
-        groups: {loss: its runs}; all were tested on the same pictures.
+        groups: ``{loss: runs}``; all were tested on the same images.
         metric: "recall@1" or "map@r".
         over: What is drawn: "queries" or "classes".
-        best_only: Only pairs with the best loss.
-        samples, confidence, seed: See ``paired``.
+        best_only: Compare only with the best loss.
+        samples: Number of draws.
+        confidence: Share of the draws inside the intervals.
+        seed: Seed of the draws.
+
+    Returns:
+        The differences, those with the best loss first.
     """
     number("confidence", confidence, low=0.0, high=1.0, open_low=True)
     names = list(groups)
@@ -150,7 +163,19 @@ def intervals(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """Where the mean of each loss lies in most samples of queries or classes."""
+    """Bootstrap interval of the mean of each loss.
+
+    Args:
+        groups: ``{loss: runs}``; all were tested on the same images.
+        metric: "recall@1" or "map@r".
+        over: What is drawn: "queries" or "classes".
+        samples: Number of draws.
+        confidence: Share of the draws inside the intervals.
+        seed: Seed of the draws.
+
+    Returns:
+        ``{loss: (low, high)}``.
+    """
     table, classes = _units(groups, metric, over)
     drawn = means(table, classes=classes, samples=samples, seed=seed)
     tail = (1 - confidence) / 2
@@ -159,7 +184,18 @@ def intervals(
 
 
 def answers(groups: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Values, NDArray[Any] | None]:
-    """What each query found with each loss, [queries, losses], and the class of each query where it is known."""
+    """The metric of each query with each loss, averaged over seeds and folds.
+
+    Args:
+        groups: ``{loss: runs}``; all were tested on the same images.
+        metric: "recall@1" or "map@r".
+
+    Returns:
+        [queries, losses], and the class of each query, or None if no run kept it.
+
+    Raises:
+        ValueError: If a run did not keep its queries, or was tested on other images.
+    """
     one_of("metric", metric, METRICS)
     columns: list[Values] = []
     rows: NDArray[Any] | None = None
@@ -169,13 +205,13 @@ def answers(groups: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Value
         for run in runs:
             found = run.queries()
             if found is None:
-                raise ValueError(f"{run.folder} did not keep what each query found: queries.safetensors is not there")
+                raise ValueError(f"{run.folder} did not keep the metrics of each query: queries.safetensors is missing")
             order = np.argsort(found["rows"], kind="stable")
             own = found["rows"][order]
             if rows is None:
                 rows = own
             if not np.array_equal(rows, own):
-                raise ValueError(f"{run.folder} was tested on other pictures than the runs before it")
+                raise ValueError(f"{run.folder} was tested on other images than the runs before it")
             values.append(found[metric][order].astype(np.float64))
             if classes is None and "labels" in found:
                 classes = found["labels"][order]
@@ -186,7 +222,11 @@ def answers(groups: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Value
 
 
 def count_classes(groups: Mapping[str, Sequence[Outcome]]) -> int:
-    """Classes of the queries, which all runs share; 0 where no run kept them."""
+    """The number of classes of the queries; 0 if no run kept them.
+
+    Args:
+        groups: ``{loss: runs}``; all were tested on the same images.
+    """
     for run in (run for runs in groups.values() for run in runs):
         found = run.queries() or {}
         if "labels" in found:
@@ -205,13 +245,13 @@ def _units(groups: Mapping[str, Sequence[Outcome]], metric: str, over: str) -> t
 def _summary(mean: float, drawn: Values, confidence: float) -> tuple[float, float, float, float]:
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
-    # The sample at hand counts as one draw: no p is 0 after finitely many.
+    # The observed sample counts as one draw, so that no p-value is 0.
     aside = int(min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0)))
     return float(mean), float(low), float(high), min(1.0, 2 * (aside + 1) / (len(drawn) + 1))
 
 
 def _holm(found: Sequence[Difference]) -> list[Difference]:
-    """The same with p corrected for their number: the smallest times all, the next times one less, never falling."""
+    """Correct p-values for their number by the method of Holm."""
     corrected: dict[int, float] = {}
     largest = 0.0
     for done, at in enumerate(sorted(range(len(found)), key=lambda at: found[at].p)):

@@ -1,4 +1,7 @@
-"""One kind of table, written as text, CSV, LaTeX or HTML. What is unfair says so in each of them."""
+"""Tables of results as text, CSV and LaTeX. Unfair comparisons are marked in each format.
+
+``nearfar.reports.tables`` adds HTML.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,28 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from typing import TYPE_CHECKING
 
-from nearfar.reports import html as pages
 from nearfar.utils.validation import one_of
 
-UNFAIR = "UNFAIR"
-GREEK = {"α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "ε": r"\epsilon", "λ": r"\lambda", "σ": r"\sigma", "τ": r"\tau"}
-NOTHING = "–"
+if TYPE_CHECKING:
+    from nearfar.bench.comparison.ranking import Ranking, Standings
 
-Cell = str | int | float | None
+UNFAIR = "UNFAIR"
+NOT_RANKED = "not ranked: the comparison is unfair"
+MISSING = "–"
+GREEK = {"α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "ε": r"\epsilon", "λ": r"\lambda", "σ": r"\sigma", "τ": r"\tau"}
+
+CellValue = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column.
+class TableColumn:
+    """A column of a table.
 
     Args:
-        name: What stands above it.
-        digits: None: text. Otherwise numbers with so many digits after the point.
+        name: Its heading.
+        digits: Digits after the decimal point of numbers; None for text.
     """
 
     name: str
@@ -33,17 +39,18 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table and what there is to say about it.
+class ResultTable:
+    """A table of results with its notes.
 
     Args:
-        title: What stands above it.
-        columns: Of text or numbers.
-        rows: A cell for each column; None (and NaN) where there is nothing.
-        notes: Lines below it.
-        unfair: The reasons why its rows cannot be compared; marked in every format.
+        title: Its title.
+        columns: Columns of text or numbers.
+        rows: A value for each column; None or NaN where there is none.
+        notes: Lines below the table.
+        unfair: Why its rows cannot be compared; marked in every format.
 
-    >>> print(text(Table("Recall", (Column("loss"), Column("recall@1", 1)), [["raw", 66.85], ["nra", None]])))
+    >>> columns = (TableColumn("loss"), TableColumn("recall@1", 1))
+    >>> print(text(ResultTable("Recall", columns, [["raw", 66.85], ["nra", None]])))
     Recall
     loss  recall@1
     --------------
@@ -52,29 +59,138 @@ class Table:
     """
 
     title: str
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    columns: Sequence[TableColumn]
+    rows: Sequence[Sequence[CellValue]]
     notes: Sequence[str] = ()
     unfair: Sequence[str] = field(default=())
 
-    def shown(self) -> list[list[str]]:
-        """The cells as they are read."""
-        return [[_shown(cell, column) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows]
+    def formatted(self) -> list[list[str]]:
+        """The cells as text."""
+        return [
+            [_formatted(value, column) for value, column in zip(row, self.columns, strict=True)] for row in self.rows
+        ]
 
 
-def write(table: Table, format: str = "text") -> str:
-    """A table in one of the formats.
+def of_ranking(ranking: Ranking) -> ResultTable:
+    """The table of a ranking, in percent. Columns without any content are left out.
 
     Args:
-        table: What to write.
-        format: "text", "csv", "latex" or "html", a page that is complete in itself.
+        ranking: The ranking.
     """
-    return WRITERS[one_of("format", format, FORMATS)](table)
+    rows = ranking.rows
+    columns = [TableColumn("rank", 0), TableColumn("loss")]
+    places = [row.runs[0].place for row in rows]
+    for name in places[0]:
+        if len({place[name] for place in places}) > 1:
+            columns.append(TableColumn(name, 0 if name == "dim" else None))
+    columns.append(TableColumn(ranking.metric, 2))
+    if any(len(row.runs) > 1 for row in rows):
+        columns += [TableColumn("std", 2), TableColumn("runs", 0)]
+    if ranking.resampling is not None:
+        columns += [TableColumn("low", 2), TableColumn("high", 2)]
+    if any(row.p is not None for row in rows):
+        columns += [TableColumn("p", 4)]
+    columns += [TableColumn("seconds", 1), TableColumn("MiB", 0)]
+    lines: list[Sequence[CellValue]] = []
+    for row in rows:
+        values = {
+            "rank": row.rank,
+            "loss": row.loss,
+            **row.runs[0].place,
+            ranking.metric: _percent(row.score),
+            "std": _percent(row.std),
+            "low": _percent(row.low),
+            "high": _percent(row.high),
+            "p": row.p,
+            "runs": len(row.runs),
+            "seconds": row.seconds,
+            "MiB": row.memory,
+        }
+        lines.append([values[column.name] for column in columns])
+    notes = [*([] if ranking.ranked else [NOT_RANKED]), *interval_notes(ranking), *ranking.verdict.notes]
+    title = f"{ranking.metric} of the {ranking.part} classes, in percent"
+    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons)
 
 
-def text(table: Table) -> str:
-    """Columns of equal width, for a terminal."""
-    cells = table.shown()
+def interval_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
+    """Sentences on the intervals and p-values of a ranking.
+
+    Args:
+        ranking: The ranking.
+        name: How the intervals are called where the notes appear.
+    """
+    drawn = ranking.resampling
+    if drawn is None:
+        return [f"no intervals: {ranking.no_intervals}"] if ranking.no_intervals else []
+    note = f"{name}: 95 % of {drawn.samples:,} draws of {drawn.over}"
+    if any(row.p is not None for row in ranking.rows):
+        note += "; p: against the best, by paired draws, corrected for their number (Holm)"
+    if not drawn.too_few_classes:
+        return [note]
+    few = f"the test has {drawn.classes} classes: with so few, intervals are too narrow and p-values too small"
+    return [note, few]
+
+
+def of_standings(standings: Standings) -> ResultTable:
+    """The table of a tournament: its standings, or the scores in percent if it is not ranked.
+
+    Args:
+        standings: The standings.
+    """
+    scores, verdict = standings.scores, standings.verdict
+    title = f"Tournament over {len(scores)} experiment{'s' if len(scores) > 1 else ''} by {standings.metric}"
+    rows: list[Sequence[CellValue]]
+    if not standings.ranked:
+        losses = dict.fromkeys(loss for each in scores.values() for loss in each)
+        rows = [[loss, *(_percent(each.get(loss)) for each in scores.values())] for loss in losses]
+        columns = [TableColumn("loss"), *(TableColumn(name, 2) for name in scores)]
+        return ResultTable(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
+    columns = [TableColumn("loss"), TableColumn("total", 0), TableColumn("average", 2), TableColumn("std", 2)]
+    wins, notes = standings.wins, [note] if (note := left_out_note(standings)) else []
+    if wins is not None and standings.resampling is not None:
+        columns += [TableColumn("beats", 0), TableColumn("loses", 0)]
+        drawn = standings.resampling
+        notes.append(f"beats, loses: pairs with p below 0.05, by {drawn.samples:,} paired draws of {drawn.over} (Holm)")
+    else:
+        notes.append(f"no p: {standings.no_wins}")
+    columns += [TableColumn(name, 0) for name in scores]
+    ranked = {row.loss for row in standings.rows}
+    between = [pair for pair in wins or () if ranked.issuperset(pair)]
+    rows = []
+    for row in standings.rows:
+        counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
+        rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
+    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons)
+
+
+def left_out_note(standings: Standings) -> str:
+    """A sentence on losses that take no part in a tournament; empty if all do.
+
+    Args:
+        standings: The standings.
+    """
+    if not standings.left_out:
+        return ""
+    return f"only the {len(standings.rows)} losses take part that all experiments have"
+
+
+def write(table: ResultTable, format: str = "text") -> str:
+    """Write a table in one of the formats.
+
+    Args:
+        table: The table.
+        format: "text", "csv" or "latex".
+    """
+    return WRITERS[one_of("format", format, tuple(WRITERS))](table)
+
+
+def text(table: ResultTable) -> str:
+    """Columns of equal width, for a terminal.
+
+    Args:
+        table: The table.
+    """
+    cells = table.formatted()
     names = [column.name for column in table.columns]
     widths = [max(len(row[at]) for row in [names, *cells]) for at in range(len(names))]
 
@@ -92,19 +208,27 @@ def text(table: Table) -> str:
     return "\n".join(lines)
 
 
-def csv(table: Table) -> str:
-    """Numbers as they are, not rounded; a column "verdict" says UNFAIR in each row where it applies."""
+def csv(table: ResultTable) -> str:
+    """Comma-separated values, not rounded. An unfair table has a column "verdict" with UNFAIR in each row.
+
+    Args:
+        table: The table.
+    """
     file = io.StringIO()
     writer = comma_separated.writer(file, lineterminator="\n")
     marked = ["verdict"] if table.unfair else []
     writer.writerow([*marked, *(column.name for column in table.columns)])
     for row in table.rows:
-        writer.writerow([*(UNFAIR for _ in marked), *("" if _is_nothing(cell) else cell for cell in row)])
+        writer.writerow([*(UNFAIR for _ in marked), *("" if _is_missing(value) else value for value in row)])
     return file.getvalue().rstrip("\n")
 
 
-def latex(table: Table) -> str:
-    """A tabular with rules of booktabs in a table with a caption."""
+def latex(table: ResultTable) -> str:
+    """A LaTeX table with a caption and the rules of booktabs.
+
+    Args:
+        table: The table.
+    """
     caption = _tex(table.title)
     lines = [f"% {UNFAIR}: {' '.join(reason.split())}" for reason in table.unfair]
     if table.unfair:
@@ -112,60 +236,33 @@ def latex(table: Table) -> str:
     align = "".join("l" if column.digits is None else "r" for column in table.columns)
     lines += [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
     lines += [" & ".join(_tex(column.name) for column in table.columns) + r" \\", r"\midrule"]
-    lines += [" & ".join(_tex(cell) for cell in row) + r" \\" for row in table.shown()]
+    lines += [" & ".join(_tex(cell) for cell in row) + r" \\" for row in table.formatted()]
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\footnotesize {_tex(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}"])
 
 
-def html(table: Table, *, headed: bool = True) -> str:
-    """A piece of a page, with the class "unfair" where it applies; cells are text and never markup."""
-    kind = ' class="unfair"' if table.unfair else ""
-    mark = f"<strong>{UNFAIR}</strong>: " if table.unfair else ""
-    head = [f"<h2>{mark}{escape(table.title)}</h2>"] if headed else []
-    lines = [f"<section{kind}>", *head, '<div class="scroll">', "<table>"]
-    lines += [f"<thead>{_html_row([column.name for column in table.columns], table.columns, 'th')}</thead>", "<tbody>"]
-    lines += [_html_row(row, table.columns, "td") for row in table.shown()]
-    lines += ["</tbody>", "</table>", "</div>"]
-    if table.unfair:
-        reasons = "".join(f"<li>{escape(reason)}</li>" for reason in table.unfair)
-        lines.append(f"<h3>{UNFAIR}</h3><ul>{reasons}</ul>")
-    lines += [f'<p class="soft">{escape(note)}</p>' for note in table.notes]
-    return "\n".join([*lines, "</section>"])
+WRITERS: dict[str, Callable[[ResultTable], str]] = {"text": text, "csv": csv, "latex": latex}
 
 
-def page(table: Table) -> str:
-    """The same as a page that needs nothing else."""
-    title = f"{UNFAIR}: {table.title}" if table.unfair else table.title
-    return pages.document(title, "", [html(table, headed=False)], style="h3, section p.soft { margin-top: 16px; }")
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
 
 
-WRITERS: dict[str, Callable[[Table], str]] = {"text": text, "csv": csv, "latex": latex, "html": page}
-FORMATS = tuple(WRITERS)
+def _formatted(value: CellValue, column: TableColumn) -> str:
+    if value is None or isinstance(value, str):
+        return MISSING if value is None else value
+    if _is_missing(value):
+        return MISSING
+    return str(value) if column.digits is None else f"{value:.{column.digits}f}"
 
 
-def _html_row(cells: Sequence[str], columns: Sequence[Column], tag: str) -> str:
-    parts = []
-    for cell, column in zip(cells, columns, strict=True):
-        kind = "" if column.digits is None else ' class="number"'
-        parts.append(f"<{tag}{kind}>{escape(cell)}</{tag}>")
-    return f"<tr>{''.join(parts)}</tr>"
-
-
-def _shown(cell: Cell, column: Column) -> str:
-    if cell is None or isinstance(cell, str):
-        return cell if cell is not None else NOTHING
-    if _is_nothing(cell):
-        return NOTHING
-    return str(cell) if column.digits is None else f"{cell:.{column.digits}f}"
-
-
-def _is_nothing(cell: Cell) -> bool:
-    return cell is None or (isinstance(cell, float) and math.isnan(cell))
+def _is_missing(value: CellValue) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _tex(words: str) -> str:
-    """Text in which nothing means anything to TeX.
+    """Text in which no character has a meaning for TeX.
 
     >>> _tex("recall@1 of raw_loss, 50 %")
     'recall@1 of raw\\\\_loss, 50 \\\\%'

@@ -1,4 +1,4 @@
-"""Tournaments: who ranks where, over many experiments (Table 11 of the thesis)."""
+"""Tournaments: ranks of losses added up over experiments (Table 11 of the thesis)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nearfar.bench.comparison.fairness import Verdict, judge
 from nearfar.bench.comparison.outcomes import Outcome, repetitions
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A loss in a tournament; reads as a table as well: ``row["total"]``, ``dict(row)``.
+    """A loss in a tournament. It can also be read as a mapping: ``row["total"]``, ``dict(row)``.
 
     Args:
-        loss: Which.
+        loss: Its label.
         total: Sum of its ranks.
-        average: Their mean.
-        std: Their standard deviation with n − 1 degrees of freedom; NaN after one experiment.
-        ranks: One for each experiment, in order.
+        average: Mean of its ranks.
+        std: Standard deviation of its ranks with n − 1 degrees of freedom; NaN for a single experiment.
+        ranks: Its rank in each experiment.
     """
 
     loss: str
@@ -31,6 +30,7 @@ class Standing:
     ranks: tuple[int, ...]
 
     def keys(self) -> Iterator[str]:
+        """The names of the fields."""
         return iter(("loss", "total", "average", "std", "ranks"))
 
     def __getitem__(self, key: str) -> Any:
@@ -40,13 +40,19 @@ class Standing:
 
 
 def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
-    """Rank losses in each experiment and add up: one row for each loss, best first.
+    """Rank losses in each experiment and add up their ranks.
 
-    The best score has rank 1; equal scores share the better rank (two firsts are followed by a third). Losses with the
-    same total stand in the order in which they came.
+    The best score has rank 1. Equal scores share the better rank: two first places are followed by the third. Losses
+    with the same total keep their order.
 
     Args:
-        scores: {experiment: {loss: score}}, where more is better; each experiment has all losses.
+        scores: ``{experiment: {loss: score}}``, where larger is better; each experiment has all losses.
+
+    Returns:
+        One row for each loss, best first.
+
+    Raises:
+        ValueError: If there is no score, a loss is missing from an experiment, or a score is not a finite number.
 
     >>> for row in tournament({
     ...     "resnet50/64": {"triplet": 57.6, "margin": 59.7, "proxy_anchor": 62.9},
@@ -58,7 +64,7 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
     triplet 5 2.5 0.71
     """
     if not isinstance(scores, Mapping) or not all(isinstance(each, Mapping) for each in scores.values()):
-        raise TypeError("scores is no table of tables; needed is {experiment: {loss: score}}")
+        raise TypeError("scores is not a mapping of mappings; needed is {experiment: {loss: score}}")
     if not scores:
         raise ValueError("scores is empty; needed is at least one experiment")
     losses = list(dict.fromkeys(loss for experiment in scores.values() for loss in experiment))
@@ -76,10 +82,17 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
     return sorted(rows, key=lambda row: row.total)
 
 
-def experiments(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Runs by experiment: data set, network, size of the embedding and protocol; only what differs is named."""
+def by_experiment(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Group runs by experiment: dataset, network, size of the embedding and protocol.
+
+    Args:
+        outcomes: Finished runs.
+
+    Returns:
+        The runs of each experiment. Its name consists of what differs between the experiments.
+    """
     outcomes = list(outcomes)
-    places = [(run.data, run.network, str(run.dim), run.protocol) for run in outcomes]
+    places = [tuple(map(str, run.place.values())) for run in outcomes]
     shown = [at for at in range(4) if len({place[at] for place in places}) > 1] or [0, 1, 2]
     found: dict[str, list[Outcome]] = {}
     for place, run in zip(places, outcomes, strict=True):
@@ -87,71 +100,89 @@ def experiments(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
+def by_label(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Group runs that differ in seed or fold alone, under labels that distinguish the groups.
+
+    Args:
+        outcomes: Finished runs.
+
+    Returns:
+        The runs of each group by its label: the loss, and what distinguishes it from others of its name.
+    """
+    groups = list(repetitions(outcomes).values())
+    return dict(zip(labels(groups), groups, strict=True))
+
+
 def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, dict[str, float]]:
-    """{experiment: {loss: mean over seeds and folds}}, without baselines."""
-    found: dict[str, dict[str, float]] = {}
-    for name, runs in experiments(outcomes).items():
-        groups = repetitions(run for run in runs if not run.is_baseline)
-        words = labels(list(groups.values()))
-        found[name] = {
-            word: statistics.fmean(run.score(metric) for run in each)
-            for word, each in zip(words, groups.values(), strict=True)
-        }
+    """Mean scores over seeds and folds, without baselines.
+
+    Args:
+        outcomes: Finished runs.
+        metric: The test metric.
+
+    Returns:
+        ``{experiment: {loss: score}}``.
+    """
+    found = {}
+    for name, runs in by_experiment(outcomes).items():
+        groups = by_label(run for run in runs if not run.is_baseline)
+        found[name] = {label: statistics.fmean(run.score(metric) for run in own) for label, own in groups.items()}
     return {name: each for name, each in found.items() if each}
 
 
-def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[str, float]], str]:
-    """The scores of the losses that all experiments have, and what to say of the others."""
+def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Keep the losses that all experiments have.
+
+    Args:
+        scores: ``{experiment: {loss: score}}``.
+
+    Returns:
+        The scores of the common losses, and the names of the losses left out.
+    """
     every = list(dict.fromkeys(loss for each in scores.values() for loss in each))
     common = [loss for loss in every if all(loss in each for each in scores.values())]
-    left = f"only the {len(common)} losses take part that all experiments have" if len(common) < len(every) else ""
-    return {name: {loss: each[loss] for loss in common} for name, each in scores.items()}, left
-
-
-def judged(outcomes: Iterable[Outcome]) -> Verdict:
-    """Whether each experiment is fair on its own; a tournament asks no more."""
-    found = experiments(outcomes)
-    verdicts = {name: judge(runs) for name, runs in found.items()}
-
-    def lines(part: str) -> list[str]:
-        told: list[tuple[str, str]] = [(name, line) for name, one in verdicts.items() for line in getattr(one, part)]
-        return [f"{name}: {line}" if len(found) > 1 else line for name, line in told]
-
-    fair = all(verdict.fair for verdict in verdicts.values())
-    tried = dict.fromkeys(key for verdict in verdicts.values() for key in verdict.tried)
-    return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried))
+    kept = {name: {loss: each[loss] for loss in common} for name, each in scores.items()}
+    return kept, [loss for loss in every if loss not in common]
 
 
 def labels(groups: Sequence[Sequence[Outcome]]) -> list[str]:
-    """What to call each group of repetitions: the loss, with what tells it from others of its name."""
+    """A distinct label for each group of repetitions.
+
+    Args:
+        groups: Runs that differ in seed or fold alone.
+
+    Returns:
+        The loss of each group, with the settings or folders that distinguish it from others of its name.
+    """
     found = []
     for runs in groups:
-        alike = [_facts(other[0]) for other in groups if other[0].loss == runs[0].loss]
+        same_name = [_facts(other[0]) for other in groups if other[0].loss == runs[0].loss]
         own = _facts(runs[0])
-        telling = [
+        distinct = [
             f"{key}={own.get(key, 'default')}"
-            for key in dict.fromkeys(key for one in alike for key in one)
-            if any(one.get(key) != alike[0].get(key) for one in alike)
+            for key in dict.fromkeys(key for each in same_name for key in each)
+            if any(each.get(key) != same_name[0].get(key) for each in same_name)
         ]
-        found.append(f"{runs[0].loss} ({', '.join(telling)})" if telling else runs[0].loss)
-    once = [
-        word if found.count(word) == 1 else f"{word} [{runs[0].name}]" for word, runs in zip(found, groups, strict=True)
+        found.append(f"{runs[0].loss} ({', '.join(distinct)})" if distinct else runs[0].loss)
+    with_names = [
+        label if found.count(label) == 1 else f"{label} [{runs[0].name}]"
+        for label, runs in zip(found, groups, strict=True)
     ]
     return [
-        word if once.count(word) == 1 else f"{base} [{runs[0].folder}]"
-        for word, base, runs in zip(once, found, groups, strict=True)
+        label if with_names.count(label) == 1 else f"{base} [{runs[0].folder}]"
+        for label, base, runs in zip(with_names, found, groups, strict=True)
     ]
 
 
 def _facts(run: Outcome) -> dict[str, Any]:
-    """What may tell runs of one name apart: the settings of the loss or of the grid, and on what it was trained."""
+    """What can distinguish runs of one loss: its settings, those that the grid varies, and the experiment."""
     settings = {} if run.is_baseline else run.recipe.get("loss", {})
     tried = {key.rpartition(".")[2]: value for key, value in run.settings.items() if not key.startswith("loss.")}
     return settings | tried | run.place | {"normalize": run.recipe.get("network", {}).get("normalize", True)}
 
 
 def _is_number(score: Any) -> bool:
-    """Whether it is finite, of any library's kind of numbers; truth values and text are none."""
+    """Whether a value is a finite number of any library; booleans and text are not."""
     if isinstance(score, (bool, str, bytes)):
         return False
     try:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -164,9 +165,9 @@ class Log:
         self._file.seek(0, os.SEEK_END)
 
 
-def read_log(file: Path) -> list[dict[str, Any]]:
+def read_log(file: Traversable) -> list[dict[str, Any]]:
     """The lines of a log; the last one is left out where its writing was cut short."""
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
     found = []
     for number, line in enumerate(lines, start=1):
         if line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""What a manifest says, key by key, and what each key means for a comparison."""
+"""Which keys of a manifest matter for a comparison, and how."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 Facts = dict[str, Any]
 
-# The loss and its own settings: what a comparison is about. The multiplier is of the loss's parameters alone.
+# The loss and its own settings: the subject of a comparison. The multiplier applies to the loss's parameters only.
 LOSS = ("recipe.loss", "recipe.optimizer.loss_multiplier")
 
-# These follow from which repetition it is: they are compared between runs of the same seed and fold.
+# These follow from the seed and the fold: they are compared between runs of the same seed and fold.
 REPETITION = (
     "seed",
     "recipe.training.seed",
@@ -25,12 +25,12 @@ REPETITION = (
     "length.steps_per_epoch",
 )
 
-# Worth knowing, and no reason to doubt who is better: the same numbers up to rounding, at other speeds.
+# Reported as a note. They change speed and rounding, but not which loss is better.
 NOTED = (
     "versions",
     "hardware",
     "commit",
-    "code",  # a loss that it holds is told apart by its name
+    "code",  # a loss defined there is recognized by its name
     "recipe.training.channels_last",
     "recipe.training.chunk",
     "recipe.training.compile",
@@ -39,11 +39,11 @@ NOTED = (
     "recipe.training.on_nonfinite",
 )
 
-# These change no number that is compared.
+# These do not change any compared number.
 IGNORED = (
     "format",
     "baseline",
-    "data.left_out",  # "data.fingerprint" is of what is left
+    "data.left_out",  # "data.fingerprint" covers the images that were used
     "data.notes",
     "hardware.threads",
     "network.format",
@@ -57,13 +57,13 @@ IGNORED = (
     "recipe.evaluation.train_recall",
     "recipe.training.checkpoint_steps",
     "recipe.training.device",
-    "recipe.network.pretrained",  # "weights" has its content
+    "recipe.network.pretrained",  # "weights" identifies the content
     "weights.file",
 )
 
 NORMALIZE = ("recipe.network.normalize", "network.model.normalize")
 
-# What a baseline shares with those it stands beside: it was not trained, and may have no head.
+# Keys that a baseline shares with trained runs. It was not trained and may have no head.
 UNTRAINED = (
     "data",
     "weights",
@@ -79,15 +79,15 @@ UNTRAINED = (
 
 
 def flat(manifest: Mapping[str, Any]) -> Facts:
-    """A manifest as one table; lists of tables are numbered.
+    """Flatten a manifest to dotted keys. Lists of tables are numbered.
 
     >>> flat({"network": {"dim": 512}, "stages": [{"epochs": 2}], "ks": [1, 2]})
     {'network.dim': 512, 'stages.0.epochs': 2, 'ks': [1, 2]}
     """
     found: Facts = {}
     for key, value in manifest.items():
-        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-            value = {str(place): one for place, one in enumerate(value)}
+        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            value = {str(position): each for position, each in enumerate(value)}
         if isinstance(value, Mapping):
             found |= {f"{key}.{inner}": each for inner, each in flat(value).items()}
         else:
@@ -95,17 +95,17 @@ def flat(manifest: Mapping[str, Any]) -> Facts:
     return found
 
 
-def within(key: str, places: tuple[str, ...]) -> bool:
-    """Whether a key is one of these, or stands below one.
+def within(key: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether a key is one of these, or lies below one of them.
 
     >>> within("versions.torch", NOTED), within("recipe.training.seeds", REPETITION)
     (True, False)
     """
-    return any(key == place or key.startswith(f"{place}.") for place in places)
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def is_loss(key: str) -> bool:
-    """Whether a key belongs to the loss; stages have losses of their own.
+    """Whether a key belongs to the loss. Stages have losses of their own.
 
     >>> is_loss("recipe.loss.margin"), is_loss("recipe.stages.0.loss.name"), is_loss("recipe.stages.0.epochs")
     (True, True, False)
@@ -114,26 +114,30 @@ def is_loss(key: str) -> bool:
     return within(key, LOSS) or (words[:2] == ["recipe", "stages"] and words[3:4] == ["loss"])
 
 
-def that_matter(manifest: Mapping[str, Any]) -> Facts:
-    """What can change a number and is no matter of the loss, the repetition, the machine or the place."""
+def relevant(manifest: Mapping[str, Any]) -> Facts:
+    """The entries of a manifest that have to be equal for a fair comparison.
+
+    Entries about the loss, the repetition, the machine and file locations are left out.
+    """
     facts = flat(manifest)
     left_out = (*REPETITION, *NOTED, *IGNORED)
     kept = {key: value for key, value in facts.items() if not within(key, left_out) and not is_loss(key)}
-    if not validates(manifest):  # nothing is chosen, so it does not matter when and by what
+    if not selects_epoch(manifest):  # without selection, when and by which metric does not matter
         kept = {key: value for key, value in kept.items() if not within(key, ("recipe.selection",))}
         kept.pop("recipe.evaluation.every", None)
-    if facts.get("recipe.evaluation.measure", "cosine") == "cosine" and not _side_by_side(facts):
-        # Compared by angles, embeddings need no length: whether a loss sees one is its own matter.
+    if facts.get("recipe.evaluation.measure", "cosine") == "cosine" and not _concatenates(facts):
+        # The cosine ignores the length of embeddings, so whether a loss normalizes them is its own setting.
         for key in NORMALIZE:
             kept.pop(key, None)
     return kept
 
 
-def _side_by_side(facts: Facts) -> bool:
-    """Whether several embeddings make one, in which their lengths are their weights."""
+def _concatenates(facts: Facts) -> bool:
+    """Whether the embedding is a concatenation, in which lengths act as weights."""
     return len(facts.get("recipe.network.levels") or ()) > 1 or (facts.get("recipe.network.members") or 1) > 1
 
 
-def validates(manifest: Mapping[str, Any]) -> bool:
-    """Whether an epoch is chosen, which takes validation classes."""
-    return str(manifest.get("selection", "")).startswith("best")
+def selects_epoch(manifest: Mapping[str, Any]) -> bool:
+    """Whether validation classes select the epoch, as in every split but the standard one."""
+    name = manifest.get("recipe", {}).get("split", {}).get("name", "standard")
+    return bool(name != "standard")

@@ -1,0 +1,123 @@
+"""Packed results: the run folders of a grid in one zip file.
+
+A packed grid holds the files of its runs under the paths that they have in the folder of the grid::
+
+    grid.toml
+    cells/nra-seed0-1f0a…/cell.json          labels that the grid gives to the run
+    cells/nra-seed0-1f0a…/recipe.toml
+    cells/nra-seed0-1f0a…/manifest.json
+    cells/nra-seed0-1f0a…/metrics.json
+    cells/nra-seed0-1f0a…/log.jsonl
+    cells/nra-seed0-1f0a…/queries.safetensors    metrics of each query, for intervals and p-values
+
+Weights and embeddings are not packed. Comparisons read the file directly. A run folder in it is addressed as if the
+file were a folder (``results/cub.zip/cells/nra-seed0-1f0a…``). The same files always give the same bytes.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from nearfar.bench.executors.job import LABELS
+from nearfar.training.run.folder import RunError, RunFolder
+from nearfar.utils.atomic import whole_file
+
+SUFFIX = ".zip"
+OF_GRID = ("grid.toml", "status.json")
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every packed file
+
+
+def pack(folder: str | Path, out: str | Path) -> int:
+    """Write the run folders below a folder to one packed file.
+
+    Args:
+        folder: The folder of a grid, or any folder that holds run folders.
+        out: The file to write; its name ends in .zip.
+
+    Returns:
+        The number of runs in the file.
+
+    Raises:
+        ValueError: If the folder holds no run, or the name of the file does not end in .zip.
+    """
+    folder, out = Path(folder), Path(out)
+    if out.suffix != SUFFIX:
+        raise ValueError(f"out is {str(out)!r}; the name of a packed file ends in {SUFFIX}")
+    runs = list(run_folders(folder))
+    if not runs:
+        raise RunError(f"{folder} holds no run")
+    files = [folder / name for name in OF_GRID if (folder / name).is_file()]
+    files += [file for run in runs for file in _kept(run) if file.is_file()]
+    with whole_file(out) as draft, zipfile.ZipFile(draft, "w") as archive:
+        for file in sorted(files):
+            entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), EPOCH)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, file.read_bytes(), compresslevel=9)
+    return len(runs)
+
+
+def locate(path: str | Path) -> Traversable:
+    """A file or folder by its path, which may lead into a packed file.
+
+    Args:
+        path: Such as ``runs/one/metrics.json`` or ``results/cub.zip/cells/nra-seed0-1f0a…/metrics.json``.
+
+    Returns:
+        An object with ``is_file``, ``is_dir`` and ``read_bytes``. It need not exist.
+    """
+    path = Path(path)
+    for outer in (path, *path.parents):
+        if outer.suffix == SUFFIX and outer.is_file():
+            inner = path.relative_to(outer).as_posix()
+            root = _opened(outer, outer.stat().st_mtime_ns)
+            return root if inner == "." else root.joinpath(inner)
+    return path
+
+
+def run_folders(place: str | Path) -> Iterator[Path]:
+    """The paths of all run folders at a place or below it, sorted. Folders inside a run folder are not searched.
+
+    Args:
+        place: A run folder, a folder that holds some at any depth, or a packed file.
+
+    Yields:
+        Paths; those in a packed file begin with its path.
+
+    Raises:
+        FileNotFoundError: If the place does not exist or is another kind of file.
+    """
+    place = Path(place)
+    found = locate(place)
+    if not found.is_dir():
+        problem = "is a file" if found.is_file() else "does not exist"
+        raise FileNotFoundError(
+            f"{place} {problem}; needed is a run folder, a folder that holds some, or a packed grid ({SUFFIX})"
+        )
+    yield from _below(place, found)
+
+
+def _below(place: Path, found: Traversable) -> Iterator[Path]:
+    if any(found.joinpath(name).is_file() for name in (RunFolder(place).recipe.name, LABELS)):
+        yield place
+        return
+    for below in sorted(found.iterdir(), key=lambda each: each.name):
+        if below.is_dir() and not below.name.startswith("."):
+            yield from _below(place / below.name, below)
+
+
+def _kept(run: Path) -> list[Path]:
+    files = RunFolder(run)
+    return [files.recipe, files.manifest, files.metrics, files.log, files.queries, run / LABELS]
+
+
+@lru_cache(maxsize=8)
+def _opened(file: Path, changed: int) -> zipfile.Path:
+    """The root of a packed file; read again after the file has changed."""
+    try:
+        return zipfile.Path(zipfile.ZipFile(file))
+    except zipfile.BadZipFile as error:
+        raise RunError(f"{file} is damaged: {error}") from None
