@@ -40,8 +40,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from nearfar import data
+from nearfar.data import sampling
 from nearfar.data.loader import Loader
-from nearfar.data.sampling import registry
 from nearfar.data.store.prepare import prepare
 from nearfar.data.transforms.view import View
 from nearfar.utils.normalization import IMAGENET
@@ -134,7 +134,7 @@ def theirs(files: list[bytes], view: View, batch: int, device: str) -> Turn:
 
 
 def ours(loader: Loader, batch: int) -> Turn:
-    sampler = registry.create("random", loader.labels, batch_size=min(batch, len(loader.labels)), steps=10**9)
+    sampler = sampling.create("random", loader.labels, batch_size=min(batch, len(loader.labels)), steps=10**9)
     return lambda: loader.epoch(sampler, 0)
 
 
@@ -191,10 +191,10 @@ def loading(options: argparse.Namespace, root: Path, cache: Path, clock: Clock) 
     return rows
 
 
-def sampling(pictures: int = 1_000_000, classes: int = 100_000, batch: int = 512) -> list[dict[str, Any]]:
+def sampler_rows(images: int = 1_000_000, classes: int = 100_000, batch: int = 512) -> list[dict[str, Any]]:
     """Rows of all samplers: seconds to make one, milliseconds of its first batch and of later ones."""
     rng = np.random.default_rng(0)
-    labels, rows = rng.integers(0, classes, pictures), []
+    labels, rows = rng.integers(0, classes, images), []
     cases = {
         "groups": {"classes": batch // 4, "per_class": 4},
         "pairs": {"classes": batch // 2},
@@ -203,15 +203,15 @@ def sampling(pictures: int = 1_000_000, classes: int = 100_000, batch: int = 512
     }
     for key, settings in cases.items():
         start = time.perf_counter()
-        sampler = registry.create(key, labels, **settings)
+        sampler = sampling.create(key, labels, **settings)
         setup, times = time.perf_counter() - start, []
-        if isinstance(sampler, registry.HardClasses):
+        if isinstance(sampler, sampling.HardClasses):
             sampler.update(rng.standard_normal((len(sampler.class_labels), 128), dtype=np.float32))
         for step in range(101):
             start = time.perf_counter()
             sampler.batch(0, step)
             times.append(time.perf_counter() - start)
-        row = {"work": f"sampler {key}, {batch} of {pictures:,}", "way": "nearfar"}
+        row = {"work": f"sampler {key}, {batch} of {images:,}", "way": "nearfar"}
         median = 1000 * statistics.median(times[1:])
         rows.append({**row, "ms/batch": median, "first ms": 1000 * times[0], "setup s": setup})
         show_line(rows[-1])
@@ -230,7 +230,7 @@ def main() -> None:
     options = parse(parser, COLUMNS)
     clock = Clock(options.device)
     options.batches = options.batches or (100 if clock.cuda else 12)
-    rows = sampling()
+    rows = sampler_rows()
     with tempfile.TemporaryDirectory() as folder:
         root = options.root or Path(folder) / "pictures"
         if options.root is None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.data import Loader, View
-from nearfar.data.sampling import registry
+from nearfar.data.sampling import create
 from nearfar.training.loop.step import Member, Step, mixed
 from nearfar.utils.atomic import write_json
 from nearfar.utils.inputs import as_device
@@ -54,7 +54,7 @@ def train(loss: nf.losses.Loss, loader: Loader, rows: Any, labels: Any, options:
     optimizer = torch.optim.Adam(groups, lr=options.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.iterations)
     step = Step([Member(network, {"high": loss})], optimizer, clip=options.clip, skip=True)
-    sampler = registry.create("groups", labels, classes=CLASSES, per_class=PER_CLASS, seed=options.seed)
+    sampler = create("groups", labels, classes=CLASSES, per_class=PER_CLASS, seed=options.seed)
     start, done, skipped = time.perf_counter(), 0, 0
     with bars() as watch:
         tell = watch(loss.key)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_feed import feeds
+from all_fetchers import fetchers
 from numpy.typing import NDArray
 
 from nearfar.data.loader import Batch, Loader
@@ -82,12 +82,12 @@ NORMALIZATIONS = {
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("normalization", NORMALIZATIONS.values(), ids=NORMALIZATIONS.keys())
 @pytest.mark.parametrize("view", [RANDOM, MIDDLE, View(size=16, resize=None)], ids=["resized", "middle", "cut"])
-def test_all_feeds_give_the_normalised_pixels(
+def test_all_fetchers_give_the_normalised_pixels(
     channels: int, normalization: pixels.Normalization | None, view: View
 ) -> None:
     if channels == 3 and normalization is pixels.GREY:
         with pytest.raises(ValueError, match="3 channels; this normalization reads 1"):
-            feeds(store_of(3), normalization)
+            fetchers(store_of(3), normalization)
         return
     store, indices = store_of(channels), np.array([5, 0, 39, 7, 7, 12])
     plan = view.plan(store.sizes[indices], np.random.default_rng(1))
@@ -95,10 +95,10 @@ def test_all_feeds_give_the_normalised_pixels(
     expected = seen if normalization is None else normalization(seen)
     level = 1.01 if normalization is None else 1.01 * normalization.range / 255 / min(normalization.std)
     found = {
-        name: feed.finish(feed.load(indices, plan, LABELS[indices]))
-        for name, feed in feeds(store, normalization).items()
+        name: fetcher.finish(fetcher.load(indices, plan, LABELS[indices]))
+        for name, fetcher in fetchers(store, normalization).items()
     }
-    assert torch.equal(found["host"][0], expected)
+    assert torch.equal(found["cpu"][0], expected)
     # Batched, bit by bit the same from either side; from the host's it differs by what that rounds.
     assert torch.equal(found["resident"][0], found["streamed"][0])
     assert (found["resident"][0].float() - expected.float()).abs().max() <= (0 if view.resize is None else level)
@@ -183,7 +183,7 @@ def test_all_keeps_the_order(store: Store) -> None:
 def test_another_view_shares_the_pixels(store: Store) -> None:
     loader = Loader(store, LABELS, view=RANDOM, normalization=pixels.LITE, mode="resident")
     middle = loader.viewed(MIDDLE)
-    assert middle._kept is loader._kept
+    assert middle._data is loader._data
     assert_same(list(middle.all()), list(Loader(store, LABELS, view=MIDDLE, normalization=pixels.LITE).all()))
     assert loader.view == RANDOM
 
@@ -218,21 +218,21 @@ def test_memory_of_batches_is_used_again(store: Store, sampler: Any) -> None:
 # --- threads --------------------------------------------------------------------------------------------------
 
 
-def failing(feed: Any, after: int) -> Callable[..., Any]:
+def failing(fetcher: Any, after: int) -> Callable[..., Any]:
     calls = [0]
 
     def load(indices: NDArray[Any], *rest: Any) -> Any:
         calls[0] += 1
         if calls[0] > after:
             raise OSError("the disk is gone")
-        return type(feed).load(feed, indices, *rest)
+        return type(fetcher).load(fetcher, indices, *rest)
 
     return load
 
 
 def test_an_error_in_a_thread_is_seen_in_its_turn(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Loader(store, LABELS, view=RANDOM, workers=1)
-    monkeypatch.setattr(loader._feed, "load", failing(loader._feed, after=2))
+    monkeypatch.setattr(loader._fetcher, "load", failing(loader._fetcher, after=2))
     batches = loader.epoch(sampler, 0)
     assert [len(next(batches)) for _ in range(2)] == [12, 12]
     with pytest.raises(OSError, match="the disk is gone"):
@@ -262,8 +262,8 @@ def test_threads_end_with_the_iterator(store: Store, sampler: Any, how: str) -> 
 
 def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = Loader(store, LABELS, view=RANDOM, workers=4, prefetch=1)
-    seen, load = [], loader._feed.load
-    monkeypatch.setattr(loader._feed, "load", lambda *given: (seen.append(1), load(*given))[1])
+    seen, load = [], loader._fetcher.load
+    monkeypatch.setattr(loader._fetcher, "load", lambda *given: (seen.append(1), load(*given))[1])
     batches = loader.epoch(sampler, 0)
     next(batches)
     batches.close()
@@ -276,7 +276,7 @@ def test_no_more_is_prepared_than_was_asked_for(store: Store, sampler: Any, monk
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"view": None}, "view is None; pictures need a View"),
+        ({"view": None}, "view is None; images need a View"),
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"workers": -1}, "workers is -1"),
         ({"prefetch": 0}, "prefetch is 0"),
@@ -292,7 +292,7 @@ def test_settings_are_checked(store: Store, given: dict[str, Any], message: str)
 
 
 def test_vectors_have_no_view() -> None:
-    with pytest.raises(ValueError, match="are for pictures"):
+    with pytest.raises(ValueError, match="are for images"):
         Loader(np.zeros((40, 3), dtype=np.float32), LABELS, view=MIDDLE)
 
 
@@ -300,5 +300,5 @@ def test_indices_are_checked(store: Store, sampler: Any) -> None:
     loader = Loader(store, LABELS, view=MIDDLE)
     with pytest.raises(ValueError, match="indices contains 40; the store holds 40"):
         loader.all(np.array([3, 40]))
-    with pytest.raises(ValueError, match="draws from 40 pictures and there are 10"):
+    with pytest.raises(ValueError, match="draws from 40 items, but there are 10"):
         loader.epoch(sampler, 0, rows=np.arange(10))

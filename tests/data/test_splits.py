@@ -52,7 +52,7 @@ def test_a_side_without_rows_and_other_parts_are_refused() -> None:
         Split(labels, NOBODY, NOBODY, {"test": np.array([2])})
     with pytest.raises(ValueError, match="test has the parts query; allowed are test, or query and gallery"):
         Split(labels, np.array([0]), NOBODY, {"query": np.array([2])})
-    with pytest.raises(ValueError, match="train must be rising numbers from 0 to 3"):
+    with pytest.raises(ValueError, match="train must be increasing numbers from 0 to 3"):
         Split(labels, np.array([1, 0]), NOBODY, {"test": np.array([2])})
 
 

@@ -1,20 +1,20 @@
-"""From files to augmented batches: a data set, a store of its pictures, samplers, views, and a loader.
+"""Datasets, image stores, splits, samplers, augmentation and the loader.
 
->>> from nearfar import data
->>> digits = data.open("digits")
->>> split = data.splits.standard(digits)
->>> split.train.shape, split.test["test"].shape
-((901,), (896,))
+Example:
+    >>> from nearfar import data
+    >>> digits = data.open("digits")
+    >>> split = data.splits.standard(digits)
+    >>> split.train.shape, split.test["test"].shape
+    ((901,), (896,))
 """
 
 from typing import TYPE_CHECKING, Any
 
-from nearfar.data import splits
+from nearfar.data import sampling, splits
 from nearfar.data.datasets import from_arrays
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import describe, names, open, problems, register, summary
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.sampling import registry as samplers
 from nearfar.data.splits import Split
 from nearfar.data.store.store import Bad, Store
 from nearfar.data.transforms.view import View
@@ -37,14 +37,14 @@ __all__ = [
     "prepare",
     "problems",
     "register",
-    "samplers",
+    "sampling",
     "splits",
     "summary",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """``prepare`` brings Pillow, which is not needed to look at a data set."""
+    """Import ``prepare`` on first use: it needs Pillow, and opening a dataset does not."""
     if name == "prepare":
         from nearfar.data.store.prepare import prepare
 

@@ -1,48 +1,53 @@
-"""Batches of images or vectors, ready for a network."""
+"""Batches of images or vectors, ready for a network.
+
+A :class:`Loader` draws indices, plans crops and effects, and passes them to a fetcher. There is one fetcher for each
+combination of data (images, vectors) and location (CPU, resident on the device, streamed to the device). A fetcher
+works in two steps: ``load`` on the host, in any thread, and ``finish`` on the device that receives the batch.
+"""
 
 from __future__ import annotations
 
 import copy
+import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.data.feeds import (
-    Feed,
-    Finish,
-    HostPictures,
-    ResidentPictures,
-    ResidentVectors,
-    StreamedPictures,
-    StreamedVectors,
-    to_device,
-)
 from nearfar.data.sampling.base import Indices, Labels, Sampler
 from nearfar.data.store.store import Store
+from nearfar.data.transforms.cpu import planar, window
+from nearfar.data.transforms.effects import ROWS, Effects
+from nearfar.data.transforms.gpu import Layout
 from nearfar.data.transforms.random_streams import stream
-from nearfar.data.transforms.view import View
+from nearfar.data.transforms.view import Plan, View
 from nearfar.utils.normalization import Normalization
 from nearfar.utils.validation import one_of, whole
 
 MODES = ("auto", "resident", "streaming")
-FREE_SHARE = 0.5  # of a GPU's free memory that "auto" lets the pixels take
+FREE_SHARE = 0.5  # share of a GPU's free memory that "auto" allows the pixels to take
+BLOCK = 1 << 28  # bytes per copy of a large array to a device
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step sees.
+    """One batch.
 
     Args:
-        images: [b, channels, height, width], or vectors [b, d].
-        labels: [b], int64.
-        indices: [b], int64: which pictures of the store these are.
+        images: Images [b, channels, height, width] or vectors [b, d].
+        labels: Labels [b], int64.
+        indices: Positions of the items in the store [b], int64.
+
+    Example:
+        >>> len(Batch(torch.zeros(2, 8), torch.tensor([0, 1]), torch.tensor([4, 7])))
+        2
     """
 
     images: Tensor
@@ -57,29 +62,31 @@ Batches = Generator[Batch, None, None]
 
 
 class Loader:
-    """Feeds a network from a store of pictures, or from vectors.
+    """Loads batches from a store of images or from an array of vectors.
 
-    Two modes give the same batches. ``resident``: all pixels lie on the device, a batch is a table of numbers, and
-    views are taken there. ``streaming``: pixels stay where they are, in memory or in a file, and threads send what the
-    next batches need ahead. On a CPU the modes differ only in whether a file is read into memory first.
+    Both modes return the same batches. "resident" keeps all pixels on the device: only a table of numbers is sent per
+    batch, and crops are taken on the device. "streaming" leaves the pixels in memory or in a file; threads send the
+    pixels of the next batches ahead of their use. On a CPU the modes differ only in whether a file is read into memory
+    first.
 
     Args:
         store: A :class:`~nearfar.data.store.store.Store`, or vectors [n, d].
-        labels: [n], whole numbers, one for each picture or vector.
-        view: How pictures are looked at; none for vectors.
-        normalization: What the network wants; without one, images are uint8 pixels.
-        device: Where batches are wanted.
-        mode: "auto" is resident on a GPU where pixels take at most ``memory_limit``, else streaming.
-        memory_limit: In bytes, half of the GPU's free memory unless told.
-        workers: Threads; 0 does the work where the batch is asked for.
-        prefetch: Batches that are prepared ahead.
-        seed: Of crops, flips and what else a view draws.
-        dtype: Of normalised images and of vectors.
+        labels: Integer labels [n], one per image or vector.
+        view: Crops and effects for images; None for vectors.
+        normalization: Normalization that the network expects; None returns uint8 pixels.
+        device: Device of the batches.
+        mode: "resident", "streaming" or "auto", which is resident on a GPU if the pixels fit into ``memory_limit``.
+        memory_limit: Bytes; None for half of the GPU's free memory.
+        workers: Threads; 0 loads in the calling thread.
+        prefetch: Batches to prepare ahead.
+        seed: Seed of crops, flips and effects.
+        dtype: Floating-point type of normalized images and of vectors.
 
-    >>> store = Store.of_arrays(np.zeros((6, 8, 8), dtype=np.uint8))
-    >>> loader = Loader(store, np.arange(6), view=View(size=8, crop="none", flip=False), workers=0)
-    >>> [batch.labels.tolist() for batch in loader.all(batch_size=4)]
-    [[0, 1, 2, 3], [4, 5]]
+    Example:
+        >>> store = Store.of_arrays(np.zeros((6, 8, 8), dtype=np.uint8))
+        >>> loader = Loader(store, np.arange(6), view=View(size=8, crop="none", flip=False), workers=0)
+        >>> [batch.labels.tolist() for batch in loader.all(batch_size=4)]
+        [[0, 1, 2, 3], [4, 5]]
     """
 
     def __init__(
@@ -101,7 +108,7 @@ class Loader:
         if labels.shape != (len(store),) or labels.dtype.kind not in "iu":
             raise ValueError(
                 f"labels is {labels.dtype} of shape {labels.shape}; needed are {len(store)} whole numbers, "
-                "one for each picture of the store"
+                "one for each item of the store"
             )
         if not dtype.is_floating_point:
             raise ValueError(f"dtype is {dtype}; floating point is needed")
@@ -110,11 +117,11 @@ class Loader:
         self.workers, self.prefetch = whole("workers", workers, low=0), whole("prefetch", prefetch)
         self.seed, self.dtype = whole("seed", seed, low=0), dtype
         self.store = store
-        self.mode = self._chosen(one_of("mode", mode, MODES), memory_limit)
-        self._kept = self._placed()
-        self._look(view, normalization)
+        self.mode = self._choose_mode(one_of("mode", mode, MODES), memory_limit)
+        self._data = self._place_data()
+        self._set_view(view, normalization)
 
-    def _chosen(self, mode: str, limit: int | None) -> str:
+    def _choose_mode(self, mode: str, limit: int | None) -> str:
         if mode != "auto":
             return mode
         if self.device.type != "cuda":
@@ -122,8 +129,8 @@ class Loader:
         free = int(FREE_SHARE * torch.cuda.mem_get_info(self.device)[0])
         return "resident" if self.store.nbytes <= (free if limit is None else limit) else "streaming"
 
-    def _placed(self) -> Any:
-        """Pixels or vectors where this mode wants them."""
+    def _place_data(self) -> Any:
+        """Return the pixels or vectors at the location that the mode requires."""
         array = self.store.pixels if isinstance(self.store, Store) else self.store
         if self.mode == "streaming":
             return array
@@ -131,59 +138,76 @@ class Loader:
             return np.array(array) if self.device.type == "cpu" else to_device(array, self.device, torch.uint8)
         return to_device(array, self.device, self.dtype)
 
-    def _look(self, view: View | None, normalization: Normalization | None) -> None:
+    def _set_view(self, view: View | None, normalization: Normalization | None) -> None:
         self.view, self.normalization = view, normalization
-        self._feed: Feed
+        self._fetcher: Fetcher
         if isinstance(self.store, Store):
             if view is None:
-                raise ValueError("view is None; pictures need a View")
-            finish = Finish(normalization, self.dtype, self.store.channels, self.device)
+                raise ValueError("view is None; images need a View")
+            normalizer = Normalizer(normalization, self.dtype, self.store.channels, self.device)
             if self.device.type == "cpu":
-                self._feed = HostPictures(self.store, self._kept, finish)
+                self._fetcher = CPUImages(self.store, self._data, normalizer)
             elif self.mode == "resident":
-                self._feed = ResidentPictures(self.store, self._kept, finish)
+                self._fetcher = ResidentImages(self.store, self._data, normalizer)
             else:
-                self._feed = StreamedPictures(self.store, self._kept, finish)
+                self._fetcher = StreamedImages(self.store, self._data, normalizer)
             return
         if view is not None or normalization is not None:
-            raise ValueError("view and normalization are for pictures; the store holds vectors")
-        resident = self.mode == "resident"
-        self._feed = ResidentVectors(self._kept) if resident else StreamedVectors(self._kept, self.dtype, self.device)
+            raise ValueError("view and normalization are for images; the store holds vectors")
+        if self.mode == "resident":
+            self._fetcher = ResidentVectors(self._data)
+        else:
+            self._fetcher = StreamedVectors(self._data, self.dtype, self.device)
 
     def viewed(self, view: View | None, normalization: Normalization | None = None) -> Loader:
-        """The same pictures, not copied, in another view; the normalization stays unless another is given."""
+        """Return a loader of the same data, not copied, with another view.
+
+        Args:
+            view: The new view.
+            normalization: The new normalization; None keeps the present one.
+        """
         other = copy.copy(self)
-        other._look(view, self.normalization if normalization is None else normalization)
+        other._set_view(view, self.normalization if normalization is None else normalization)
         return other
 
     def epoch(self, sampler: Sampler, epoch: int, *, rows: NDArray[Any] | None = None, start: int = 0) -> Batches:
-        """The batches of an epoch, from step ``start`` on.
+        """Iterate over the batches of an epoch.
 
-        ``rows`` says which pictures of the store the sampler's positions stand for; without them, position i is
-        picture i. Crops and flips depend on seed, epoch, step and rank alone; what else a view draws, on seed, epoch,
-        step and the place in the batch of all ranks.
+        Crops and flips depend on seed, epoch, step and rank only; effects on seed, epoch, step and the position in the
+        batch of all ranks.
+
+        Args:
+            sampler: Sampler of the batches.
+            epoch: Epoch, from 0.
+            rows: Items of the store that the sampler's positions refer to; None if position i is item i.
+            start: First step.
         """
         whole("start", start, low=0, high=len(sampler))
-        places = self._places(rows)
+        places = self._checked_indices(rows)
         if len(places) != len(sampler.labels):
-            raise ValueError(f"the sampler draws from {len(sampler.labels)} pictures and there are {len(places)}")
-        draw = sampler.drawing(epoch)
+            raise ValueError(f"the sampler draws from {len(sampler.labels)} items, but there are {len(places)}")
+        batch_at = sampler.batch_function(epoch)
 
         def load(step: int) -> Any:
-            return self._load(places[draw(step)], "views", epoch, step, sampler.rank, sampler.ranks)
+            return self._load(places[batch_at(step)], "views", epoch, step, sampler.rank, sampler.ranks)
 
         return self._run(load, range(start, len(sampler)))
 
     def all(self, indices: NDArray[Any] | None = None, *, batch_size: int = 256) -> Batches:
-        """Pictures in this order, all of the store unless told; the last batch may be smaller."""
-        places, size = self._places(indices), whole("batch_size", batch_size)
+        """Iterate over items in the given order; the last batch may be smaller.
+
+        Args:
+            indices: Items of the store; None for all.
+            batch_size: Items per batch.
+        """
+        places, size = self._checked_indices(indices), whole("batch_size", batch_size)
 
         def load(step: int) -> Any:
             return self._load(places[step * size : (step + 1) * size], "evaluation", 0, step)
 
         return self._run(load, range(-(-len(places) // size)))
 
-    def _places(self, indices: NDArray[Any] | None) -> Indices:
+    def _checked_indices(self, indices: NDArray[Any] | None) -> Indices:
         if indices is None:
             return np.arange(len(self.store), dtype=np.int64)
         indices = np.asarray(indices)
@@ -191,7 +215,7 @@ class Loader:
             raise ValueError(f"indices is {indices.dtype} of shape {indices.shape}; needed are whole numbers [n]")
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self.store):
             wrong = indices[(indices < 0) | (indices >= len(self.store))][0]
-            raise ValueError(f"indices contains {wrong}; the store holds {len(self.store)} pictures")
+            raise ValueError(f"indices contains {wrong}; the store holds {len(self.store)} items")
         return indices.astype(np.int64)
 
     def _load(self, indices: Indices, purpose: str, epoch: int, step: int, rank: int = 0, ranks: int = 1) -> Any:
@@ -202,14 +226,14 @@ class Loader:
         if self.view is not None and isinstance(self.store, Store):
             plan = self.view.plan(self.store.sizes[indices], stream(self.seed, purpose, epoch, step, rank))
             effects = self.view.effects(len(indices), draw, rank=rank, ranks=ranks)
-        return self._feed.load(indices, plan, self.labels[indices], effects)
+        return self._fetcher.load(indices, plan, self.labels[indices], effects)
 
     def _run(self, load: Callable[[int], Any], steps: range) -> Batches:
-        """Batches in order, loaded by threads that end with the iterator, however it ends."""
-        feed = self._feed
-        if self.workers == 0 or feed.instant:
+        """Yield batches in order; worker threads end with the iterator, however it ends."""
+        fetcher = self._fetcher
+        if self.workers == 0 or not fetcher.uses_threads:
             for step in steps:
-                yield Batch(*feed.finish(load(step)))
+                yield Batch(*fetcher.finish(load(step)))
             return
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="nearfar-loader")
         ahead: deque[Future[Any]] = deque()
@@ -217,8 +241,342 @@ class Loader:
             for step in steps:
                 ahead.append(pool.submit(load, step))
                 if len(ahead) > self.prefetch:
-                    yield Batch(*feed.finish(ahead.popleft().result()))
+                    yield Batch(*fetcher.finish(ahead.popleft().result()))
             while ahead:
-                yield Batch(*feed.finish(ahead.popleft().result()))
+                yield Batch(*fetcher.finish(ahead.popleft().result()))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Fetcher(Protocol):
+    """Fetches the images or vectors of a batch."""
+
+    uses_threads: bool  # whether ``load`` is enough work to run in threads
+
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Any:
+        """Do the work of the host.
+
+        Args:
+            indices: Items of the store [b].
+            plan: Crops of the images; None for vectors.
+            labels: Labels [b].
+            effects: Effects on the images, if any.
+        """
+
+    def finish(self, loaded: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images, labels and indices on the device.
+
+        Args:
+            loaded: A result of ``load``.
+        """
+
+
+class Normalizer:
+    """Converts pixels to the input of a network.
+
+    Args:
+        normalization: Normalization that the network expects; None keeps uint8 pixels.
+        dtype: Floating-point type of normalized images.
+        channels: Channels of the images.
+        device: Device of the pixels.
+    """
+
+    def __init__(
+        self, normalization: Normalization | None, dtype: torch.dtype, channels: int, device: torch.device
+    ) -> None:
+        if normalization is not None and channels not in (1, normalization.channels):
+            raise ValueError(f"images have {channels} channels; this normalization reads {normalization.channels}")
+        self.normalization, self.dtype, self.channels, self.device = normalization, dtype, channels, device
+        # Computed once: constants copied from the host for each batch would make it wait for the device.
+        given = normalization or Normalization(mean=(0.0,), std=(1.0,), range=255.0)
+        self.factor, self.shift = given.constants(device)
+
+    @property
+    def reverse(self) -> bool:
+        """Whether the network reads channels in the order BGR."""
+        return self.normalization is not None and self.normalization.order == "BGR" and self.channels == 3
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of the result."""
+        return self.channels if self.normalization is None else len(self.normalization.mean)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Normalize float32 pixels whose channels are in the order of the network."""
+        if self.normalization is None:
+            return pixels.round().to(torch.uint8, memory_format=torch.contiguous_format)
+        out = torch.empty(len(pixels), self.out_channels, *pixels.shape[2:], dtype=torch.float32, device=pixels.device)
+        torch.mul(pixels, self.factor, out=out)
+        return out.sub_(self.shift).to(self.dtype)
+
+
+class CPUImages:
+    """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache.
+
+    Args:
+        store: Store of the images.
+        pixels: The store's pixels, or a copy of them.
+        normalizer: Converts pixels to the input of the network.
+    """
+
+    uses_threads = True
+
+    def __init__(self, store: Store, pixels: NDArray[np.uint8], normalizer: Normalizer) -> None:
+        self.store, self.pixels, self.normalizer = store, pixels, normalizer
+        self._factor, self._shift = normalizer.factor.numpy(), normalizer.shift.numpy()
+        self._buffers = BufferPool(size=4)
+
+    def load(
+        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert plan is not None
+        plain = self.normalizer.normalization is None
+        kind = np.uint8 if plain else np.float32
+        images = self._buffers.take((len(indices), self.normalizer.out_channels, *plan.size), kind)
+        step = -1 if self.normalizer.reverse else 1
+        for i, image in enumerate(stored_images(self.store, self.pixels, indices)):
+            shown: NDArray[Any] = planar(window(image, plan, i)[..., ::step])
+            if effects is not None:
+                shown = effects.recolor_one(shown, i, reverse=self.normalizer.reverse)
+            if plain:
+                images[i] = shown if effects is None else shown.round()
+            else:
+                np.multiply(shown, self._factor, out=images[i])
+                np.subtract(images[i], self._shift, out=images[i])
+            if effects is not None:
+                effects.erase_one(images[i], i)
+        tensor = torch.from_numpy(images)
+        if not plain:
+            tensor = tensor.to(self.normalizer.dtype)
+        return tensor, torch.from_numpy(labels), torch.from_numpy(indices)
+
+    def finish(self, loaded: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        return loaded
+
+
+@dataclass(frozen=True)
+class _DeviceBatch:
+    """A batch on its way to a device."""
+
+    layout: Layout
+    table: Tensor  # rows of the layout, then of the effects if there are any, then labels and indices
+    effects: Effects | None = None
+    pixels: Tensor | None = None
+    copied: Any = None  # CUDA event after the copy
+
+    def render(self, pixels: Tensor, normalizer: Normalizer) -> tuple[Tensor, Tensor, Tensor]:
+        """Crop, apply effects and normalize on the device."""
+        layout, effects, rows = self.layout, self.effects, len(self.layout.table)
+        windows = layout.render(pixels, self.table[:rows], reverse=normalizer.reverse)
+        if effects is None:
+            images = normalizer(windows)
+        else:
+            numbers = self.table[rows : rows + ROWS].view(torch.float64).float()
+            images = effects.erase(normalizer(effects.recolor(windows, numbers, reverse=normalizer.reverse)), numbers)
+        return images, self.table[-2], self.table[-1]
+
+
+class ResidentImages:
+    """Fetches images that are on the device; only a table of numbers is sent.
+
+    Args:
+        store: Store of the images.
+        packed: The store's pixels on the device.
+        normalizer: Converts pixels to the input of the network.
+    """
+
+    uses_threads = False
+
+    def __init__(self, store: Store, packed: Tensor, normalizer: Normalizer) -> None:
+        self.store, self.packed, self.normalizer = store, packed, normalizer
+
+    def load(
+        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
+    ) -> _DeviceBatch:
+        assert plan is not None
+        touched, channels = plan.touched(), self.store.channels
+        pitch = self.store.sizes[indices, 1].astype(np.int64) * channels
+        starts = self.store.offsets[indices] + touched[:, 0] * pitch + touched[:, 1] * channels
+        layout = Layout.of(plan, touched, starts, pitch, channels)
+        table = _table(layout, effects, labels, indices)
+        return _DeviceBatch(layout, _send(table, self.packed.device), effects)
+
+    def finish(self, loaded: _DeviceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        return loaded.render(self.packed, self.normalizer)
+
+
+class StreamedImages:
+    """Fetches images from the host; only the pixels that a batch needs are sent, ahead of their use.
+
+    Args:
+        store: Store of the images.
+        pixels: The store's pixels.
+        normalizer: Converts pixels to the input of the network.
+    """
+
+    uses_threads = True
+
+    def __init__(self, store: Store, pixels: NDArray[np.uint8], normalizer: Normalizer) -> None:
+        self.store, self.pixels, self.normalizer = store, pixels, normalizer
+        self.device = normalizer.device
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def load(
+        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
+    ) -> _DeviceBatch:
+        assert plan is not None
+        touched, channels = plan.touched(), self.store.channels
+        lengths = touched[:, 2] * touched[:, 3] * channels
+        ends = lengths.cumsum()
+        packed = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=self.stream is not None)
+        target = packed.numpy()
+        for i, image in enumerate(stored_images(self.store, self.pixels, indices)):
+            top, left, height, width = touched[i].tolist()
+            place = target[ends[i] - lengths[i] : ends[i]].reshape(height, width, channels)
+            place[:] = image[top : top + height, left : left + width]
+        layout = Layout.of(plan, touched, ends - lengths, touched[:, 3] * channels, channels)
+        table = _table(layout, effects, labels, indices)
+        if self.stream is None:
+            return _DeviceBatch(layout, _send(table, self.device), effects, packed)
+        with torch.cuda.stream(self.stream):
+            sent = packed.to(self.device, non_blocking=True)
+            return _DeviceBatch(layout, _send(table, self.device), effects, sent, self.stream.record_event())
+
+    def finish(self, loaded: _DeviceBatch) -> tuple[Tensor, Tensor, Tensor]:
+        assert loaded.pixels is not None
+        if loaded.copied is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(loaded.copied)
+            for tensor in (loaded.pixels, loaded.table):
+                tensor.record_stream(current)  # its memory must not be reused before this stream is done with it
+        return loaded.render(loaded.pixels, self.normalizer)
+
+
+class ResidentVectors:
+    """Fetches vectors that are on the device.
+
+    Args:
+        vectors: Vectors [n, d] on the device.
+    """
+
+    uses_threads = False
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Tensor:
+        return _send(np.stack([labels, indices]), self.vectors.device)
+
+    def finish(self, loaded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.vectors.index_select(0, loaded[1]), loaded[0], loaded[1]
+
+
+class StreamedVectors:
+    """Fetches vectors from the host.
+
+    Args:
+        vectors: Vectors [n, d] in memory or in a file.
+        dtype: Floating-point type of the batches.
+        device: Device of the batches.
+    """
+
+    uses_threads = True
+
+    def __init__(self, vectors: NDArray[Any], dtype: torch.dtype, device: torch.device) -> None:
+        self.vectors, self.dtype, self.device = vectors, dtype, device
+
+    def load(
+        self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None
+    ) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(self.vectors[indices]).to(self.dtype)
+        pair = torch.from_numpy(np.stack([labels, indices]))
+        return (rows.pin_memory(), pair.pin_memory()) if self.device.type == "cuda" else (rows, pair)
+
+    def finish(self, loaded: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        rows, pair = (part.to(self.device, non_blocking=True) for part in loaded)
+        return rows, pair[0], pair[1]
+
+
+class BufferPool:
+    """Arrays that reuse the memory of earlier ones.
+
+    New memory costs about as much as filling it with pixels, as the system clears it first. The memory of an array is
+    reused only when nothing refers to the array any more, including tensors and views of it.
+
+    Args:
+        size: Unused buffers to keep.
+
+    Example:
+        >>> buffers = BufferPool(size=1)
+        >>> first = buffers.take((2, 3), np.float32)
+        >>> address = first.ctypes.data
+        >>> del first
+        >>> buffers.take((3, 2), np.int32).ctypes.data == address
+        True
+    """
+
+    def __init__(self, size: int) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=size)
+
+    def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an uninitialized array.
+
+        Args:
+            shape: Shape of the array.
+            dtype: Type of its elements.
+        """
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = None
+        if memory is None or memory.size != size:
+            memory = np.empty(size, dtype=np.uint8)
+        array: NDArray[Any] = memory.view(dtype).reshape(shape)
+        weakref.finalize(array, self._free.append, memory).atexit = False
+        return array
+
+
+def stored_images(store: Store, pixels: NDArray[np.uint8], indices: Indices) -> list[NDArray[np.uint8]]:
+    """Return images of a store, each [height, width, channels], as views of ``pixels``.
+
+    Args:
+        store: Store of the images.
+        pixels: The store's pixels, or a copy of them.
+        indices: Items of the store.
+    """
+    starts, sizes = store.offsets[indices].tolist(), store.sizes[indices].tolist()
+    shapes = [(height, width, store.channels) for height, width in sizes]
+    return [
+        pixels[start : start + shape[0] * shape[1] * shape[2]].reshape(shape)
+        for start, shape in zip(starts, shapes, strict=True)
+    ]
+
+
+def to_device(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Copy a large array to a device block by block, so that a memory map need not fit into memory.
+
+    Args:
+        array: The array.
+        device: Target device.
+        dtype: Type of the tensor.
+    """
+    out = torch.empty(array.shape, dtype=dtype, device=device)
+    step = max(1, BLOCK // max(1, array[:1].nbytes))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)  # it is only read
+        for start in range(0, len(array), step):
+            out[start : start + step] = torch.from_numpy(array[start : start + step])
+    return out
+
+
+def _send(table: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Copy a table to the device without waiting for the copy."""
+    tensor = torch.from_numpy(table)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _table(layout: Layout, effects: Effects | None, labels: Indices, indices: Indices) -> NDArray[np.int64]:
+    """Stack all numbers of a batch into one table for one copy; floats of effects are stored as their bits."""
+    own = [] if effects is None else [effects.table(len(indices)).view(np.int64)]
+    return np.vstack([layout.table, *own, labels, indices])

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from nearfar.data import splits
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.loader import Loader
-from nearfar.data.sampling import registry
+from nearfar.data.sampling import create
 from nearfar.data.store.decode import BadImage, decode
 from nearfar.data.store.prepare import BadFiles, prepare, store_folder
 from nearfar.data.store.store import Bad, Store
@@ -66,7 +66,7 @@ def first_batch(
     if classes is None:
         full = int(np.minimum(np.bincount(labels), per_class).sum()) // per_class
         classes = max(1, min(8, full))
-    sampler = registry.create("groups", labels, classes=classes, per_class=per_class, seed=seed)
+    sampler = create("groups", labels, classes=classes, per_class=per_class, seed=seed)
     if store is None:
         needed = np.sort(rows[sampler.batch(0, 0)])
         store = Store.of_arrays(_decoded(dataset, needed, side), rows=needed)

@@ -52,7 +52,7 @@ class Split:
             if len(rows) == 0 and name != "validation":
                 raise ValueError(f"{name} has no rows")
             if len(rows) and (rows[0] < 0 or rows[-1] >= len(labels) or (np.diff(rows) <= 0).any()):
-                raise ValueError(f"{name} must be rising numbers from 0 to {len(labels) - 1}")
+                raise ValueError(f"{name} must be increasing numbers from 0 to {len(labels) - 1}")
         if "query" in test and len(np.intersect1d(test["query"], test["gallery"])):
             raise ValueError(f"query and gallery share row {np.intersect1d(test['query'], test['gallery'])[0]}")
         _check_disjoint(labels, {"train": train, "validation": validation, "test": np.concatenate([*test.values()])})

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from nearfar.data import Dataset
-from nearfar.data.datasets.tree import is_archive, open_tree
+from nearfar.data.datasets.archives import is_archive, open_tree
 from nearfar.data.preview import part_rows
 from nearfar.search.encoder import ImageInput
 
@@ -56,9 +56,9 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
         if path.is_file() and not is_archive(path):
             return list_images([path], labels)
         tree = open_tree(path)
-        if not tree.pictures:
+        if not tree.images:
             raise ValueError(f"pictures is {str(path)!r}; it contains no files with the extension of an image")
-        return [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.pictures]
+        return [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.images]
     if not len(images):
         raise ValueError("pictures is empty; it must be a folder or at least one file")
     listed: dict[str, ImageSource] = {}

@@ -31,7 +31,7 @@ def test_every_data_set_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        ({"name": "cubs"}, ValueError, r"data set is 'cubs' \(did you mean 'cub'\?\); allowed are arrays, cars196"),
+        ({"name": "cubs"}, ValueError, r"dataset is 'cubs' \(did you mean 'cub'\?\); allowed are arrays, cars196"),
         ({"name": "cub"}, TypeError, "cub needs root"),
         ({"name": "digits", "root": "/somewhere"}, TypeError, "root is '/somewhere'; digits takes none"),
         ({"name": "glyphs", "clases": 3}, TypeError, r"glyphs has no setting 'clases' \(did you mean 'classes'\?\)"),
@@ -51,7 +51,7 @@ def test_a_root_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
 
 def test_classes_of_a_single_picture_are_reported() -> None:
     assert data.problems(data.from_arrays(np.eye(3), ["jay", "jay", "wren"])) == [
-        "1 classes have a single picture, which finds nothing of its class: wren"
+        "1 classes have a single image, which has no match in its class: wren"
     ]
 
 

@@ -69,9 +69,9 @@ def test_it_knows_what_its_rows_are() -> None:
         ({"labels": [0, 0, 1, 1]}, "labels is list"),
         ({"classes": ("jay", "jay")}, "two classes have the name 'jay'"),
         ({"parts": {"training": np.array([0])}}, "parts has 'training'; allowed are train, validation, test"),
-        ({"parts": {"train": np.array([1, 0])}}, r"parts\['train'\] must be rising numbers from 0 to 3"),
-        ({"parts": {"train": np.array([0, 4])}}, r"parts\['train'\] must be rising numbers from 0 to 3"),
-        ({"parts": {"train": np.array([-1, 2])}}, r"parts\['train'\] must be rising numbers from 0 to 3"),
+        ({"parts": {"train": np.array([1, 0])}}, r"parts\['train'\] must be increasing numbers from 0 to 3"),
+        ({"parts": {"train": np.array([0, 4])}}, r"parts\['train'\] must be increasing numbers from 0 to 3"),
+        ({"parts": {"train": np.array([-1, 2])}}, r"parts\['train'\] must be increasing numbers from 0 to 3"),
         (
             {"parts": {"train": np.array([0, 2]), "test": np.array([2, 3])}},
             r"parts\['test'\] and parts\['train'\] share row 2",

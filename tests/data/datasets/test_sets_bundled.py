@@ -43,8 +43,8 @@ def test_mnist_is_halved_by_class_and_keeps_the_official_parts_as_a_column(tmp_p
     assert found.labels[found.parts["test"]].tolist() == [5, 6, 7, 8, 9, 9, 5]
     assert found.columns["official"].tolist() == ["train"] * 10 + ["test"] * 4
     assert found.notes == (
-        "the official train part has 10 pictures; published are 60,000",
-        "the official test part has 4 pictures; published are 10,000",
+        "the official train part has 10 images; published are 60,000",
+        "the official test part has 4 images; published are 10,000",
     )
 
 
@@ -53,22 +53,24 @@ def test_one_of_the_official_parts_is_enough_but_noted(tmp_path: Path) -> None:
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     found = data.open("mnist", tmp_path)
     assert len(found) == 10
-    assert "the official test pictures (t10k-images-idx3-ubyte and its labels) are not there" in found.notes
+    assert "the official test images (t10k-images-idx3-ubyte and its labels) are missing" in found.notes
 
 
 def test_a_folder_without_idx_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"mnist is not recognised in {tmp_path}; looked for train-images-idx3"):
+    with pytest.raises(
+        FileNotFoundError, match=f"mnist was not recognized in {tmp_path}; looked for train-images-idx3"
+    ):
         data.open("mnist", tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no IDX file of 3 dimensions"),
-        (b"\0\0\x08\x01\0\0\0\x02ab", "is no IDX file of 3 dimensions"),
-        (b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02ab", "has 2 of the 8 bytes it promises"),
-        (b"\0\0\x08\x03\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\x02ab", "is cut short: .* bytes are promised"),
-        (b"\0\0\x08\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01ab", "has more than of the 1 bytes it promises"),
+        (b"", "is not an IDX file of 3 dimensions"),
+        (b"\0\0\x08\x01\0\0\0\x02ab", "is not an IDX file of 3 dimensions"),
+        (b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02ab", "has 2 bytes of data; its header says 8"),
+        (b"\0\0\x08\x03\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\x02ab", "is truncated: its header says"),
+        (b"\0\0\x08\x03\0\0\0\x01\0\0\0\x01\0\0\0\x01ab", "has more than 1 bytes of data; its header says 1"),
         (b"\0\0\x08\x03\0\0", "cannot be read"),
         (b"\x1f\x8b\x08\0broken", "cannot be read"),
     ],
@@ -83,7 +85,7 @@ def test_damaged_idx_files_are_refused_by_name(content: bytes, message: str, tmp
 def test_pictures_and_labels_must_be_as_many_and_labels_of_ten_classes(tmp_path: Path) -> None:
     mnist(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte", LABELS[:9])
-    with pytest.raises(ValueError, match=r"has 10 pictures, but .* 9 labels"):
+    with pytest.raises(ValueError, match=r"has 10 images, but .* 9 labels"):
         data.open("mnist", tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(1, 11))
     with pytest.raises(ValueError, match="has the label 10; allowed are 0 to 9"):

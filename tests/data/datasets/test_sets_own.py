@@ -56,7 +56,7 @@ def test_a_class_may_be_called_train(tmp_path: Path) -> None:
 
 def test_pictures_beside_train_and_test_are_not_guessed_about(tmp_path: Path) -> None:
     root = write(tmp_path, ["train/jay/1.jpg", "test/jay/1.jpg", "more/jay/1.jpg"])
-    with pytest.raises(ValueError, match="train and test folders, and others with pictures beside them: more"):
+    with pytest.raises(ValueError, match="train and test folders, and other folders with images next to them: more"):
         data.open("folder", root)
 
 
@@ -75,20 +75,20 @@ def test_what_is_left_out_of_a_folder_is_named(tmp_path: Path) -> None:
     birds = data.open("folder", write(tmp_path, files))
     assert len(birds) == 1
     assert birds.notes == (
-        "loose.jpg: in no class folder; left out",
-        "jay/favicon.ico: no picture, going by its ending; left out",
-        "jay/notes.txt: no picture, going by its ending; left out",
-        "wren/1: no picture, going by its ending; left out",
+        "loose.jpg: not in a class folder; left out",
+        "jay/favicon.ico: no image by its file extension; left out",
+        "jay/notes.txt: no image by its file extension; left out",
+        "wren/1: no image by its file extension; left out",
     )
 
 
 def test_test_pictures_without_class_folders_are_named(tmp_path: Path) -> None:
     birds = data.open("folder", write(tmp_path, ["train/jay/1.jpg", "test/1.jpg"]))
-    assert birds.notes == ("test/1.jpg: in no class folder; left out",)
+    assert birds.notes == ("test/1.jpg: not in a class folder; left out",)
 
 
 def test_a_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"looked for class folders with pictures.*there is 1\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"looked for class folders with images.*found 1\.jpg"):
         data.open("folder", write(tmp_path, ["1.jpg"]))
 
 
@@ -166,7 +166,7 @@ def test_paths_may_be_absolute_or_of_another_system(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../jay/1.jpg"])
 def test_paths_outside_the_folder_of_pictures_are_refused(path: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"row 1, .* is not below .*; images can name a folder further up"):
+    with pytest.raises(ValueError, match=r"row 1, .* is not below .*; set images to a folder further up"):
         data.open("table", table(tmp_path, [f"{path},a"], "path,label"))
 
 
@@ -183,11 +183,11 @@ def test_rows_that_are_left_out_are_named(tmp_path: Path) -> None:
     birds = data.open("table", table(tmp_path, rows, "path,label"))
     assert len(birds) == 2
     assert birds.notes == (
-        "row 2, gone.jpg: not there; left out",
+        "row 2, gone.jpg: missing; left out",
         "row 3, wren/1.jpg: no label; left out",
         "row 4: no path; left out",
         "row 5, jay/1.jpg: listed before in row 1; left out",
-        "row 6, ./jay/1.jpg: listed before in row 1 (there as jay, here as wren); left out",
+        "row 6, ./jay/1.jpg: listed before in row 1 (there with label jay, here with wren); left out",
     )
 
 
@@ -195,7 +195,7 @@ def test_rows_without_a_part_are_reported(tmp_path: Path) -> None:
     rows = ["wren/1.jpg,a,train", "jay/1.jpg,a,", "jay/2.jpg,b,test"]
     birds = data.open("table", table(tmp_path, rows, "path,label,split"))
     assert birds.parts["train"].tolist() == [0]
-    assert "1 pictures are in no part" in data.problems(birds)
+    assert "1 images are in no part" in data.problems(birds)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_tables_that_do_not_fit_are_refused(rows: list[str], head: str, message:
 
 
 def test_a_table_without_any_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none of 1 rows has a label and a picture below"):
+    with pytest.raises(FileNotFoundError, match="none of 1 rows has a label and an image below"):
         data.open("table", table(tmp_path, ["gone.jpg,a"], "path,label"))
 
 

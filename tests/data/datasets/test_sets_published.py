@@ -65,7 +65,7 @@ def test_cub_below_train_and_test_is_the_same_and_a_misplaced_picture_is_named(t
     cub = data.open("cub", write(tmp_path, ["train/002.Z/z.jpg", "test/101.A/a.jpg", "test/003.Y/y.jpg"]))
     assert named(cub, "train") == ["z.jpg", "y.jpg"]
     assert named(cub, "test") == ["a.jpg"]
-    assert counted(cub) == ["test/003.Y/y.jpg: below test/, but its class is for train"]
+    assert counted(cub) == ["test/003.Y/y.jpg: below test/, but its class belongs to train"]
 
 
 def official_cub(root: Path, listed: list[str], there: list[str]) -> Path:
@@ -100,7 +100,7 @@ def test_cub_names_listed_pictures_that_are_missing_and_others_that_are_not_list
     cub = data.open("cub", official_cub(tmp_path, LISTED, [*LISTED[1:], "101.A/new.jpg"]))
     assert len(cub) == 2
     assert counted(cub) == [
-        "101.A/a1.jpg: listed in images.txt, but not there",
+        "101.A/a1.jpg: listed in images.txt, but missing",
         "images/101.A/new.jpg: not listed in images.txt; left out",
     ]
 
@@ -112,20 +112,20 @@ def test_cub_official_copies_may_be_of_another_format(tmp_path: Path) -> None:
 
 def test_cub_lists_without_any_picture_are_refused(tmp_path: Path) -> None:
     write(tmp_path, {"images.txt": "1 001.A/a.jpg\n", "image_class_labels.txt": "1 1\n"})
-    with pytest.raises(FileNotFoundError, match=r"images\.txt lists 1 pictures, but none is below .*001\.A/a\.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"images\.txt lists 1 images, but none is below .*001\.A/a\.jpg"):
         data.open("cub", tmp_path)
 
 
 def test_cub_lists_that_are_damaged_are_refused_with_the_place(tmp_path: Path) -> None:
     official_cub(tmp_path, LISTED, LISTED)
     write(tmp_path, {"image_class_labels.txt": "1 101\n2 101\n"})
-    with pytest.raises(ValueError, match=r"no class for 1 pictures; the first is 002\.Z/z1\.jpg"):
+    with pytest.raises(ValueError, match=r"no class for 1 images; the first is 002\.Z/z1\.jpg"):
         data.open("cub", tmp_path)
     write(tmp_path, {"image_class_labels.txt": "1 101\n2 bird\n3 2\n"})
-    with pytest.raises(ValueError, match="has 'bird' where a whole number should be"):
+    with pytest.raises(ValueError, match="has 'bird' in place of a whole number"):
         data.open("cub", tmp_path)
     write(tmp_path, {"images.txt": "1 101.A/a1.jpg\n2\n"})
-    with pytest.raises(ValueError, match="line 2: '2' has not 2 fields"):
+    with pytest.raises(ValueError, match="line 2: '2' has fewer than 2 fields"):
         data.open("cub", tmp_path)
 
 
@@ -143,12 +143,12 @@ def test_a_complete_cub_has_no_notes_and_a_lack_is_named_by_class(
     assert data.problems(data.open("cub", write_zip(tmp_path / "a.zip", names))) == []
     lacking = data.open("cub", write_zip(tmp_path / "b.zip", [*names[1:], "101.Bird/more.jpg", "102.Bird/1.jpg"]))
     assert data.problems(lacking)[:-1] == [
-        "train has 4 pictures; published are 5",
-        "test has 6 pictures; published are 4",
+        "train has 4 images; published are 5",
+        "test has 6 images; published are 4",
         "test has 2 classes; published are 1",
-        "class 001.Bird has 2 pictures; published are 3",
-        "class 101.Bird has 5 pictures; published are 4",
-        "class 102.Bird has 1 pictures; published are 0",
+        "class 001.Bird has 2 images; published are 3",
+        "class 101.Bird has 5 images; published are 4",
+        "class 102.Bird has 1 images; published are 0",
     ]
 
 
@@ -159,9 +159,9 @@ def test_masks_beside_the_pictures_are_never_taken_for_them(tmp_path: Path) -> N
 
 
 def test_cub_classes_without_or_with_the_same_number_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no number begins the name of Jay"):
+    with pytest.raises(FileNotFoundError, match="there is no number at the start of Jay"):
         data.open("cub", write(tmp_path / "a", ["Jay/1.jpg", "001.Wren/1.jpg"]))
-    with pytest.raises(ValueError, match=r"two class folders have the number of"):
+    with pytest.raises(ValueError, match=r"several class folders have the same number"):
         data.open("cub", write(tmp_path / "b", ["001.Jay/1.jpg", "001.Wren/1.jpg"]))
 
 
@@ -201,15 +201,15 @@ def test_cars_with_all_classes_in_train_and_test_are_halved_by_class(tmp_path: P
 def test_cars_name_every_picture_number_that_is_missing_or_there_twice(tmp_path: Path) -> None:
     names = [f"Audi/{at:06d}.jpg" for at in range(1, 100) if at != 57]
     notes = data.open("cars196", write(tmp_path, [*names, "BMW/000099.png", "BMW/000098.png"])).notes
-    assert [note for note in notes if "twice" in note] == ["000098: there twice", "000099: there twice"]
-    assert [note for note in notes if "not there" in note][:2] == ["000057: not there", "000100: not there"]
-    assert "016185: not there" in notes
+    assert [note for note in notes if "twice" in note] == ["000098: occurs twice", "000099: occurs twice"]
+    assert [note for note in notes if "missing" in note][:2] == ["000057: missing", "000100: missing"]
+    assert "016185: missing" in notes
 
 
 def test_cars_without_numbers_or_with_numbers_that_begin_again_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"Audi/front\.jpg has no number"):
         data.open("cars196", write(tmp_path / "a", ["Audi/front.jpg"]))
-    with pytest.raises(ValueError, match="smallest picture numbers of Audi, BMW are the same"):
+    with pytest.raises(ValueError, match="smallest image numbers of Audi, BMW are the same"):
         data.open("cars196", write(tmp_path / "b", ["Audi/00001.jpg", "BMW/00001.jpg"]))
 
 
@@ -278,10 +278,10 @@ def test_sop_official_lists_are_followed(tmp_path: Path) -> None:
     assert named(sop, "test") == ["9_0.JPG"]
     assert sop.columns["super_class"].tolist() == ["bicycle", "bicycle", "sofa", "sofa"]
     assert sop.notes == (
-        "sofa_final/9_1.JPG: listed in Ebay_train.txt or Ebay_test.txt, but not there",
-        "train has 3 pictures; published are 59,551",
+        "sofa_final/9_1.JPG: listed in Ebay_train.txt or Ebay_test.txt, but missing",
+        "train has 3 images; published are 59,551",
         "train has 2 classes; published are 11,318",
-        "test has 1 pictures; published are 60,502",
+        "test has 1 images; published are 60,502",
         "test has 1 classes; published are 11,316",
     )
 
@@ -320,7 +320,7 @@ def test_inshop_has_queries_and_a_gallery_of_the_same_classes(folder: str, tmp_p
     }
     assert counted(shop) == []
     assert data.splits.standard(shop).test.keys() == {"query", "gallery"}
-    assert "query has 1 pictures; published are 14,218" in shop.notes
+    assert "query has 1 images; published are 14,218" in shop.notes
 
 
 def test_inshop_class_folders(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_inshop_class_folders(tmp_path: Path) -> None:
 
 def test_inshop_lists_with_other_parts_are_refused(tmp_path: Path) -> None:
     write(tmp_path, {"list_eval_partition.txt": "1\nhead\nimg/a.jpg id_1 probe\n", "img/a.jpg": b""})
-    with pytest.raises(ValueError, match="has 'probe' where train, query, gallery are allowed"):
+    with pytest.raises(ValueError, match="has the part 'probe'; allowed are train, query, gallery"):
         data.open("inshop", tmp_path)
 
 
@@ -351,11 +351,11 @@ def test_a_layout_nobody_knows_is_refused_with_what_was_looked_for(name: str, lo
     write(tmp_path, {"README.md": "", "loose.jpg": ""})
     with pytest.raises(FileNotFoundError) as caught:
         data.open(name, tmp_path)
-    for words in (f"{name} is not recognised in {tmp_path}", looked_for, "there is README.md, loose.jpg"):
+    for words in (f"{name} was not recognized in {tmp_path}", looked_for, "found README.md, loose.jpg"):
         assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["cub", "cars196", "sop", "inshop"])
 def test_an_empty_folder_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is nothing"):
+    with pytest.raises(FileNotFoundError, match="found nothing"):
         data.open(name, tmp_path)

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trees_on_disk import add, write, write_tar, write_zip
 
-from nearfar.data.datasets import tar
-from nearfar.data.datasets.tree import open_tree
+from nearfar.data.datasets.archives import DamagedTar, open_tree, tar_members
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 
@@ -39,13 +38,13 @@ def test_a_link_to_a_folder_is_followed_but_a_loop_only_once(tmp_path: Path) -> 
     (tmp_path / "root/wren/again").symlink_to(tmp_path / "root")
     tree = open_tree(tmp_path / "root")
     assert tree.names == ("jay/1.jpg", "wren/1.jpg")
-    assert tree.remarks == ("wren/again: a folder met before under another name; passed over",)
+    assert tree.remarks == ("wren/again: the same folder as one visited before; skipped",)
 
 
 def test_a_broken_link_is_named(tmp_path: Path) -> None:
     write(tmp_path, ["jay/1.jpg"])
     (tmp_path / "jay/2.jpg").symlink_to(tmp_path / "nothing")
-    assert open_tree(tmp_path).remarks == ("jay/2.jpg: a broken link; passed over",)
+    assert open_tree(tmp_path).remarks == ("jay/2.jpg: a broken link; skipped",)
 
 
 def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path: Path) -> None:
@@ -56,7 +55,7 @@ def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path:
     ):
         assert tree.names == ("jay/1.jpg",)
         assert len(tree.remarks) == 3
-        assert all("leads out of the archive" in remark for remark in tree.remarks)
+        assert all("path outside of the archive" in remark for remark in tree.remarks)
 
 
 def test_links_in_a_tar_are_named_and_never_followed_out_of_it(tmp_path: Path) -> None:
@@ -70,9 +69,9 @@ def test_links_in_a_tar_are_named_and_never_followed_out_of_it(tmp_path: Path) -
     assert tree.names == ("jay/1.jpg", "jay/4.jpg")
     assert tree.read(1) == b"one"
     assert tree.remarks == (
-        "jay/2.jpg in a.tar: a link; passed over",
-        "jay/3.jpg in a.tar: a link; passed over",
-        "jay/5.jpg in a.tar: no plain file; passed over",
+        "jay/2.jpg in a.tar: a link; skipped",
+        "jay/3.jpg in a.tar: a link; skipped",
+        "jay/5.jpg in a.tar: not a regular file; skipped",
     )
 
 
@@ -81,7 +80,7 @@ def test_encrypted_members_of_a_zip_are_named(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[data.index(b"PK\x01\x02") + 8] |= 1
     file.write_bytes(data)
-    assert open_tree(file).remarks == ("jay/1.jpg in a.zip: encrypted; passed over",)
+    assert open_tree(file).remarks == ("jay/1.jpg in a.zip: encrypted; skipped",)
 
 
 def test_of_two_members_with_one_name_the_later_counts(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_of_two_members_with_one_name_the_later_counts(tmp_path: Path) -> None:
         add(archive, "./jay/1.jpg", b"new")
     tree = open_tree(tmp_path / "a.tar")
     assert tree.read(0) == b"new"
-    assert tree.remarks == ("jay/1.jpg in a.tar: there twice; the later one counts",)
+    assert tree.remarks == ("jay/1.jpg in a.tar: occurs twice; the later one counts",)
 
 
 def test_a_folder_of_archives_is_read_as_one(tmp_path: Path) -> None:
@@ -175,7 +174,7 @@ def test_headers_are_read_as_the_standard_library_reads_them(
             add(archive, name, data, mtime=time)
     with tarfile.open(fileobj=io.BytesIO(stream.getvalue())) as archive:
         right = [(info.name, info.offset_data, info.size, int(info.mtime)) for info in archive]
-    found = [(member.name, member.offset, member.size, member.time) for member in tar.members(stream)]
+    found = [(member.name, member.offset, member.size, member.time) for member in tar_members(stream)]
     assert [(name.rstrip("/"), *rest) for name, *rest in found] == right
 
 
@@ -186,7 +185,7 @@ def test_long_names_are_read_in_every_format() -> None:
         with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
             add(archive, name, b"data")
             add(archive, "short.jpg", b"more")
-        assert [member.name for member in tar.members(stream)] == [name, "short.jpg"]
+        assert [member.name for member in tar_members(stream)] == [name, "short.jpg"]
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
@@ -198,8 +197,8 @@ def test_damaged_headers_give_members_or_one_kind_of_error(place: int, value: in
         add(archive, "jay/2.jpg", b"data")
     data = bytearray(stream.getvalue())
     data[place] = value
-    with contextlib.suppress(tar.DamagedTar):
-        list(tar.members(io.BytesIO(data)))
+    with contextlib.suppress(DamagedTar):
+        list(tar_members(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("size", ["-512", "many"])
@@ -207,8 +206,8 @@ def test_a_member_cannot_have_a_strange_size(size: str) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, "jay/1.jpg", pax_headers={"size": size})
-    with pytest.raises(tar.DamagedTar, match=r"jay/1\.jpg"):
-        list(tar.members(stream))
+    with pytest.raises(DamagedTar, match=r"jay/1\.jpg"):
+        list(tar_members(stream))
 
 
 def test_a_zip_may_be_damaged_at_its_end(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.data.sampling import registry
-from nearfar.data.sampling.registry import Sampler, create, fitting_classes
+from nearfar.data.sampling import Sampler, create, fitting_classes, registry
 
 LABELS = torch.arange(60) % 12
 DATA = TensorDataset(torch.arange(60), LABELS)
@@ -77,7 +76,7 @@ def test_ranks_get_their_share() -> None:
 
 def test_a_sampler_itself_says_what_a_data_loader_takes() -> None:
     sampler = create("groups", LABELS, classes=4, per_class=3)
-    with pytest.raises(TypeError, match=r"a groups sampler draws any epoch.*sampler\.batches\(\)"):
+    with pytest.raises(TypeError, match=r"a groups sampler has no current epoch.*sampler\.batches\(\)"):
         next(iter(DataLoader(DATA, batch_sampler=sampler)))
 
 

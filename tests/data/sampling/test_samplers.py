@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nearfar.data.sampling import registry
-from nearfar.data.sampling.class_balanced import HardClasses, _chain
-from nearfar.data.sampling.registry import Sampler, create
+from nearfar.data.sampling import HardClasses, Sampler, create, registry
+from nearfar.data.sampling.hard_classes import _chain
 
 Labels = NDArray[np.int64]
 
@@ -85,7 +84,7 @@ def test_pairs_are_two_of_each_class(labels: list[int], classes: int, seed: int)
     array = np.array(labels)
     enough = sum(count >= 2 for count in Counter(labels).values())
     if enough < classes:
-        with pytest.raises(ValueError, match=f"{enough} classes of 2 or more"):
+        with pytest.raises(ValueError, match=f"{enough} classes with 2 or more"):
             create("pairs", array, classes=classes)
         return
     batch = create("pairs", array, classes=classes, seed=seed).batch(0, 0)
@@ -233,7 +232,7 @@ def test_an_epoch_is_as_long_as_there_are_pictures() -> None:
         ("groups", {"classes": 0, "per_class": 4}, "classes is 0"),
         ("groups", {"classes": 3, "per_class": 4, "ranks": 2}, "multiple of ranks, 2"),
         ("groups", {"classes": 2, "per_class": 4, "ranks": 2, "rank": 2}, "rank is 2"),
-        ("groups", {"classes": 11, "per_class": 4}, "labels hold 10 classes, enough for a batch of 40"),
+        ("groups", {"classes": 11, "per_class": 4}, "labels has 10 classes, enough for a batch of 40"),
         ("random", {"batch_size": 7, "ranks": 2}, "multiple of ranks, 2"),
         ("hard_classes", {"classes": 4, "candidates": 3}, "candidates is 3"),
     ],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from trees_on_disk import add, write, write_tar, write_zip
 
-from nearfar.data.datasets.tree import open_tree
+from nearfar.data.datasets.archives import open_tree
 from nearfar.data.store import sources
 from nearfar.data.store.sources import Arrays, Files, Source, Vectors
 

@@ -94,7 +94,7 @@ def test_what_is_no_picture_is_refused(images: Any, message: str) -> None:
 
 
 def test_rows_must_rise() -> None:
-    with pytest.raises(ValueError, match="needed are 4 rising numbers"):
+    with pytest.raises(ValueError, match="needed are 4 increasing numbers"):
         Store.of_arrays(some(), rows=np.array([0, 2, 2, 3]))
 
 

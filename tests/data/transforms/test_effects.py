@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from every_feed import feeds
+from all_fetchers import fetchers
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from nearfar.data import from_arrays, preview
-from nearfar.data.feeds import Finish
-from nearfar.data.loader import Batch, Loader
+from nearfar.data.loader import Batch, Loader, Normalizer
 from nearfar.data.sampling.registry import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.cpu import render
@@ -105,7 +104,7 @@ def by_hand(window: Tensor, effects: Effects, i: int, normalization: pixels.Norm
 @each_effect
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("normalization", [pixels.IMAGENET, pixels.CAFFE], ids=["RGB", "BGR"])
-def test_all_feeds_do_what_the_loop_does(
+def test_all_fetchers_do_what_the_loop_does(
     settings: dict[str, float], channels: int, normalization: pixels.Normalization
 ) -> None:
     store, indices, view = store_of(channels), np.arange(12), replace(PLAIN, **settings)
@@ -113,11 +112,11 @@ def test_all_feeds_do_what_the_loop_does(
     windows = render([store.image(i) for i in indices], plan)
     expected = torch.stack([by_hand(window, effects, i, normalization) for i, window in enumerate(windows)])
     found = {
-        name: feed.finish(feed.load(indices, plan, LABELS[indices], effects))[0]
-        for name, feed in feeds(store, normalization).items()
+        name: fetcher.finish(fetcher.load(indices, plan, LABELS[indices], effects))[0]
+        for name, fetcher in fetchers(store, normalization).items()
     }
     level = normalization.range / 255 / min(normalization.std)
-    assert (found["host"] - expected).abs().max() <= 0.01 * level
+    assert (found["cpu"] - expected).abs().max() <= 0.01 * level
     # Batched, bit by bit the same from either side; from the host's it differs by what that rounds, times the factors.
     assert torch.equal(found["resident"], found["streamed"])
     assert (found["resident"] - expected).abs().max() <= 1.5**3 * 1.01 * level
@@ -130,7 +129,7 @@ def test_a_rotation_is_pillows() -> None:
     for angle in (-70.0, 12.5, 90.0):
         effects = Effects(angles=np.array([angle]))
         numbers = torch.from_numpy(effects.table(1)).float()
-        found = effects.recoloured(torch.from_numpy(picture)[None], numbers)[0, 0].numpy()
+        found = effects.recolor(torch.from_numpy(picture)[None], numbers)[0, 0].numpy()
         there = np.array(Image.fromarray(picture[0]).rotate(angle, Image.Resampling.BILINEAR, fillcolor=-1.0))
         inside = there >= 0  # what lies wholly within the picture
         assert inside.mean() > 0.4
@@ -140,7 +139,7 @@ def test_a_rotation_is_pillows() -> None:
 def test_a_full_turn_changes_nothing() -> None:
     picture = torch.rand(1, 3, 9, 14) * 255
     effects = Effects(angles=np.array([360.0]))
-    assert (effects.recoloured(picture, torch.from_numpy(effects.table(1)).float()) - picture).abs().max() < 1e-3
+    assert (effects.recolor(picture, torch.from_numpy(effects.table(1)).float()) - picture).abs().max() < 1e-3
 
 
 def test_colours_stay_between_black_and_white() -> None:
@@ -163,8 +162,10 @@ def test_one_channel_has_no_saturation() -> None:
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
     assert effects.factors is not None
     paler = replace(effects, factors=effects.factors * [1.0, 1.0, 0.1])
-    for feed in feeds(store, pixels.GREY).values():
-        images = [feed.finish(feed.load(np.arange(40), plan, LABELS, each))[0].clone() for each in (effects, paler)]
+    for fetcher in fetchers(store, pixels.GREY).values():
+        images = [
+            fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, each))[0].clone() for each in (effects, paler)
+        ]
         assert torch.equal(*images)
 
 
@@ -173,9 +174,9 @@ def test_what_is_erased_is_zero(normalization: pixels.Normalization | None, chan
     store, view = store_of(channels), replace(PLAIN, erase=1.0)
     plan, effects = view.plan(store.sizes), effects_of(view, 40)
     assert effects.erased is not None
-    for feed in feeds(store, normalization).values():
-        plain = feed.finish(feed.load(np.arange(40), plan, LABELS))[0].clone()
-        images = feed.finish(feed.load(np.arange(40), plan, LABELS, effects))[0]
+    for fetcher in fetchers(store, normalization).values():
+        plain = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS))[0].clone()
+        images = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0]
         assert images.dtype == plain.dtype
         for image, whole, (top, left, height, width) in zip(images, plain, effects.erased.tolist(), strict=True):
             assert (image[:, top : top + height, left : left + width] == 0).all()
@@ -191,7 +192,7 @@ def test_nothing_happens_unless_told() -> None:
     # The very crops and flips of earlier versions.
     view = View(size=16, crop="random_resized")
     plan = view.plan(np.array([[40, 60], [33, 20], [64, 64]]), stream(9, "views", 2, 1))
-    assert plan.pieces.tolist() == [[19, 17, 17, 13], [16, 1, 16, 18], [22, 6, 41, 46]]
+    assert plan.crops.tolist() == [[19, 17, 17, 13], [16, 1, 16, 18], [22, 6, 41, 46]]
     assert plan.flips.tolist() == [True, True, False]
 
 
@@ -202,8 +203,8 @@ def test_crops_and_flips_are_the_same_with_and_without(
     sampler, seen = create("groups", LABELS, classes=4, per_class=3, steps=3), []
     for given in ({}, settings):
         loader = Loader(store_of(), LABELS, view=View(size=16, crop="random_resized", **given), workers=0)
-        load = loader._feed.load
-        monkeypatch.setattr(loader._feed, "load", lambda *a, load=load: (seen.append(a[1]), load(*a))[1])
+        load = loader._fetcher.load
+        monkeypatch.setattr(loader._fetcher, "load", lambda *a, load=load: (seen.append(a[1]), load(*a))[1])
         list(loader.epoch(sampler, 1))
     for plain, other in zip(seen[:3], seen[3:], strict=True):
         assert plain.boxes.tolist() == other.boxes.tolist()
@@ -325,12 +326,12 @@ def test_the_number_of_threads_does_not_matter() -> None:
 def test_the_rest_of_the_program_does_not_matter(sampler: Any) -> None:
     store, view = store_of(), EVERYTHING
     plan, effects = view.plan(store.sizes, np.random.default_rng(0)), effects_of(view, 40)
-    for feed in feeds(store, pixels.IMAGENET).values():
-        expected = feed.finish(feed.load(np.arange(40), plan, LABELS, effects))[0].clone()
+    for fetcher in fetchers(store, pixels.IMAGENET).values():
+        expected = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0].clone()
         torch.set_default_dtype(torch.float64)
         try:
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                found = feed.finish(feed.load(np.arange(40), plan, LABELS, effects))[0]
+                found = fetcher.finish(fetcher.load(np.arange(40), plan, LABELS, effects))[0]
         finally:
             torch.set_default_dtype(torch.float32)
         assert torch.equal(found, expected)
@@ -339,10 +340,10 @@ def test_the_rest_of_the_program_does_not_matter(sampler: Any) -> None:
 @pytest.mark.parametrize("normalization", [pixels.CAFFE, None], ids=["normalised", "pixels"])
 def test_the_device_is_never_asked_for_a_number(normalization: pixels.Normalization | None) -> None:
     # Tensors without numbers: where the host would have to wait for one, this fails.
-    effects, finish = effects_of(EVERYTHING, 40), Finish(normalization, torch.float32, 3, torch.device("meta"))
+    effects, finish = effects_of(EVERYTHING, 40), Normalizer(normalization, torch.float32, 3, torch.device("meta"))
     numbers = torch.from_numpy(effects.table(40)).to("meta", torch.float32)
     windows = torch.empty(40, 3, 16, 16, device="meta")
-    images = effects.wiped(finish(effects.recoloured(windows, numbers, reverse=finish.reverse)), numbers)
+    images = effects.erase(finish(effects.recolor(windows, numbers, reverse=finish.reverse)), numbers)
     assert images.is_meta
     assert images.shape == (40, 3, 16, 16)
 
@@ -380,5 +381,5 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 
 
 def test_vectors_have_no_effects() -> None:
-    with pytest.raises(ValueError, match="are for pictures"):
+    with pytest.raises(ValueError, match="are for images"):
         Loader(np.zeros((40, 3), dtype=np.float32), LABELS, view=View(color=0.4))

@@ -54,7 +54,7 @@ def by_pillow(pictures: list[Pixels], plan: Plan) -> Tensor:
     """Cut the piece, resize what the window shows of it, mirror: Pillow's ``resize`` with a box."""
     shown = []
     for i, picture in enumerate(pictures):
-        (top, left, height, width), box = plan.pieces[i], plan.boxes[i]
+        (top, left, height, width), box = plan.crops[i], plan.boxes[i]
         cut = picture[top : top + height, left : left + width]
         piece = Image.fromarray(cut[..., 0] if cut.shape[2] == 1 else cut)
         x, y = box[1] - left, box[0] - top
@@ -121,7 +121,7 @@ def test_nothing_outside_a_piece_is_seen(crop: str) -> None:
     # Pieces of one grey value in pictures of noise, beside pictures of other sizes that need padding.
     pictures = photographs(sizes=[(50, 70), (20, 24), (90, 30), (64, 64)])
     plan = planned(View(size=16, crop=crop, scale=(0.1, 0.5)), pictures)
-    for picture, (top, left, height, width) in zip(pictures, plan.pieces, strict=True):
+    for picture, (top, left, height, width) in zip(pictures, plan.crops, strict=True):
         picture[top : top + height, left : left + width] = 77
     assert (render(pictures, plan) == 77).all()
     assert largest(on_device(pictures, plan) - 77) < 1e-3
@@ -197,5 +197,5 @@ def test_the_default_precision_of_the_program_does_not_matter() -> None:
 
 def test_a_plan_for_other_pictures_is_refused() -> None:
     pictures = photographs()
-    with pytest.raises(ValueError, match="8 pictures and a plan for 7"):
+    with pytest.raises(ValueError, match="8 images and a plan for 7"):
         render(pictures, planned(VIEWS["none"], pictures[:-1]))

@@ -36,17 +36,17 @@ def many(view: View, size: tuple[int, int], count: int = 20_000) -> Plan:
 
 @fuzzed
 @given(view=some_views, sizes=some_sizes, seed=st.integers(0, 99))
-def test_pieces_lie_in_pictures_and_windows_in_pieces(view: View, sizes: list[tuple[int, int]], seed: int) -> None:
+def test_crops_lie_in_pictures_and_windows_in_crops(view: View, sizes: list[tuple[int, int]], seed: int) -> None:
     plan, given = plan_of(view, *sizes, seed=seed), np.array(sizes)
-    assert (plan.pieces[:, :2] >= 0).all()
-    assert (plan.pieces[:, 2:] >= 1).all()
-    assert (plan.pieces[:, :2] + plan.pieces[:, 2:] <= given).all()
+    assert (plan.crops[:, :2] >= 0).all()
+    assert (plan.crops[:, 2:] >= 1).all()
+    assert (plan.crops[:, :2] + plan.crops[:, 2:] <= given).all()
     assert (plan.corners >= 0).all()
     assert (plan.corners + view.window <= plan.resized).all()
     touched = plan.touched()
-    assert (touched[:, :2] >= plan.pieces[:, :2]).all()
+    assert (touched[:, :2] >= plan.crops[:, :2]).all()
     assert (touched[:, 2:] >= 1).all()
-    assert (touched[:, :2] + touched[:, 2:] <= plan.pieces[:, :2] + plan.pieces[:, 2:]).all()
+    assert (touched[:, :2] + touched[:, 2:] <= plan.crops[:, :2] + plan.crops[:, 2:]).all()
 
 
 @fuzzed
@@ -130,15 +130,15 @@ def one_by_one(height: int, width: int, view: View, rng: np.random.Generator) ->
 
 @pytest.mark.parametrize("size", [(256, 341), (300, 200), (256, 1000), (7, 5)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.6, 0.9)])
-def test_pieces_are_distributed_as_in_the_usual_loop(size: tuple[int, int], scale: tuple[float, float]) -> None:
+def test_crops_are_distributed_as_in_the_usual_loop(size: tuple[int, int], scale: tuple[float, float]) -> None:
     view, rng = View(crop="random_resized", scale=scale), np.random.default_rng(7)
-    ours = many(view, size, 6000).pieces
+    ours = many(view, size, 6000).crops
     loop = np.array([one_by_one(*size, view, rng) for _ in range(6000)])
     shares = np.linspace(0.05, 0.95, 10)
     for column, side in enumerate([size[0], size[1], size[0], size[1]]):
-        found, expected = (np.quantile(pieces[:, column], shares) / side for pieces in (ours, loop))
+        found, expected = (np.quantile(boxes[:, column], shares) / side for boxes in (ours, loop))
         assert found == pytest.approx(expected, abs=0.03 + 1 / side)
-    areas = [np.quantile(pieces[:, 2] * pieces[:, 3], shares) / math.prod(size) for pieces in (ours, loop)]
+    areas = [np.quantile(boxes[:, 2] * boxes[:, 3], shares) / math.prod(size) for boxes in (ours, loop)]
     assert areas[0] == pytest.approx(areas[1], abs=0.03)
 
 
@@ -148,7 +148,7 @@ def test_pieces_are_distributed_as_in_the_usual_loop(size: tuple[int, int], scal
 )
 def test_the_middle_is_taken_where_no_piece_fits(size: tuple[int, int], piece: list[int]) -> None:
     plan = many(View(crop="random_resized", scale=(0.9, 1.0)), size, 50)
-    assert (plan.pieces == piece).all()
+    assert (plan.crops == piece).all()
 
 
 # --- errors ---------------------------------------------------------------------------------------------------

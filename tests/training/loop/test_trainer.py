@@ -337,7 +337,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
     )
     train(chosen, tmp_path / "run", display=Hears(), cache=tmp_path / "cache")
     assert said[0].startswith("without 1 file that gave no picture (a/broken.png);")
-    assert said[1].startswith("folder: a/notes.txt: no picture, going by its ending; left out;")
+    assert said[1].startswith("folder: a/notes.txt: no image by its file extension; left out;")
     (named,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["data"]["left_out"]
     assert named.startswith("a/broken.png: ")
 

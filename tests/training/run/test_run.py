@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from training_runs import recipe, train, vectors
 
-from nearfar.data.store.writer import locked
 from nearfar.networks.weights import save
 from nearfar.training.api import free_folder, model_folder, open_model, start
 from nearfar.training.recipe.files import load, to_toml
@@ -23,6 +22,7 @@ from nearfar.training.run import checkpoints, manifest
 from nearfar.training.run import folder as run_module
 from nearfar.training.run.checkpoints import NoCheckpoint
 from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
+from nearfar.utils.system import locked
 
 
 def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:

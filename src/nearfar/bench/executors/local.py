@@ -11,7 +11,7 @@ from typing import Protocol
 from nearfar.bench.executors.forkserver import Nursery
 from nearfar.bench.executors.job import Job
 from nearfar.bench.executors.processes import Processes
-from nearfar.data.store.prepare import processors
+from nearfar.utils.system import processors
 from nearfar.utils.validation import whole
 
 

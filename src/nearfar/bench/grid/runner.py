@@ -19,7 +19,6 @@ from nearfar.bench.grid.console import Nobody, Watcher
 from nearfar.bench.grid.grid import Grid, Tables
 from nearfar.bench.grid.records import STATUS, Record, records, write_status
 from nearfar.bench.grid.reuse import Opened, open_all, refuse_other_data, sources_of, take_over
-from nearfar.data.store.writer import locked
 from nearfar.training.loop.signals import Asked, listening
 from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.overrides import Overrides
@@ -27,6 +26,7 @@ from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
+from nearfar.utils.system import locked
 from nearfar.utils.validation import one_of
 
 OUT = Path("bench")

@@ -15,11 +15,11 @@ from typing import Any
 
 from nearfar.bench.tuning.samplers import Tried
 from nearfar.bench.tuning.space import Space, to_dict
-from nearfar.data.store.writer import locked
 from nearfar.training.recipe.files import from_dict, upgrade
 from nearfar.training.recipe.files import to_dict as recipe_tables
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
+from nearfar.utils.system import locked
 
 HEARTBEAT, GRACE = 60, 180  # seconds between signs of life, and until a silent worker is given up
 DATABASE = "study.db"

@@ -15,10 +15,10 @@ import torch
 from nearfar.bench.tuning import results
 from nearfar.bench.tuning.plan import Plan
 from nearfar.bench.tuning.tuner import open_study, tune
-from nearfar.data.store.prepare import processors
 from nearfar.training.loop.signals import Stopped, listening
 from nearfar.training.run.console import Display, Lines, Silent
 from nearfar.utils import plugins
+from nearfar.utils.system import processors
 from nearfar.utils.validation import whole
 
 

@@ -1,4 +1,4 @@
-"""One file for each data set; importing them makes them known."""
+"""Datasets, one module each; importing them registers them."""
 
 from nearfar.data.datasets.arrays import arrays, from_arrays
 from nearfar.data.datasets.cars196 import cars196

@@ -1,4 +1,4 @@
-"""Vectors or pictures that are in memory already."""
+"""Vectors or images in memory or in an .npz file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.labels import parts_from, places
+from nearfar.data.datasets.base import Dataset, encode_labels, encode_parts
 from nearfar.data.datasets.registry import Root, register
 from nearfar.data.store.sources import Arrays, Vectors
 from nearfar.utils.inputs import as_vectors, check_finite
@@ -26,39 +25,49 @@ def arrays(
     split: Sequence[str] | Array | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """Vectors [n, d] or pictures [n, h, w] or [n, h, w, 3] from memory or an .npz file.
+    """Vectors [n, d] or images [n, h, w] or [n, h, w, 3] from memory or an .npz file.
 
-    Vectors become float32; pictures must be uint8. Labels may be numbers or words; classes are in their order.
+    Vectors are converted to float32; images must be uint8. Labels are integers or text; classes are sorted by them.
 
     Args:
-        X, y: Vectors or pictures, and a label for each: arrays or tensors, or those of the file ``root``.
-        split: A word for each row: train, validation, test, query or gallery; "split" in the file.
-        name: What the data set is called in results.
+        root: An .npz file with the arrays X, y and optionally split, in place of these arguments.
+        X: Vectors or images: an array, a tensor or a list.
+        y: Label of each row.
+        split: Part of each row: train, validation, test, query or gallery; None if there are no parts.
+        name: Name of the dataset in results.
 
-    >>> arrays(X=np.eye(4), y=["jay", "jay", "wren", "wren"])
-    Dataset('arrays': 4 of 2 classes; all 4; 0 notes)
+    Example:
+        >>> arrays(X=np.eye(4), y=["jay", "jay", "wren", "wren"])
+        Dataset('arrays': 4 of 2 classes; all 4; 0 notes)
     """
     if root is not None:
         if X is not None or y is not None:
-            raise TypeError("root and X or y were given; allowed is a file, or arrays")
+            raise TypeError("root and X or y were given; pass either a file or arrays")
         X, y, split = _load(Path(root), split)
     if X is None or y is None:
-        raise TypeError("arrays needs X and y, or root: an .npz file that holds them")
+        raise TypeError("arrays needs X and y, or root, an .npz file that contains them")
     values, targets = _as_array("X", X), _as_array("y", y)
     if targets.ndim != 1 or len(targets) != len(values):
         raise ValueError(f"y has shape {list(targets.shape)}; needed is [{len(values)}], one label for each row of X")
     if targets.dtype.kind not in "iuUO" or (targets.dtype.kind == "O" and not all(isinstance(w, str) for w in targets)):
         raise TypeError(f"y is of {targets.dtype}; whole numbers or text are needed")
-    classes, labels = places(targets)
-    return Dataset(name, _source(values), labels, classes, parts_from(split, len(labels)))
+    classes, labels = encode_labels(targets)
+    return Dataset(name, _source(values), labels, classes, encode_parts(split, len(labels)))
 
 
 def from_arrays(X: Any, y: Any, *, split: Sequence[str] | Array | None = None, name: str = "arrays") -> Dataset:
-    """A data set of vectors [n, d] or pictures [n, h, w] or [n, h, w, 3] in memory, with a label for each.
+    """Create a dataset from vectors [n, d] or images [n, h, w] or [n, h, w, 3] in memory.
 
-    >>> data = from_arrays(np.zeros((6, 8, 8), dtype=np.uint8), np.array([7, 7, 7, 3, 3, 3]))
-    >>> data.classes, data.labels
-    (('3', '7'), array([1, 1, 1, 0, 0, 0]))
+    Args:
+        X: Vectors, converted to float32, or uint8 images: an array, a tensor or a list.
+        y: Label of each row, integers or text.
+        split: Part of each row: train, validation, test, query or gallery; None if there are no parts.
+        name: Name of the dataset in results.
+
+    Example:
+        >>> data = from_arrays(np.zeros((6, 8, 8), dtype=np.uint8), np.array([7, 7, 7, 3, 3, 3]))
+        >>> data.classes, data.labels
+        (('3', '7'), array([1, 1, 1, 0, 0, 0]))
     """
     return arrays(X=X, y=y, split=split, name=name)
 
@@ -93,7 +102,7 @@ def _load(file: Path, split: Any) -> tuple[Array, Array, Any]:
     try:
         loaded = np.load(file, mmap_mode="r", allow_pickle=False)
         if isinstance(loaded, np.ndarray):
-            raise ValueError("it holds one array, and X and y are needed")
+            raise ValueError("it contains one array; X and y are needed")
         with loaded as content:
             missing = [key for key in ("X", "y") if key not in content]
             if missing:

@@ -1,8 +1,8 @@
-"""A data set: what there is, before anything of it is read."""
+"""The dataset class: images or vectors, labels and parts, before anything is decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +12,18 @@ import numpy as np
 from nearfar.data.store.sources import Arrays, Ints, Source, Vectors
 
 PARTS = ("train", "validation", "test", "query", "gallery", "all")
+# Names of folders, archives and table entries that denote a part.
+PART_WORDS = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+    "testing": "test",
+    "query": "query",
+    "gallery": "gallery",
+}
 Column = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -22,8 +34,9 @@ class Note(str):
         text: The line.
         left_out: Whether it says that a file or row of the source is not part of the dataset.
 
-    >>> Note("jay/notes.txt: not an image; left out", left_out=True).left_out
-    True
+    Example:
+        >>> Note("jay/notes.txt: not an image; left out", left_out=True).left_out
+        True
     """
 
     left_out: bool
@@ -35,28 +48,34 @@ class Note(str):
 
 
 def left_out(what: str, why: str) -> Note:
-    """Make the note that a file or row was left out, and why."""
+    """Return the note that a file or row was left out.
+
+    Args:
+        what: The file or row.
+        why: The reason.
+    """
     return Note(f"{what}: {why}; left out", left_out=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Pictures (or vectors), their classes, and the parts they belong to.
+    """Images or vectors, their classes, and the parts they belong to.
 
     Args:
-        name: Of the data set.
-        source: Where the pictures are; see ``nearfar.data.store.sources``.
-        labels: [n] int64: the class of each, 0 … C − 1. Class numbers are in the order of the protocol.
-        classes: The names of the classes, by number.
-        parts: Indices, sorted and without overlap: "train" and "test", or "train", "query" and "gallery", or "all".
-        columns: What else is known, [n] each.
-        notes: How it differs from what was published, and what was left out: one line each.
+        name: Name of the dataset.
+        source: Where the images are; see ``nearfar.data.store.sources``.
+        labels: Class of each item, 0 … C − 1, int64 [n]. Classes are numbered in the order of the protocol.
+        classes: Names of the classes, by number.
+        parts: Sorted, disjoint indices: "train" and "test", or "train", "query" and "gallery", or "all".
+        columns: Further columns, each [n].
+        notes: Differences from the published dataset and files that were left out, one line each.
 
-    >>> from nearfar.data.store.sources import Vectors
-    >>> vectors = Vectors(np.eye(4, dtype=np.float32))
-    >>> data = Dataset("four", vectors, np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
-    >>> len(data), data.num_classes
-    (4, 2)
+    Example:
+        >>> from nearfar.data.store.sources import Vectors
+        >>> vectors = Vectors(np.eye(4, dtype=np.float32))
+        >>> data = Dataset("four", vectors, np.array([0, 0, 1, 1]), ("jay", "wren"), {"all": np.arange(4)})
+        >>> len(data), data.num_classes
+        (4, 2)
     """
 
     name: str
@@ -70,7 +89,7 @@ class Dataset:
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)
         if len(labels) != len(self.source):
-            raise ValueError(f"labels has {len(labels)} rows; needed are {len(self.source)}, one for each picture")
+            raise ValueError(f"labels has {len(labels)} rows; needed are {len(self.source)}, one for each item")
         if len(labels) and not (labels.min() >= 0 and labels.max() < len(self.classes)):
             raise ValueError(
                 f"labels go from {labels.min()} to {labels.max()}; allowed are 0 to {len(self.classes) - 1}, "
@@ -97,7 +116,7 @@ class Dataset:
         return len(self.labels)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Views of mappings cannot be pickled.
+        # A MappingProxyType cannot be pickled.
         values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns), self.notes)
         return Dataset, values
 
@@ -107,6 +126,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.classes)
 
     @property
@@ -116,17 +136,22 @@ class Dataset:
 
     @property
     def is_vectors(self) -> bool:
-        """Whether it holds vectors instead of pictures."""
+        """Whether the items are vectors."""
         return isinstance(self.source, Vectors)
 
     @property
     def is_encoded(self) -> bool:
-        """Whether its pictures have to be decoded."""
+        """Whether the items are image files that have to be decoded."""
         return not isinstance(self.source, Arrays)
 
 
 def indices(name: str, array: Column) -> Ints:
-    """Whole numbers [n] as an int64 copy that nobody changes by accident."""
+    """Return whole numbers [n] as a read-only int64 copy.
+
+    Args:
+        name: Name of the argument, for errors.
+        array: The numbers.
+    """
     if not isinstance(array, np.ndarray) or array.ndim != 1:
         shape = list(array.shape) if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"{name} is {shape}; a NumPy array of shape [n] is needed")
@@ -137,6 +162,65 @@ def indices(name: str, array: Column) -> Ints:
     return copy
 
 
+def encode_labels(values: Column) -> tuple[tuple[str, ...], Ints]:
+    """Return the names of the classes and the class number of each value.
+
+    Classes are sorted by number if all are whole numbers, and by name otherwise.
+
+    Args:
+        values: Labels [n], integers or text.
+
+    Example:
+        >>> encode_labels(np.array(["10", "9", "10"]))
+        (('9', '10'), array([1, 0, 1]))
+    """
+    found, codes = np.unique(values if values.dtype.kind in "iu" else values.astype(str), return_inverse=True)
+    names = [str(name) for name in found]
+    order = list(range(len(names)))
+    if all(is_whole(name) for name in names):
+        order.sort(key=lambda at: int(names[at]))
+    place = np.empty(len(names), dtype=np.int64)
+    place[order] = np.arange(len(names))
+    return tuple(names[at] for at in order), place[codes.reshape(-1)]
+
+
+def encode_parts(words: Sequence[str] | Column | None, count: int) -> dict[str, Ints]:
+    """Return the rows of each part.
+
+    Args:
+        words: The part of each row, one of ``PART_WORDS``, or empty; None if there are no parts.
+        count: Number of rows.
+    """
+    if words is None:
+        return {"all": np.arange(count)}
+    if len(words) != count:
+        raise ValueError(f"split has {len(words)} rows; needed are {count}")
+    rows: dict[str, list[int]] = {}
+    for row, word in enumerate(words):
+        word = str(word).strip().lower()
+        if word and word not in PART_WORDS:
+            raise ValueError(f"split has {word!r} in row {row}; allowed are {', '.join(PART_WORDS)}")
+        if word:
+            rows.setdefault(PART_WORDS[word], []).append(row)
+    if not rows:
+        return {"all": np.arange(count)}
+    return {part: np.array(rows[part], dtype=np.int64) for part in PARTS if part in rows}
+
+
+def is_whole(word: str) -> bool:
+    """Return whether text is a decimal integer.
+
+    Args:
+        word: The text.
+
+    Example:
+        >>> is_whole("-3"), is_whole("007"), is_whole("3.0")
+        (True, True, False)
+    """
+    digits = word.removeprefix("-")
+    return digits.isascii() and digits.isdecimal()
+
+
 def _check_parts(parts: Mapping[str, Ints], count: int) -> None:
     owner: dict[int, str] = {}
     taken = np.full(count, -1)
@@ -144,7 +228,7 @@ def _check_parts(parts: Mapping[str, Ints], count: int) -> None:
         if name not in PARTS:
             raise ValueError(f"parts has {name!r}; allowed are {', '.join(PARTS)}")
         if len(part) and (part[0] < 0 or part[-1] >= count or (np.diff(part) <= 0).any()):
-            raise ValueError(f"parts[{name!r}] must be rising numbers from 0 to {count - 1}")
+            raise ValueError(f"parts[{name!r}] must be increasing numbers from 0 to {count - 1}")
         again = part[taken[part] >= 0]
         if len(again):
             raise ValueError(f"parts[{name!r}] and parts[{owner[int(taken[again[0]])]!r}] share row {again[0]}")

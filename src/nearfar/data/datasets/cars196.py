@@ -10,33 +10,37 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.layouts import Grouped, Published, Roots, assemble, class_folders, from_list, refuse
+from nearfar.data.datasets.layouts import ClassFolders, Published, Roots, assemble, class_folders, from_list, refuse
 from nearfar.data.datasets.registry import register
-from nearfar.data.datasets.tree import Tree, open_tree
 
-TRAINED = 98  # classes 1 to 98 are for training
+TRAINED = 98  # classes 1 to 98 are training classes
 PUBLISHED = Published({"train": (8054, 98), "test": (8131, 98)})
-PICTURES = 16185  # numbered from 1
+IMAGES = 16185  # numbered from 1
 LOOKED_FOR = (
     "cars_annos.mat with car_ims/, or cars_train_annos.mat and cars_test_annos_withlabels.mat with cars_train/ and "
-    "cars_test/, or class folders with pictures named like 000001.jpg (also below train/ and test/), or zip or tar "
+    "cars_test/, or class folders with images named like 000001.jpg (also below train/ and test/), or zip or tar "
     "files of these"
 )
 
 
 @register
 def cars196(root: Roots) -> Dataset:
-    """Cars-196: 16,185 photographs of 196 models of cars.
+    """Cars-196: 16,185 photographs of 196 car models.
 
-    Classes 1 to 98 are for training (8,054 pictures), 99 to 196 for the test (8,131).
+    Classes 1 to 98 are the training classes (8,054 images), classes 99 to 196 the test classes (8,131 images). Project
+    page: https://ai.stanford.edu/~jkrause/cars/car_dataset.html
 
-    Layouts
-        cars_annos.mat with car_ims/, or the later archives with cars_train/, cars_test/ and a devkit. Their own train
-        and test pictures, which are of the same classes, are kept as the column "official".
-        One folder for each class, also below train/ and test/, also in a zip file or in one or several tar files.
-        The pictures must keep their numbers (000001.jpg): a class's place is that of its smallest number, as the order
-        of names is another one.
+    Layouts:
+        cars_annos.mat with car_ims/, or the later archives with cars_train/, cars_test/ and a devkit. Their own split
+        into train and test images, in which both have the same classes, is the column "official".
+        One folder per class, optionally below train/ and test/, also in a zip file or in one or several tar files. The
+        images must keep their numbers (000001.jpg): classes are sorted by their smallest image number, as the order of
+        their names is another one.
+
+    Args:
+        root: Path of the folder or archive, or a list of archives.
     """
     tree = open_tree(root)
     one = tree.find("cars_annos.mat")
@@ -85,7 +89,7 @@ def _load(tree: Tree, index: int) -> dict[str, Any]:
 
     try:
         content: dict[str, Any] = loadmat(io.BytesIO(tree.read(index)), squeeze_me=True)
-    except Exception as error:  # whatever bytes that are no .mat file lead to
+    except Exception as error:  # scipy raises various errors for files that are no .mat files
         raise ValueError(f"{tree.names[index]} in {tree.root} cannot be read as a .mat file: {error}") from error
     return content
 
@@ -120,8 +124,8 @@ def _folders(tree: Tree) -> Dataset:
     if len(set(first.values())) < len(first):
         twice = sorted(group for group, number in first.items() if list(first.values()).count(number) > 1)
         raise ValueError(
-            f"cars196 in {tree.root}: the smallest picture numbers of {', '.join(twice[:4])} are the same, so the "
-            f"order of classes is not known; pictures must have the numbers they have in car_ims/ (1 to {PICTURES})"
+            f"cars196 in {tree.root}: the smallest image numbers of {', '.join(twice[:4])} are the same, so the "
+            f"order of classes is unknown; images must have the numbers they have in car_ims/ (1 to {IMAGES})"
         )
     ordered = sorted(first, key=first.__getitem__)
     place = {group: at for at, group in enumerate(ordered, start=1)}
@@ -131,12 +135,12 @@ def _folders(tree: Tree) -> Dataset:
         for group, label in place.items():
             if part[group] != _part(label):
                 notes.append(
-                    f"class {group} is below {part[group]}/, but by its picture numbers it is for {_part(label)}"
+                    f"class {group} is below {part[group]}/, but by its image numbers it belongs to {_part(label)}"
                 )
     seen = sorted(numbers.values())
     there = set(seen)
-    notes += [f"{number:06d}: not there" for number in range(1, PICTURES + 1) if number not in there]
-    notes += [f"{number:06d}: there twice" for number, after in pairwise(seen) if number == after]
+    notes += [f"{number:06d}: missing" for number in range(1, IMAGES + 1) if number not in there]
+    notes += [f"{number:06d}: occurs twice" for number, after in pairwise(seen) if number == after]
     return assemble(
         "cars196",
         tree,
@@ -152,14 +156,12 @@ def _folders(tree: Tree) -> Dataset:
 def _image_number(tree: Tree, index: int) -> int:
     digits = re.findall(r"\d+", tree.names[index].rpartition("/")[2].rpartition(".")[0])
     if not digits:
-        refuse(
-            "cars196", tree, f"{LOOKED_FOR}; {tree.names[index]} has no number, so the order of classes is not known"
-        )
+        refuse("cars196", tree, f"{LOOKED_FOR}; {tree.names[index]} has no number, so the order of classes is unknown")
     return int(digits[-1])
 
 
-def _folder_parts(grouped: Grouped) -> dict[str, str] | None:
-    """What train/ and test/ say, if each class is in one of them: where both have all, it is not this protocol."""
+def _folder_parts(grouped: ClassFolders) -> dict[str, str] | None:
+    """Return the part of each class by train/ and test/, or None unless each class is in exactly one of them."""
     found: dict[str, str] = {}
     for row in grouped.rows:
         if row.part not in ("train", "test") or found.setdefault(row.group, row.part) != row.part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import (
     Published,
@@ -16,9 +17,8 @@ from nearfar.data.datasets.layouts import (
     refuse,
 )
 from nearfar.data.datasets.registry import register
-from nearfar.data.datasets.tree import Tree, open_tree
 
-TRAINED = 100  # classes 1 to 100 are for training
+TRAINED = 100  # classes 1 to 100 are training classes
 LOOKED_FOR = (
     "images.txt with image_class_labels.txt and images/, or class folders named like 001.Black_footed_Albatross "
     "(also below train/ and test/), or zip or tar files of these"
@@ -38,15 +38,19 @@ PUBLISHED = Published(
 
 @register
 def cub(root: Roots) -> Dataset:
-    """CUB-200-2011: 11,788 photographs of 200 kinds of birds.
+    """CUB-200-2011: 11,788 photographs of 200 bird species.
 
-    Classes 1 to 100 are for training (5,864 pictures), 101 to 200 for the test (5,924). A class's number
-    is the prefix of its folder: 001.Black_footed_Albatross.
+    Classes 1 to 100 are the training classes (5,864 images), classes 101 to 200 the test classes (5,924 images). The
+    number of a class is the prefix of its folder: 001.Black_footed_Albatross. Download:
+    https://www.vision.caltech.edu/datasets/cub_200_2011/
 
-    Layouts
-        The official archive, unpacked or not: images.txt, image_class_labels.txt, images/. Its own train and test
-        pictures, which are of the same classes, are kept as the column "official".
-        One folder for each class, also below train/ and test/, also in a zip file or in one or several tar files.
+    Layouts:
+        The official archive, extracted or not: images.txt, image_class_labels.txt and images/. Its own split into train
+        and test images, in which both have the same classes, is the column "official".
+        One folder per class, optionally below train/ and test/, also in a zip file or in one or several tar files.
+
+    Args:
+        root: Path of the folder or archive, or a list of archives.
     """
     tree = open_tree(root)
     images, labels = tree.find("images.txt"), tree.find("image_class_labels.txt")
@@ -60,11 +64,11 @@ def _part(label: int) -> str:
 def _official(tree: Tree, images: int, labels: int) -> Dataset:
     paths = dict(lines(tree, images, 2))
     groups = {key: number(tree, labels, word) for key, word in lines(tree, labels, 2)}
-    unlabelled = [key for key in paths if key not in groups]
-    if unlabelled:
+    unlabeled = [key for key in paths if key not in groups]
+    if unlabeled:
         raise ValueError(
-            f"{tree.names[labels]} in {tree.root} has no class for {len(unlabelled)} pictures; "
-            f"the first is {paths[unlabelled[0]]}"
+            f"{tree.names[labels]} in {tree.root} has no class for {len(unlabeled)} images; "
+            f"the first is {paths[unlabeled[0]]}"
         )
     split = tree.find("train_test_split.txt")
     official = {} if split is None else dict(lines(tree, split, 2))
@@ -92,16 +96,18 @@ def _folders(tree: Tree) -> Dataset:
     prefixes = {row.group: re.match(r"(\d+)", row.group) for row in grouped.rows}
     nameless = sorted(group for group, prefix in prefixes.items() if prefix is None)
     if nameless:
-        refuse("cub", tree, f"{LOOKED_FOR}; no number begins the name of {', '.join(nameless[:5])}")
+        refuse("cub", tree, f"{LOOKED_FOR}; there is no number at the start of {', '.join(nameless[:5])}")
     labels = {group: int(prefix[1]) for group, prefix in prefixes.items() if prefix}
     classes = {label: group for group, label in sorted(labels.items(), reverse=True)}
     notes = [*tree.remarks, *grouped.notes]
     if len(classes) < len(labels):
         twice = sorted(group for group, label in labels.items() if classes[label] != group)
-        raise ValueError(f"cub in {tree.root}: two class folders have the number of {', '.join(twice[:5])}")
+        raise ValueError(f"cub in {tree.root}: several class folders have the same number: {', '.join(twice[:5])}")
     for row in grouped.rows:
         if row.part and row.part != _part(labels[row.group]):
-            notes.append(f"{tree.names[row.file]}: below {row.part}/, but its class is for {_part(labels[row.group])}")
+            notes.append(
+                f"{tree.names[row.file]}: below {row.part}/, but its class belongs to {_part(labels[row.group])}"
+            )
     groups = [labels[row.group] for row in grouped.rows]
     return assemble(
         "cub",

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits."""
+"""The handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import register
 from nearfar.data.store.sources import Arrays, Vectors
 
-TRAINED = 5  # 0 to 4 are for training
-QUARTERS = ("", " left", " upside down", " right")  # where its head points after none, one, two and three quarter turns
+TRAINED = 5  # 0 to 4 are training classes
+QUARTERS = ("", " left", " upside down", " right")  # direction of the top after 0, 1, 2 and 3 quarter turns
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @register
 def digits(*, vectors: bool = False, turned: bool = False) -> Dataset:
-    """1,797 handwritten digits, 8 × 8, that come with scikit-learn: nothing to fetch.
+    """1,797 handwritten digits, 8 × 8, included in scikit-learn: no download.
 
-    The digits 0 to 4 are for training (901 pictures), 5 to 9 for the test (896).
+    The digits 0 to 4 are for training (901 images), 5 to 9 for testing (896 images).
 
     Args:
-        vectors: Hand out the 64 pixels, from 0 to 1, as vectors instead of pictures.
-        turned: Five classes say little about digits: show each one for training also turned by quarters and
-            mirrored, every way a class of its own. That makes 40 classes and 7,208 pictures; the test stays.
+        vectors: Return the 64 pixels, from 0 to 1, as vectors instead of images.
+        turned: Add rotations by quarter turns and mirror images of the training digits, each as a class of its own:
+            40 classes and 7,208 images instead of 5 classes. The test part does not change.
 
-    >>> digits(vectors=True).source.array.shape
-    (1797, 64)
-    >>> digits(turned=True).classes[:5]
-    ('0', '0 left', '0 upside down', '0 right', '0 mirrored')
+    Example:
+        >>> digits(vectors=True).source.array.shape
+        (1797, 64)
+        >>> digits(turned=True).classes[:5]
+        ('0', '0 left', '0 upside down', '0 right', '0 mirrored')
     """
     from sklearn.datasets import load_digits
 
@@ -43,21 +44,21 @@ def digits(*, vectors: bool = False, turned: bool = False) -> Dataset:
         scaled, labels, trained = _turned(scaled, labels, trained)
         ways = [mirrored + quarter for mirrored in ("", " mirrored") for quarter in QUARTERS]
         names = [digit + way for digit in names[:TRAINED] for way in ways] + names[TRAINED:]
-    pictures = np.rint(scaled * 255).astype(np.uint8)
+    images = np.rint(scaled * 255).astype(np.uint8)
     return Dataset(
         "digits",
-        Vectors(scaled.reshape(-1, 64)) if vectors else Arrays(pictures),
+        Vectors(scaled.reshape(-1, 64)) if vectors else Arrays(images),
         labels,
         tuple(names),
         {"train": np.flatnonzero(trained), "test": np.flatnonzero(~trained)},
     )
 
 
-def _turned(pictures: Array, labels: Array, trained: Array) -> tuple[Array, Array, Array]:
-    """Eight classes instead of each one for training; pictures as they are come first, at the place they had."""
-    more = [pictures], [np.where(trained, 8 * labels, labels + 7 * TRAINED)]
+def _turned(images: Array, labels: Array, trained: Array) -> tuple[Array, Array, Array]:
+    """Replace each training class by eight; the original images come first, in their order."""
+    more = [images], [np.where(trained, 8 * labels, labels + 7 * TRAINED)]
     for way in range(1, 8):
-        seen = pictures[trained][:, :, ::-1] if way >= 4 else pictures[trained]
+        seen = images[trained][:, :, ::-1] if way >= 4 else images[trained]
         more[0].append(np.rot90(seen, way % 4, axes=(1, 2)))
         more[1].append(8 * labels[trained] + way)
     numbers = np.concatenate(more[1])

@@ -1,39 +1,40 @@
-"""The user's own pictures in class folders."""
+"""Images of the user in class folders."""
 
 from __future__ import annotations
 
+from nearfar.data.datasets.archives import open_tree
 from nearfar.data.datasets.base import Dataset, left_out
 from nearfar.data.datasets.layouts import Roots, assemble, class_folders, refuse
 from nearfar.data.datasets.registry import register
-from nearfar.data.datasets.tree import open_tree
 
 
 @register
 def folder(root: Roots, *, name: str = "folder") -> Dataset:
-    """Your own pictures: one folder for each class.
+    """Your own images: one folder per class.
 
-    Classes are in the order of their names, or of their numbers where all names are numbers. Pictures are
-    known by their endings; what else there is gets noted.
+    Classes are sorted by name, or by number if all names are numbers. Images are recognized by their file extensions;
+    other files are noted.
 
-    Layouts
-        A folder of class folders, also below train/ and test/ (or train/, query/ and gallery/; validation/ as well).
-        A zip file, a tar file, a list of such files, or a folder of them without pictures, with class folders inside.
+    Layouts:
+        A folder of class folders, optionally below train/ and test/ (or train/, query/ and gallery/; also validation/).
+        A zip or tar file of class folders, a list of such files, or a folder that contains such files and no images.
         Files named train.tar and test.tar are parts.
 
     Args:
-        name: What the data set is called in results.
+        root: Path of the folder or archive, or a list of archives.
+        name: Name of the dataset in results.
     """
     tree = open_tree(root)
     grouped = class_folders(tree)
     if not grouped.rows:
-        refuse(name, tree, "class folders with pictures, or zip or tar files of class folders")
+        refuse(name, tree, "class folders with images, or zip or tar files of class folders")
     groups = {row.group for row in grouped.rows}
     numbered = all(group.isdecimal() and group.isascii() for group in groups)
     ordered = sorted(groups, key=lambda group: (int(group) if numbered else 0, group))
     place = {group: at for at, group in enumerate(ordered)}
-    others = sorted(set(range(len(tree.names))) - set(tree.pictures))
+    others = sorted(set(range(len(tree.names))) - set(tree.images))
     notes = [*tree.remarks, *grouped.notes]
-    notes += [left_out(tree.names[index], "no picture, going by its ending") for index in others]
+    notes += [left_out(tree.names[index], "no image by its file extension") for index in others]
     return assemble(
         name,
         tree,

@@ -1,4 +1,4 @@
-"""Made-up characters: as many fine-grained classes as wanted, drawn on the spot."""
+"""Generated characters: any number of fine-grained classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nearfar.data.datasets.registry import register
 from nearfar.data.store.sources import Arrays
 from nearfar.utils.validation import number, one_of, whole
 
-POINTS = 6  # of the line that a character is drawn with
-TOGETHER = 64  # pictures drawn at a time; they fit into the processor's cache
-TURN, ZOOM, SHIFT = 0.2, 0.15, 0.07  # radians, share of the size, share of the picture
+POINTS = 6  # of the line that makes a character
+TOGETHER = 64  # images drawn at once; they fit into the processor's cache
+TURN, ZOOM, SHIFT = 0.2, 0.15, 0.07  # radians, share of the size, share of the image
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -30,22 +30,24 @@ def glyphs(
     difference: float = 0.15,
     seed: int = 0,
 ) -> Dataset:
-    """Made-up characters: any number of classes and pictures, the same for the same seed; nothing to fetch.
+    """Generated characters: any number of classes and images, the same for the same seed; no download.
 
-    A character is a line through six points. Siblings share all points but one, so they are told apart by one
-    corner; pictures of a class differ in turn, size, place, thickness, ink, paper and grain. The first half of the
-    classes is for training, the second for the test; no family is torn apart except the one in the middle, if any.
+    A character is a line through six points. Sibling classes share all points but one, so they differ in one corner.
+    Images of a class differ in rotation, size, position, thickness, ink, paper and noise. The first half of the classes
+    is for training, the second for testing; only siblings in the middle may be in both halves.
 
     Args:
-        classes, per_class: How many, 100 and 20.
-        side: Height and width in pixels, 32.
+        classes: Number of classes.
+        per_class: Images per class.
+        side: Height and width in pixels.
         color: "gray" or "rgb".
-        siblings: Classes that look alike, 4.
-        difference: How far their corner lies from the place they would share, as a share of the side, 0.15.
-        seed: Of characters and pictures.
+        siblings: Number of classes that share all points but one.
+        difference: Distance of that point from its common position, as a share of the side.
+        seed: Seed of characters and images.
 
-    >>> glyphs(classes=6, per_class=3)
-    Dataset('glyphs': 18 of 6 classes; train 9, test 9; 0 notes)
+    Example:
+        >>> glyphs(classes=6, per_class=3)
+        Dataset('glyphs': 18 of 6 classes; train 9, test 9; 0 notes)
     """
     whole("classes", classes, low=2)
     whole("per_class", per_class)
@@ -55,16 +57,16 @@ def glyphs(
     whole("seed", seed, low=0)
     channels = 1 if one_of("color", color, ("gray", "rgb")) == "gray" else 3
     shapes = _characters(classes, siblings, difference, seed)
-    pictures = np.empty((classes * per_class, side, side, channels), dtype=np.uint8)
-    for chunk, start in enumerate(range(0, len(pictures), TOGETHER)):
-        rows = np.arange(start, min(start + TOGETHER, len(pictures)))
-        _draw(shapes[rows // per_class], pictures[rows[0] : rows[-1] + 1], np.random.default_rng([seed, 1, chunk]))
+    images = np.empty((classes * per_class, side, side, channels), dtype=np.uint8)
+    for chunk, start in enumerate(range(0, len(images), TOGETHER)):
+        rows = np.arange(start, min(start + TOGETHER, len(images)))
+        _draw(shapes[rows // per_class], images[rows[0] : rows[-1] + 1], np.random.default_rng([seed, 1, chunk]))
     labels = np.repeat(np.arange(classes), per_class)
     width = len(str((classes - 1) // siblings))
     trained = labels < (classes + 1) // 2
     return Dataset(
         "glyphs",
-        Arrays(pictures[..., 0] if channels == 1 else pictures),
+        Arrays(images[..., 0] if channels == 1 else images),
         labels,
         tuple(f"{at // siblings:0{width}d}{chr(ord('a') + at % siblings)}" for at in range(classes)),
         {"train": np.flatnonzero(trained), "test": np.flatnonzero(~trained)},
@@ -72,45 +74,45 @@ def glyphs(
 
 
 def _characters(classes: int, siblings: int, difference: float, seed: int) -> Floats:
-    """Points [classes, POINTS, 2] between −1/2 and 1/2. The first classes are the same however many there are."""
+    """Return points [classes, POINTS, 2] from −1/2 to 1/2; the first classes do not depend on the number of classes."""
     families = -(-classes // siblings)
     drawn = np.random.default_rng([seed, 0]).random((families, 9 + 2 * POINTS + 2))
-    # Each point in another ninth of the picture, so that no two fall together.
+    # Each point is in another ninth of the image, so that no two coincide.
     ninth = drawn[:, :9].argsort(axis=1)[:, :POINTS]
     inside = 0.5 * drawn[:, 9:-2].reshape(-1, POINTS, 2) - 0.25
     spread = 0.25 * (np.stack([ninth // 3 - 1, ninth % 3 - 1], axis=2) + inside)
     points = np.repeat(spread, siblings, axis=0)[:classes]
     member = np.arange(classes)
     angle = 2 * np.pi * (drawn[member // siblings, -1] + member % siblings / siblings)
-    # Not the ends: where one moves along its stretch, little changes.
+    # Not an end point: moving it along its segment changes little.
     corner = 1 + (drawn[member // siblings, -2] * (POINTS - 2)).astype(np.int64)
     points[member, corner] += difference * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     return points.astype(np.float32)
 
 
-def _draw(points: Floats, pictures: Bytes, rng: np.random.Generator) -> None:
-    count, side, channels = len(points), pictures.shape[1], pictures.shape[3]
-    # Random numbers for a whole chunk, so that a shorter last one begins alike.
+def _draw(points: Floats, images: Bytes, rng: np.random.Generator) -> None:
+    count, side, channels = len(points), images.shape[1], images.shape[3]
+    # Draw for a full chunk, so that a shorter last chunk gets the same numbers.
     turn, zoom, thick = (2 * rng.random((3, TOGETHER), dtype=np.float32) - 1)[:, :count]
     shift = SHIFT * (2 * rng.random((TOGETHER, 1, 2), dtype=np.float32) - 1)[:count]
     ink, paper = 255 * rng.random((2, TOGETHER, 1, 1, channels), dtype=np.float32)[:, :count]
-    # Ink and paper are 96 levels apart, or more, in every channel.
+    # Ink and paper differ by at least 96 levels in every channel.
     paper = np.where(np.abs(ink - paper) < 96, (ink + 128) % 256, paper)
     sine, cosine = np.sin(TURN * turn), np.cos(TURN * turn)
     turned = np.stack([cosine, -sine, sine, cosine], axis=1).reshape(-1, 2, 2) * (1 + ZOOM * zoom)[:, None, None]
     cover = _cover(points @ turned + shift, side, 0.03 * (1 + 0.4 * thick))[..., None]
     grain = rng.integers(0, 25, (count, side, side, 1), dtype=np.uint8)
-    pictures[:] = np.clip(paper + (ink - paper) * cover + grain - 12, 0, 255)
+    images[:] = np.clip(paper + (ink - paper) * cover + grain - 12, 0, 255)
 
 
 def _cover(points: Floats, side: int, thickness: Floats) -> Floats:
-    """How much of each pixel the line covers, [count, side, side]: by its distance from the nearest stretch."""
+    """Return the share of each pixel that the line covers, [count, side, side], by the distance to the line."""
     at = (np.arange(side, dtype=np.float32) + 0.5) / side - 0.5
     nearest = np.full((len(points), side, side), np.inf, dtype=np.float32)
-    for stretch in range(POINTS - 1):
-        start, way = points[:, stretch], points[:, stretch + 1] - points[:, stretch]
+    for segment in range(POINTS - 1):
+        start, way = points[:, segment], points[:, segment + 1] - points[:, segment]
         length = np.maximum(np.hypot(way[:, 0], way[:, 1]), 1e-6)
-        # Along the stretch and across it; both are a number of the row plus one of the column.
+        # Distances along and across the segment; both are sums of a row term and a column term.
         unit, middle = way / length[:, None], start + way / 2
         rows, columns = at - middle[:, :1], at - middle[:, 1:]
         along = (rows * unit[:, :1])[:, :, None] + (columns * unit[:, 1:])[:, None, :]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import Published, Roots, assemble, class_folders, from_list, lines, refuse
 from nearfar.data.datasets.registry import register
-from nearfar.data.datasets.tree import Tree, open_tree
 
 PARTS = ("train", "query", "gallery")
 PUBLISHED = Published({"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)})
@@ -17,14 +17,17 @@ LOOKED_FOR = (
 
 @register
 def inshop(root: Roots) -> Dataset:
-    """In-Shop Clothes Retrieval: photographs of 7,982 pieces of clothing, with queries and a gallery.
+    """In-Shop Clothes Retrieval (DeepFashion): photographs of 7,982 clothing items, with queries and a gallery.
 
-    25,882 pictures of 3,997 classes are for training. 14,218 queries look through a gallery of 12,612 pictures; both
-    show the same 3,985 other classes.
+    25,882 images of 3,997 classes are for training. 14,218 queries search a gallery of 12,612 images; both have the
+    same 3,985 other classes. Download: https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html
 
-    Layouts
+    Layouts:
         The official files: list_eval_partition.txt, here or below Eval/ or Anno/, and img/.
-        One folder for each class below train/, query/ and gallery/, also in a zip file or in tar files.
+        One folder per class below train/, query/ and gallery/, also in a zip file or in tar files.
+
+    Args:
+        root: Path of the folder or archive, or a list of archives.
     """
     tree = open_tree(root)
     listing = tree.find("list_eval_partition.txt")
@@ -36,9 +39,9 @@ def _official(tree: Tree, listing: int) -> Dataset:
     strange = sorted({part for _, _, part in rows} - set(PARTS))
     if strange:
         raise ValueError(
-            f"{tree.names[listing]} in {tree.root} has {strange[0]!r} where {', '.join(PARTS)} are allowed"
+            f"{tree.names[listing]} in {tree.root} has the part {strange[0]!r}; allowed are {', '.join(PARTS)}"
         )
-    place = _places([(group, part) for _, group, part in rows])
+    place = _class_numbers([(group, part) for _, group, part in rows])
     return from_list(
         "inshop",
         tree,
@@ -57,7 +60,7 @@ def _folders(tree: Tree) -> Dataset:
     if grouped.parts != set(PARTS):
         refuse("inshop", tree, LOOKED_FOR)
     rows = [(row.file, row.group, row.part or "") for row in grouped.rows]
-    place = _places([(group, part) for _, group, part in rows])
+    place = _class_numbers([(group, part) for _, group, part in rows])
     return assemble(
         "inshop",
         tree,
@@ -70,8 +73,8 @@ def _folders(tree: Tree) -> Dataset:
     )
 
 
-def _places(rows: list[tuple[str, str]]) -> dict[str, int]:
-    """Training classes first."""
+def _class_numbers(rows: list[tuple[str, str]]) -> dict[str, int]:
+    """Number the classes, training classes first."""
     trained = {group for group, part in rows if part == "train"}
     ordered = sorted({group for group, _ in rows}, key=lambda group: (group not in trained, group))
     return {group: at for at, group in enumerate(ordered, start=1)}

@@ -1,4 +1,4 @@
-"""Layouts that several data sets share: one folder for each class, and lists of files."""
+"""Layouts that several datasets share: one folder per class, and lists of files."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset, left_out
-from nearfar.data.datasets.tree import PART_WORDS, Tree
+from nearfar.data.datasets.archives import Tree
+from nearfar.data.datasets.base import PART_WORDS, PARTS, Dataset, left_out
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few
 
 Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-class Row(NamedTuple):
-    """A picture, by its number in the tree; its class; and the part whose folder it lies in, if any."""
+class ClassFile(NamedTuple):
+    """An image in a class folder.
+
+    Args:
+        file: Index of the file in the tree.
+        group: Name of the class folder.
+        part: Part whose folder contains the class folder, if any.
+    """
 
     file: int
     group: str
@@ -28,30 +34,44 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """How much was published: (pictures, classes) of each part, and pictures of each class where that is known."""
+    """Published numbers of a dataset.
+
+    Args:
+        parts: Number of images and of classes of each part.
+        per_class: Number of images of each class, if known.
+    """
 
     parts: Mapping[str, tuple[int, int]]
     per_class: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Pictures by class folder, and a line for each picture that is in none."""
+class ClassFolders:
+    """Images by class folder.
 
-    rows: tuple[Row, ...]
+    Args:
+        rows: Images in class folders.
+        notes: A line for each image that is in no class folder.
+    """
+
+    rows: tuple[ClassFile, ...]
     notes: tuple[str, ...]
 
     @property
     def parts(self) -> set[str]:
+        """Parts that have a folder."""
         return {row.part for row in self.rows if row.part}
 
 
-def class_folders(tree: Tree) -> Grouped:
-    """One folder for each class, maybe below train/ and test/, maybe all in a folder (or folders) around everything.
+def class_folders(tree: Tree) -> ClassFolders:
+    """Find one folder per class, optionally below train/ and test/, optionally inside further folders.
 
     Folders inside a class folder belong to the class.
+
+    Args:
+        tree: Files of the dataset.
     """
-    paths = [(index, tree.names[index].split("/")) for index in tree.pictures]
+    paths = [(index, tree.names[index].split("/")) for index in tree.images]
     depth = 0
     while True:
         heads = {path[depth] for _, path in paths if len(path) > depth + 1}
@@ -63,32 +83,44 @@ def class_folders(tree: Tree) -> Grouped:
     in_parts = bool(heads) and deep and all(words.values())
     if {"train", "test"} <= set(words.values()) and not in_parts and deep:
         others = ", ".join(sorted(head for head, word in words.items() if word is None))
-        raise ValueError(f"{tree.root} has train and test folders, and others with pictures beside them: {others}")
+        raise ValueError(
+            f"{tree.root} has train and test folders, and other folders with images next to them: {others}"
+        )
     rows, notes = [], []
     for index, path in paths:
         part = words[path[depth]] if in_parts and len(path) > depth + 1 else None
         start = depth + in_parts
         if len(path) > start + 1:
-            rows.append(Row(index, path[start], part))
+            rows.append(ClassFile(index, path[start], part))
         else:
-            notes.append(left_out(tree.names[index], "in no class folder"))
-    return Grouped(tuple(rows), tuple(notes))
+            notes.append(left_out(tree.names[index], "not in a class folder"))
+    return ClassFolders(tuple(rows), tuple(notes))
 
 
 class Match(NamedTuple):
-    """Where the listed pictures are (−1: nowhere), and the pictures beside them that are not listed."""
+    """Files that a list names.
+
+    Args:
+        places: Index of each listed file in the tree; −1 if it is missing.
+        extra: Images in the same folders that are not listed.
+    """
 
     places: Ints
     extra: tuple[str, ...]
 
 
 def match(tree: Tree, listed: Sequence[str], folder: str = "") -> Match:
-    """Find listed paths in a tree, below whichever folder holds most of them.
+    """Find listed paths in a tree, below the folder that contains most of them.
 
-    Endings may differ, as copies are often of another format. But masks of the same names may lie in a folder beside,
-    so equal endings count first, and then the name of the folder where the pictures should be.
+    Extensions may differ, as copies often have another format. As masks of the same names may be in a neighboring
+    folder, folders with equal extensions are preferred, then folders of the expected name.
+
+    Args:
+        tree: Files of the dataset.
+        listed: Paths to find.
+        folder: Expected end of the folder's path.
     """
-    exact = {tree.names[index]: index for index in tree.pictures}
+    exact = {tree.names[index]: index for index in tree.images}
     stems = {_stem(name): index for name, index in exact.items()}
     same, hits = _below(exact, set(listed)), _below(stems, {_stem(path) for path in listed})
     base = max(sorted(hits), key=lambda below: (same[below], below.endswith(folder), hits[below]), default="")
@@ -100,7 +132,7 @@ def match(tree: Tree, listed: Sequence[str], folder: str = "") -> Match:
 
 
 def _below(names: Iterable[str], wanted: set[str]) -> Counter[str]:
-    """How many of the wanted paths each folder holds."""
+    """Count how many of the wanted paths each folder contains."""
     found: Counter[str] = Counter()
     for name in names:
         start = 0
@@ -130,7 +162,20 @@ def from_list(
     published: Published,
     folder: str = "",
 ) -> Dataset:
-    """A data set from a list of its pictures; what is listed and not there is noted, and so is what is not listed."""
+    """Create a dataset from a list of its images; missing and unlisted images are noted.
+
+    Args:
+        name: Name of the dataset.
+        tree: Files of the dataset.
+        listing: Name of the list, for messages.
+        paths: Listed paths.
+        groups: Class number of each path.
+        parts: Part of each path.
+        classes: Names of the classes by number.
+        columns: Further columns, by path.
+        published: Published numbers to compare with.
+        folder: Folder in which the images are expected.
+    """
     notes = list(tree.remarks)
     first: dict[str, int] = {}
     for row, path in enumerate(paths):
@@ -141,17 +186,15 @@ def from_list(
     keep = list(first.values())
     found = match(tree, [paths[row] for row in keep], folder)
     notes += [
-        f"{paths[row]}: listed in {listing}, but not there"
-        for row, at in zip(keep, found.places, strict=True)
-        if at < 0
+        f"{paths[row]}: listed in {listing}, but missing" for row, at in zip(keep, found.places, strict=True) if at < 0
     ]
     notes += [left_out(path, f"not listed in {listing}") for path in found.extra]
     there = [(row, int(at)) for row, at in zip(keep, found.places, strict=True) if at >= 0]
     if not there:
         raise FileNotFoundError(
-            f"{name}: {listing} lists {len(paths)} pictures, but none is below {tree.root}; the first is {paths[0]}"
+            f"{name}: {listing} lists {len(paths)} images, but none is below {tree.root}; the first is {paths[0]}"
             if paths
-            else f"{name}: {listing} in {tree.root} lists no pictures"
+            else f"{name}: {listing} in {tree.root} lists no images"
         )
     return assemble(
         name,
@@ -178,27 +221,32 @@ def assemble(
     published: Published | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
-    """Rows sorted by class, and classes by their numbers in the protocol; classes without pictures have no number."""
+    """Create a dataset sorted by class number and path; classes without images get no label.
+
+    Args:
+        name: Name of the dataset.
+        tree: Files of the dataset.
+        places: Indices of the images in the tree.
+        groups: Class number of each image, in the order of the protocol.
+        parts: Part of each image.
+        classes: Names of the classes by number.
+        columns: Further columns.
+        published: Published numbers to compare with.
+        notes: Notes that were collected so far.
+    """
     order = sorted(range(len(places)), key=lambda row: (groups[row], tree.names[places[row]]))
     numbers = sorted(set(groups))
     label = {number: at for at, number in enumerate(numbers)}
-    labels = np.array([label[groups[row]] for row in order], dtype=np.int64)
     words = np.array([parts[row] for row in order])
-    known = {part: np.flatnonzero(words == part) for part in _in_order(parts)}
     return Dataset(
         name=name,
         source=tree.files.take([places[row] for row in order]),
-        labels=labels,
+        labels=np.array([label[groups[row]] for row in order], dtype=np.int64),
         classes=tuple(classes[number] for number in numbers),
-        parts=known,
+        parts={part: np.flatnonzero(words == part) for part in sorted(set(parts), key=PARTS.index)},
         columns={key: column[order] for key, column in (columns or {}).items()},
         notes=(*notes, *(_differences(groups, parts, classes, published) if published else ())),
     )
-
-
-def _in_order(parts: Iterable[str]) -> list[str]:
-    order = ("train", "validation", "test", "query", "gallery", "all")
-    return sorted(set(parts), key=order.index)
 
 
 def _differences(
@@ -207,40 +255,61 @@ def _differences(
     notes = []
     for part, right in published.parts.items():
         inside = [group for group, word in zip(groups, parts, strict=True) if word == part]
-        for have, needed, what in zip((len(inside), len(set(inside))), right, ("pictures", "classes"), strict=True):
+        for have, needed, what in zip((len(inside), len(set(inside))), right, ("images", "classes"), strict=True):
             if have != needed:
                 notes.append(f"{part} has {have:,} {what}; published are {needed:,}")
     counts = Counter(groups)
     for group in sorted(counts.keys() | published.per_class) if published.per_class else ():
         needed = published.per_class.get(group, 0)
         if counts[group] != needed:
-            notes.append(f"class {classes.get(group, group)} has {counts[group]} pictures; published are {needed}")
+            notes.append(f"class {classes.get(group, group)} has {counts[group]} images; published are {needed}")
     return notes
 
 
 def refuse(name: str, tree: Tree, looked_for: str) -> NoReturn:
-    """Nothing that is known: say where was looked, for what, and what there is."""
+    """Raise the error that a dataset was not recognized.
+
+    Args:
+        name: Name of the dataset.
+        tree: Files that were searched.
+        looked_for: Layouts that are recognized.
+    """
     top = sorted({path.split("/")[0] + ("/" if "/" in path else "") for path in tree.names})
     raise FileNotFoundError(
-        f"{name} is not recognised in {tree.root}; looked for {looked_for}; there is {few(top, 8) or 'nothing'}"
+        f"{name} was not recognized in {tree.root}; looked for {looked_for}; found {few(top, 8) or 'nothing'}"
     )
 
 
 def lines(tree: Tree, index: int, fields: int, *, skip: int = 0) -> list[list[str]]:
-    """The lines of a list, cut at blanks into this many fields; the last takes the rest."""
+    """Return the lines of a list, split at whitespace; the last field takes the rest of the line.
+
+    Args:
+        tree: Files of the dataset.
+        index: Index of the list.
+        fields: Number of fields.
+        skip: Number of header lines.
+    """
     rows = []
     for number, line in enumerate(tree.text(index).splitlines(), start=1):
         if number <= skip or not line.strip():
             continue
         row = line.split(maxsplit=fields - 1)
         if len(row) < fields:
-            raise ValueError(f"{tree.names[index]} in {tree.root}, line {number}: {line!r} has not {fields} fields")
+            raise ValueError(
+                f"{tree.names[index]} in {tree.root}, line {number}: {line!r} has fewer than {fields} fields"
+            )
         rows.append([field.strip() for field in row])
     return rows
 
 
 def number(tree: Tree, index: int, word: str) -> int:
-    """A whole number of a list."""
+    """Parse a whole number of a list.
+
+    Args:
+        tree: Files of the dataset.
+        index: Index of the list, for errors.
+        word: The number as text.
+    """
     if not word.isdecimal():
-        raise ValueError(f"{tree.names[index]} in {tree.root} has {word!r} where a whole number should be")
+        raise ValueError(f"{tree.names[index]} in {tree.root} has {word!r} in place of a whole number")
     return int(word)

@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Datasets by name."""
 
 from __future__ import annotations
 
@@ -18,32 +18,43 @@ _OPENERS: dict[str, Callable[..., Dataset]] = {}
 
 
 def register(opener: Opener) -> Opener:
-    """Function decorator: make a data set known by the function's name.
+    """Register a function that opens a dataset, under the function's name. Used as a decorator.
 
-    A data set that lies on disk takes ``root`` first; everything else is a keyword.
+    Args:
+        opener: The function. If the dataset is on disk, its first parameter is ``root``; all others are keywords.
+
+    Example:
+        >>> @register
+        ... def squares(*, count: int = 4) -> Dataset:
+        ...     from nearfar.data import from_arrays
+        ...     return from_arrays(np.eye(count), np.arange(count) // 2, name="squares")
+        >>> len(open("squares", count=6))
+        6
+        >>> del _OPENERS["squares"]
     """
     name = opener.__name__
     if _OPENERS.get(name, opener).__module__ != opener.__module__:
-        raise ValueError(f"two data sets have the name {name!r}")
+        raise ValueError(f"two datasets have the name {name!r}")
     _OPENERS[name] = opener
     return opener
 
 
 def names() -> list[str]:
-    """The names of all data sets."""
+    """Return the names of all datasets."""
     return sorted(_OPENERS)
 
 
 def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
-    """A data set by name.
+    """Open a dataset by name.
 
     Args:
         name: One of :func:`names`.
-        root: Where it lies: a folder, an archive, or a list of archives. Made-up and bundled ones have none.
-        settings: See :func:`describe`.
+        root: Path of the dataset: a folder, an archive or a list of archives. Bundled and generated datasets have none.
+        settings: Settings of the dataset, see :func:`describe`.
 
-    >>> open("digits")
-    Dataset('digits': 1797 of 10 classes; train 901, test 896; 0 notes)
+    Example:
+        >>> open("digits")
+        Dataset('digits': 1797 of 10 classes; train 901, test 896; 0 notes)
     """
     allowed = settings_of(name)
     needs_root = takes_root(name)
@@ -51,59 +62,83 @@ def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
     if needs_root is None and root is not None:
         raise TypeError(f"root is {root!r}; {name} takes none")
     if needs_root and root is None:
-        raise TypeError(f"{name} needs root, the place where it lies")
+        raise TypeError(f"{name} needs root, the path of the dataset")
     refuse_missing(name, settings, allowed)
     return _OPENERS[name](**settings) if root is None else _OPENERS[name](root, **settings)
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """The settings of a data set and their defaults (``inspect.Parameter.empty`` where one must be given)."""
+    """Return the settings of a dataset and their defaults (``inspect.Parameter.empty`` if required).
+
+    Args:
+        name: Name of the dataset.
+    """
     parameters = inspect.signature(get(name)).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
 
 
 def takes_root(name: str) -> bool | None:
-    """Whether a data set needs a root; None where it takes none."""
+    """Return True if a dataset needs a root, False if it is optional, and None if there is none.
+
+    Args:
+        name: Name of the dataset.
+    """
     parameter = inspect.signature(get(name)).parameters.get("root")
     return None if parameter is None else parameter.default is inspect.Parameter.empty
 
 
 def summary(name: str) -> str:
-    """The first line of a data set's description."""
+    """Return the first line of a dataset's description.
+
+    Args:
+        name: Name of the dataset.
+    """
     return describe(name).partition("\n")[0]
 
 
 def describe(name: str) -> str:
-    """What a data set is, the layouts it is recognised in, and its settings, as text."""
+    """Return the description of a dataset: where to get it, the layouts that are recognized, and its settings.
+
+    Args:
+        name: Name of the dataset.
+    """
     return inspect.cleandoc(get(name).__doc__ or "")
 
 
 def problems(dataset: Dataset) -> list[str]:
-    """What is strange about a data set: its notes, and what would trouble training or evaluation. Nothing is decoded.
+    """Return the notes of a dataset and what would cause trouble in training or evaluation. No image is decoded.
 
-    >>> problems(open("digits"))
-    []
+    Args:
+        dataset: The dataset.
+
+    Example:
+        >>> problems(open("digits"))
+        []
     """
     found = list(dataset.notes)
     counts = np.bincount(dataset.labels, minlength=dataset.num_classes)
     for label in np.flatnonzero(counts == 0):
-        found.append(f"class {dataset.classes[label]} has no pictures")
+        found.append(f"class {dataset.classes[label]} has no images")
     lonely = [dataset.classes[label] for label in np.flatnonzero(counts == 1)]
     if lonely:
         some = few(lonely, 10)
-        found.append(f"{len(lonely)} classes have a single picture, which finds nothing of its class: {some}")
+        found.append(f"{len(lonely)} classes have a single image, which has no match in its class: {some}")
     inside = np.zeros(len(dataset), dtype=bool)
     for name, rows in dataset.parts.items():
         inside[rows] = True
         if not len(rows):
-            found.append(f"part {name} has no pictures")
+            found.append(f"part {name} has no images")
     if not inside.all():
-        found.append(f"{np.count_nonzero(~inside)} pictures are in no part")
+        found.append(f"{np.count_nonzero(~inside)} images are in no part")
     return found
 
 
 def get(name: str) -> Callable[..., Dataset]:
-    """The function behind a name."""
+    """Return the function that opens a dataset.
+
+    Args:
+        name: Name of the dataset.
+    """
     if name not in _OPENERS:
-        raise ValueError(f"data set is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
+        raise ValueError(f"dataset is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
     return _OPENERS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import (
     Published,
@@ -14,9 +15,8 @@ from nearfar.data.datasets.layouts import (
     refuse,
 )
 from nearfar.data.datasets.registry import register
-from nearfar.data.datasets.tree import Tree, open_tree
 
-TRAINED = 11318  # classes 1 to 11,318 are for training
+TRAINED = 11318  # classes 1 to 11,318 are training classes
 PUBLISHED = Published({"train": (59551, 11318), "test": (60502, 11316)})
 LOOKED_FOR = (
     "Ebay_train.txt and Ebay_test.txt, or class folders below train/ and test/, or class folders named by their "
@@ -26,14 +26,18 @@ LOOKED_FOR = (
 
 @register
 def sop(root: Roots) -> Dataset:
-    """Stanford Online Products: 120,053 photographs of 22,634 things for sale.
+    """Stanford Online Products: 120,053 photographs of 22,634 products.
 
-    59,551 pictures of 11,318 classes are for training, 60,502 of 11,316 other classes for the test.
+    59,551 images of 11,318 classes are for training, 60,502 images of 11,316 other classes for testing. Download:
+    https://cvgl.stanford.edu/projects/lifted_struct/
 
-    Layouts
-        The official archive, unpacked or not: Ebay_train.txt, Ebay_test.txt and folders like bicycle_final/. The twelve
-        kinds of things are kept as the column "super_class".
-        One folder for each class below train/ and test/, or folders named by class numbers, also in zip or tar files.
+    Layouts:
+        The official archive, extracted or not: Ebay_train.txt, Ebay_test.txt and folders like bicycle_final/. The
+        twelve categories are the column "super_class".
+        One folder per class below train/ and test/, or folders named by class numbers, also in zip or tar files.
+
+    Args:
+        root: Path of the folder or archive, or a list of archives.
     """
     tree = open_tree(root)
     train, test = tree.find("Ebay_train.txt"), tree.find("Ebay_test.txt")

@@ -1,4 +1,4 @@
-"""Pictures listed in a table."""
+"""Images listed in a table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset, left_out
-from nearfar.data.datasets.labels import is_whole, parts_from, places
+from nearfar.data.datasets.archives import open_tree
+from nearfar.data.datasets.base import Dataset, encode_labels, encode_parts, is_whole, left_out
 from nearfar.data.datasets.registry import Root, register
-from nearfar.data.datasets.tree import open_tree
 from nearfar.data.store.sources import Files, Source, is_inside
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,20 +30,22 @@ def table(
     images: Root | None = None,
     name: str = "table",
 ) -> Dataset:
-    """Your own pictures, listed in a CSV or Parquet file: path, label, maybe split, and whatever else.
+    """Your own images, listed in a CSV or Parquet file with the columns path, label and optionally split.
 
-    Rows keep their order and further columns are kept. Labels are text: 07 and 7 are two classes. Classes are in the
-    order of their names, or of their numbers where all are whole numbers. Rows without a label, without a picture, or
-    with a picture that was listed before are noted and left out.
+    Rows keep their order, and further columns are kept. Labels are text: 07 and 7 are two classes. Classes are sorted
+    by name, or by number if all are whole numbers. Rows without a label, without an image, or with an image that was
+    listed before are noted and left out.
 
-    Layouts
+    Layouts:
         A .csv file (commas, semicolons or tabs; the first line names the columns), a .tsv or a .parquet file.
 
     Args:
-        path, label, split: The names of these columns; there need not be a split. Its words are train, validation,
-            test, query and gallery.
-        images: The folder, zip or tar file that paths start from; the table's own folder if not given.
-        name: What the data set is called in results.
+        root: Path of the table.
+        path: Name of the column of paths.
+        label: Name of the column of labels.
+        split: Name of the optional column of parts: train, validation, test, query or gallery.
+        images: Folder, zip or tar file that paths are relative to; None for the folder of the table.
+        name: Name of the dataset in results.
     """
     file = Path(root)
     if not file.is_file():
@@ -55,23 +56,23 @@ def table(
         if column not in content:
             raise ValueError(f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}")
     notes: list[str] = []
-    source, rows = _pictures(
+    source, rows = _find_images(
         file, Path(images) if images is not None else file.parent, content[path], content[label], notes
     )
-    classes, labels = places(np.array([_label(content[label][row]) for row in rows]))
+    classes, labels = encode_labels(np.array([_label(content[label][row]) for row in rows]))
     words = (
         ["" if content[split][row] is None else str(content[split][row]) for row in rows] if split in content else None
     )
     extra = {key: _values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
-    return Dataset(name, source, labels, classes, parts_from(words, len(rows)), extra, tuple(notes))
+    return Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
 
 
-def _pictures(
+def _find_images(
     file: Path, images: Path, paths: Sequence[Any], labels: Sequence[Any], notes: list[str]
 ) -> tuple[Source, list[int]]:
-    """The pictures that are there and have a label, and their rows."""
+    """Return the images that exist and have a label, and their rows."""
     if not images.exists():
-        raise FileNotFoundError(f"images is {images}; there is nothing")
+        raise FileNotFoundError(f"images is {images}; it does not exist")
     tree = None if images.is_dir() else open_tree(images)
     members = {} if tree is None else {member: index for index, member in enumerate(tree.names)}
     first: dict[str, int] = {}
@@ -81,26 +82,26 @@ def _pictures(
         if not written:
             notes.append(left_out(f"row {row + 1}", "no path"))
         elif not is_inside(where):
-            raise ValueError(f"{file}: {said} is not below {images}; images can name a folder further up")
+            raise ValueError(f"{file}: {said} is not below {images}; set images to a folder further up")
         elif _label(labels[row]) == "":
             notes.append(left_out(said, "no label"))
         elif where not in members if tree is not None else not os.path.isfile(images / where):
-            notes.append(left_out(said, "not there"))
+            notes.append(left_out(said, "missing"))
         elif where in first:
             before = labels[first[where]]
-            other = "" if before == labels[row] else f" (there as {before}, here as {labels[row]})"
+            other = "" if before == labels[row] else f" (there with label {before}, here with {labels[row]})"
             notes.append(left_out(said, f"listed before in row {first[where] + 1}{other}"))
         else:
             first[where] = row
     if not first:
-        raise FileNotFoundError(f"{file}: none of {len(paths)} rows has a label and a picture below {images}")
+        raise FileNotFoundError(f"{file}: none of {len(paths)} rows has a label and an image below {images}")
     if tree is None:
         return Files(images, list(first)), list(first.values())
     return tree.files.take([members[where] for where in first]), list(first.values())
 
 
 def _relative(path: str, images: Path) -> str:
-    """A path as it would be below the folder of pictures."""
+    """Return a path relative to the folder of images."""
     path = path.replace("\\", "/")
     if posixpath.isabs(path):
         path = posixpath.relpath(path, os.path.abspath(images).replace("\\", "/"))
@@ -108,7 +109,7 @@ def _relative(path: str, images: Path) -> str:
 
 
 def _label(value: Any) -> str:
-    """A label as text; whole numbers that some tools write as 3.0 are whole again."""
+    """Return a label as text; 3.0, as some tools write whole numbers, becomes 3."""
     if value is None or value != value:
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -117,7 +118,7 @@ def _label(value: Any) -> str:
 
 
 def _values(values: Any) -> Array:
-    """A column as whole numbers, as numbers (an empty field is NaN), or else as text."""
+    """Return a column as integers, as floats (an empty field is NaN), or else as text."""
     column = list(values)
     texts = ["" if value is None else str(value).strip() for value in column]
     if all(is_whole(text) and (text == "0" or not text.lstrip("-").startswith("0")) for text in texts):
@@ -140,7 +141,7 @@ def _read_csv(file: Path) -> Table:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{file} cannot be read as a table in UTF-8: {error}") from error
     if not rows:
-        raise ValueError(f"{file} is empty; its first line should name the columns")
+        raise ValueError(f"{file} is empty; the first line must name the columns")
     names = [name.strip() for name in rows[0][1]]
     if len(set(names)) < len(names):
         raise ValueError(f"{file} has two columns of the same name: {', '.join(names)}")

@@ -1,1 +1,31 @@
-"""Batch samplers."""
+"""Batch samplers: which items of a dataset make a batch.
+
+Example:
+    >>> import numpy as np
+    >>> from nearfar.data import sampling
+    >>> sampling.names()
+    ['groups', 'hard_classes', 'pairs', 'random']
+    >>> labels = np.repeat(np.arange(5), 4)
+    >>> sampler = sampling.create("groups", labels, classes=3, per_class=2)
+    >>> np.unique(labels[sampler.batch(epoch=0, step=0)], return_counts=True)[1].tolist()
+    [2, 2, 2]
+"""
+
+from nearfar.data.sampling.base import BatchSampler, Sampler
+from nearfar.data.sampling.class_balanced import ClassBalanced
+from nearfar.data.sampling.hard_classes import HardClasses
+from nearfar.data.sampling.pairs import Pairs
+from nearfar.data.sampling.random import Random
+from nearfar.data.sampling.registry import create, fitting_classes, names
+
+__all__ = [
+    "BatchSampler",
+    "ClassBalanced",
+    "HardClasses",
+    "Pairs",
+    "Random",
+    "Sampler",
+    "create",
+    "fitting_classes",
+    "names",
+]

@@ -1,8 +1,8 @@
-"""What all samplers share: steps, ranks, and how to go on with a run.
+"""Base class of the batch samplers: steps, ranks and resuming.
 
-A batch is a function of (labels, settings, seed, epoch, step): nothing is remembered between two of them, so a run that
-is resumed in the middle of an epoch goes on with the very batch it would have seen. All ranks of a distributed run draw
-the same batch and each takes its share of it, so that no two ever have the same picture.
+A batch is a function of (labels, settings, seed, epoch, step). A sampler keeps no state between batches, so a run that
+is resumed in the middle of an epoch continues with exactly the batch it would have seen. All ranks of a distributed run
+draw the same batch and each takes its share, so no two ranks ever train on the same item in one step.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Sampler(ABC):
     """Draws batches of positions in ``labels``.
 
     Args:
-        labels: [n], whole numbers, one for each picture, in an array, a tensor or a list; positions 0 to n − 1 are
-            what is drawn.
-        batch_size: Of all ranks together.
-        steps: Batches in an epoch, n // batch_size unless told.
-        seed: Of all randomness.
-            rank, ranks which share of each batch is drawn, and of how many.
+        labels: Integer labels [n], one per item: an array, a tensor or a list. Batches hold positions 0 to n − 1.
+        batch_size: Items per batch, over all ranks.
+        steps: Batches per epoch; None for n // batch_size.
+        seed: Seed of all random draws.
+        rank: Which share of each batch this sampler returns, from 0.
+        ranks: Number of shares.
     """
 
     key = ""
@@ -46,100 +46,134 @@ class Sampler(ABC):
         self.steps = max(1, len(self.labels) // batch_size) if steps is None else whole("steps", steps)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches per epoch."""
         return self.steps
 
     @abstractmethod
-    def _drawing(self, epoch: int) -> Callable[[int], Indices]:
-        """What draws the batch of a step for all ranks, with what is known now."""
+    def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
+        """Return a function that maps a step to the batch of all ranks."""
 
-    def drawing(self, epoch: int) -> Callable[[int], Indices]:
-        """What draws this rank's share of the batch of a step, with what is known now; any thread may ask it."""
+    def batch_function(self, epoch: int) -> Callable[[int], Indices]:
+        """Return a function that maps a step of an epoch to this rank's share of the batch.
+
+        The function is thread-safe and uses the state the sampler has now: later updates do not change it.
+
+        Args:
+            epoch: Epoch, from 0.
+        """
         whole("epoch", epoch, low=0)
-        draw = self._drawing(epoch)
+        full_batch = self._batch_function(epoch)
 
         def share(step: int) -> Indices:
             whole("step", step, low=0, high=len(self) - 1)
-            batch = draw(step)
+            batch = full_batch(step)
             size = len(batch) // self.ranks
             return batch[self.rank * size : (self.rank + 1) * size]
 
         return share
 
     def batch(self, epoch: int, step: int) -> Indices:
-        """This rank's share of one batch, [batch_size / ranks]."""
-        return self.drawing(epoch)(step)
+        """Return this rank's share of one batch, [batch_size / ranks].
+
+        Args:
+            epoch: Epoch, from 0.
+            step: Step within the epoch, from 0.
+        """
+        return self.batch_function(epoch)(step)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Indices]:
-        """The batches of an epoch, or what is left of it from step ``start`` on."""
+        """Iterate over the batches of an epoch.
+
+        Args:
+            epoch: Epoch, from 0.
+            start: First step, to continue an interrupted epoch.
+        """
         whole("start", start, low=0, high=len(self))
-        return map(self.drawing(epoch), range(start, len(self)))
+        return map(self.batch_function(epoch), range(start, len(self)))
 
     def batches(self, epoch: int = 0) -> BatchSampler:
-        """What torch's DataLoader takes as its ``batch_sampler``: lists of positions, epoch after epoch.
+        """Return a ``batch_sampler`` for PyTorch's DataLoader: lists of positions, epoch after epoch.
 
-        >>> from torch.utils.data import DataLoader
-        >>> from nearfar.data.sampling.registry import create
-        >>> sampler = create("pairs", [0, 0, 1, 1, 2, 2], classes=2, steps=3)
-        >>> [len(batch) for batch in DataLoader(range(6), batch_sampler=sampler.batches())]
-        [4, 4, 4]
+        Args:
+            epoch: First epoch.
+
+        Example:
+            >>> from torch.utils.data import DataLoader
+            >>> from nearfar.data import sampling
+            >>> sampler = sampling.create("pairs", [0, 0, 1, 1, 2, 2], classes=2, steps=3)
+            >>> [len(batch) for batch in DataLoader(range(6), batch_sampler=sampler.batches())]
+            [4, 4, 4]
         """
         return BatchSampler(self, epoch)
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            f"a {self.key} sampler draws any epoch and is in none: go through sampler.epoch(0), or give a DataLoader "
-            "sampler.batches() as its batch_sampler"
+            f"a {self.key} sampler has no current epoch and cannot be iterated: use sampler.epoch(0), or pass "
+            "sampler.batches() to a DataLoader as its batch_sampler"
         )
 
     def settings(self) -> dict[str, Any]:
-        """What batches depend on besides labels and seed."""
+        """Return what the batches depend on besides labels and seed."""
         return {"batch_size": self.batch_size, "steps": self.steps}
 
     def fingerprint(self) -> str:
-        """Of labels and settings; the same on all ranks, however many there are."""
+        """Return a hash of labels and settings; it is the same on all ranks."""
         digest = hashlib.sha256(repr((self.key, sorted(self.settings().items()))).encode())
         digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """What to keep for :meth:`restore`: the place of the next batch and what it depends on."""
-        _check_place(epoch, step, len(self))
+        """Return what :meth:`restore` needs: the position of the next batch and what it depends on.
+
+        Args:
+            epoch: Epoch of the next batch.
+            step: Step of the next batch.
+        """
+        _check_position(epoch, step, len(self))
         return {"epoch": epoch, "step": step, "seed": self.seed, "fingerprint": self.fingerprint()}
 
     def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Epoch and step to go on with; refuses the state of a sampler that drew other batches.
+        """Return the epoch and step to continue from.
 
-        >>> from nearfar.data.sampling.registry import create
-        >>> sampler = create("random", np.arange(10), batch_size=2)
-        >>> create("random", np.arange(10), batch_size=2).restore(sampler.state(epoch=1, step=3))
-        (1, 3)
+        Args:
+            state: A result of :meth:`state`.
+
+        Raises:
+            ValueError: If the state belongs to a sampler with other labels, settings or seed.
+
+        Example:
+            >>> from nearfar.data import sampling
+            >>> sampler = sampling.create("random", np.arange(10), batch_size=2)
+            >>> sampling.create("random", np.arange(10), batch_size=2).restore(sampler.state(epoch=1, step=3))
+            (1, 3)
         """
         for name, own in (("seed", self.seed), ("fingerprint", self.fingerprint())):
             if state.get(name) != own:
                 raise ValueError(
                     f"state has {name} {state.get(name)!r} and this {self.key} sampler {own!r}; "
-                    "a run goes on only with the labels, settings and seed it began with"
+                    "a run can only be resumed with the labels, settings and seed it started with"
                 )
-        _check_place(state["epoch"], state["step"], len(self))
+        _check_position(state["epoch"], state["step"], len(self))
         return state["epoch"], state["step"]
 
 
 class BatchSampler:
-    """One epoch of a sampler each time it is gone through, and the next one the next time.
+    """Adapter of a sampler to PyTorch's DataLoader: each iteration is one epoch, then the next.
 
-    An epoch that was begun counts, also where it was left early; one that is only asked for does not.
+    An epoch that was started counts, even if it was not finished. Creating an iterator without taking a batch does not
+    start an epoch.
 
     Args:
-        sampler: What draws; with ranks, its share of each batch.
-        epoch: The first one.
+        sampler: The sampler that draws the batches.
+        epoch: First epoch.
 
-    >>> from nearfar.data.sampling.registry import create
-    >>> batches = create("random", list(range(6)), batch_size=2).batches()
-    >>> first, second = list(batches), list(batches)
-    >>> batches.set_epoch(0)
-    >>> list(batches) == first, first == second
-    (True, False)
+    Example:
+        >>> from nearfar.data import sampling
+        >>> batches = sampling.create("random", list(range(6)), batch_size=2).batches()
+        >>> first, second = list(batches), list(batches)
+        >>> batches.set_epoch(0)
+        >>> list(batches) == first, first == second
+        (True, False)
     """
 
     def __init__(self, sampler: Sampler, epoch: int = 0) -> None:
@@ -147,34 +181,43 @@ class BatchSampler:
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch comes next."""
+        """Set the next epoch.
+
+        Args:
+            epoch: Epoch, from 0.
+        """
         self.epoch = whole("epoch", epoch, low=0)
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches per epoch."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A DataLoader with workers asks twice before its first epoch: nothing must happen until a batch is wanted.
+        # A DataLoader with workers creates two iterators before its first epoch, so the epoch must not advance until a
+        # batch is requested.
         epoch, self.epoch = self.epoch, self.epoch + 1
         for batch in self.sampler.epoch(epoch):
             yield batch.tolist()
 
 
 def checked_labels(labels: Labels) -> Indices:
-    """Labels [n] as int64, in memory of their own.
+    """Return integer labels [n] as an int64 copy.
 
-    >>> checked_labels([3, 1]).tolist()
-    [3, 1]
+    Args:
+        labels: An array, a tensor or a list.
+
+    Example:
+        >>> checked_labels([3, 1]).tolist()
+        [3, 1]
     """
     found = np.array(labels) if isinstance(labels, (list, tuple)) else labels
     if not isinstance(found, (Tensor, np.ndarray)):
         raise TypeError(f"labels is a {type(labels).__name__}; an array, a tensor or a list of whole numbers is needed")
     if isinstance(found, np.ndarray) and found.size and found.dtype.kind not in "iu":
-        raise TypeError(f"labels is of {found.dtype}; whole numbers are needed")  # others take words as well
+        raise TypeError(f"labels is of {found.dtype}; whole numbers are needed")  # as_labels would accept text
     return as_labels("labels", found).cpu().numpy().copy()
 
 
-def _check_place(epoch: int, step: int, last: int) -> None:
+def _check_position(epoch: int, step: int, last: int) -> None:
     whole("epoch", epoch, low=0)
     whole("step", step, low=0, high=last)

@@ -1,23 +1,34 @@
-"""Samplers that draw classes first and then pictures of them."""
+"""Samplers that draw classes first and then items of each class."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearfar.data.sampling.base import Indices, Labels, Sampler
 from nearfar.data.transforms.random_streams import stream
 from nearfar.utils.validation import whole
 
 
-class _Grouped(Sampler):
-    """Batches of ``classes`` × ``per_class``, class by class. Where one has too few pictures, more classes fill up."""
+class ClassSampler(Sampler):
+    """Base class of samplers that fill a batch with ``classes`` × ``per_class`` items, class by class.
 
-    fewest = 1  # pictures of a class that is drawn at all
+    If a class has fewer than ``per_class`` items, further classes are added until the batch is full.
+
+    Args:
+        labels: Integer labels [n], one per item.
+        classes: Classes per batch.
+        per_class: Items of each class.
+        steps: Batches per epoch; None for n // batch_size.
+        seed: Seed of all random draws.
+        rank: Which share of each batch this sampler returns.
+        ranks: Number of shares; ``classes`` must be a multiple of it.
+    """
+
+    min_items = 1  # classes with fewer items are never drawn
 
     def __init__(
         self,
@@ -35,74 +46,83 @@ class _Grouped(Sampler):
         if classes % ranks:
             raise ValueError(f"classes is {classes}; it must be a multiple of ranks, {ranks}")
         # Positions sorted by class: those of class k are members[first[k] : first[k] + counts[k]].
-        members = _by_label(self.labels)
+        members = _sorted_by_label(self.labels)
         in_order = self.labels[members]
         first = np.flatnonzero(np.r_[True, in_order[1:] != in_order[:-1]])
-        self.class_labels = in_order[first]  # row k of what belongs to classes belongs to this label
+        self.class_labels = in_order[first]  # label of class k
         self._members, self._first, self._counts = members, first, np.diff(np.r_[first, len(members)])
-        self._drawn = np.flatnonzero(self._counts >= self.fewest)
-        takes = np.sort(np.minimum(self._counts[self._drawn], self.per_class)).cumsum()
+        self._eligible = np.flatnonzero(self._counts >= self.min_items)
+        takes = np.sort(np.minimum(self._counts[self._eligible], self.per_class)).cumsum()
         if len(takes) == 0 or takes[-1] < self.batch_size:
             most = 0 if len(takes) == 0 else int(takes[-1])
-            kind = "classes" if self.fewest == 1 else f"classes of {self.fewest} or more pictures"
+            kind = "classes" if self.min_items == 1 else f"classes with {self.min_items} or more items"
             raise ValueError(
-                f"labels hold {len(takes)} {kind}, enough for a batch of {most} with at most {per_class} of each; "
+                f"labels has {len(takes)} {kind}, enough for a batch of {most} with at most {per_class} of each; "
                 f"{classes} × {per_class} needs {self.batch_size}"
             )
-        # So many classes fill a batch even if they are the smallest.
+        # This many classes fill a batch even if they are the smallest ones.
         self._enough = int(np.searchsorted(takes, self.batch_size)) + 1
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "classes": self.classes, "per_class": self.per_class}
 
     @abstractmethod
-    def _ordering(self) -> Callable[[np.random.Generator], Indices]:
-        """What draws enough classes, the most wanted first."""
+    def _class_order(self) -> Callable[[np.random.Generator], Indices]:
+        """Return a function that draws at least ``self._enough`` classes, in the order in which they are used."""
 
-    def _drawing(self, epoch: int) -> Callable[[int], Indices]:
-        ordering = self._ordering()
+    def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
+        class_order = self._class_order()
 
-        def draw(step: int) -> Indices:
+        def full_batch(step: int) -> Indices:
             rng = stream(self.seed, "batches", epoch, step)
-            return self._fill(ordering(rng), rng)
+            return self._fill(class_order(rng), rng)
 
-        return draw
+        return full_batch
 
     def _fill(self, order: Indices, rng: np.random.Generator) -> Indices:
-        """``per_class`` pictures of each class, all different, or as many as it has, until the batch is full."""
+        """Draw ``per_class`` distinct items of each class, or all it has, until the batch is full."""
         counts = self._counts[order]
         takes = np.minimum(counts, self.per_class)
         number = int(np.searchsorted(takes.cumsum(), self.batch_size)) + 1
         order, counts, takes = order[:number], counts[:number], takes[:number]
-        # Robert Floyd's way to draw distinct numbers, for all classes at once: of 0 to j one is drawn, and where
-        # it was drawn before, j itself is new for certain.
+        # Robert Floyd's algorithm for distinct random numbers, for all classes at once: draw from 0 to j, and take j
+        # itself if that number was drawn before.
         places = np.empty((number, self.per_class), dtype=np.int64)
         for i in range(self.per_class):
             j = np.maximum(counts - takes + i, 0)
             drawn = rng.integers(0, j + 1)
             seen = (places[:, :i] == drawn[:, None]).any(axis=1)
             places[:, i] = np.where(seen, j, drawn)
-        chosen = places[np.arange(self.per_class) < takes[:, None]]  # of a small class, all and nothing beyond
+        chosen = places[np.arange(self.per_class) < takes[:, None]]  # drop the surplus columns of small classes
         batch: Indices = self._members[np.repeat(self._first[order], takes) + chosen][: self.batch_size]
         return batch
 
 
-class Groups(_Grouped):
-    """n-group sampling: some classes, each as likely as another, and as many pictures of each.
+class ClassBalanced(ClassSampler):
+    """Draws classes uniformly and the same number of items of each (n-group sampling).
 
-    In the rare case that a class has too few pictures more classes are added until the batch is full; of the last one
-    there may then be fewer. Batches are drawn one like the other: an epoch is a number of them, and does not promise
-    every picture once.
+    If a class has fewer than ``per_class`` items, further classes are added until the batch is full; the last one may
+    then contribute fewer items. Batches are independent draws: an epoch is a number of batches and does not visit every
+    item once.
 
     Args:
-        classes, per_class: 16 × 8 in NRA on CUB and Cars, 32 × 4 on SOP; 60 × 3 in the ranked list loss.
+        labels: Integer labels [n], one per item.
+        classes: Classes per batch.
+        per_class: Items of each class. NRA uses 16 × 8 on CUB and Cars and 32 × 4 on SOP; ranked list loss 60 × 3.
+        steps: Batches per epoch; None for n // batch_size.
+        seed: Seed of all random draws.
+        rank: Which share of each batch this sampler returns.
+        ranks: Number of shares; ``classes`` must be a multiple of it.
 
     Reference:
-        Schall et al., Deep Metric Learning using Similarities from Nonlinear Rank Approximations, 2019, section III.
+        Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", MMSP 2019,
+        section III.
 
-    >>> labels = np.array([0, 0, 0, 1, 2, 2])
-    >>> sorted(labels[Groups(labels, classes=2, per_class=3).batch(0, 0)].tolist())  # 2 × 3 takes all three classes
-    [0, 0, 0, 1, 2, 2]
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 2, 2])
+        >>> sampler = ClassBalanced(labels, classes=2, per_class=3)
+        >>> sorted(labels[sampler.batch(epoch=0, step=0)].tolist())  # small classes: all three are needed
+        [0, 0, 0, 1, 2, 2]
     """
 
     key = "groups"
@@ -120,135 +140,14 @@ class Groups(_Grouped):
     ) -> None:
         super().__init__(labels, classes, per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
 
-    def _ordering(self) -> Callable[[np.random.Generator], Indices]:
-        return lambda rng: self._drawn[rng.choice(len(self._drawn), self._enough, replace=False)]
+    def _class_order(self) -> Callable[[np.random.Generator], Indices]:
+        return lambda rng: self._eligible[rng.choice(len(self._eligible), self._enough, replace=False)]
 
 
-class Pairs(Groups):
-    """Two pictures of each of some classes, for the N-pair loss; classes of one picture are left out.
-
-    Args:
-        classes: Pairs in a batch, 64 in the papers.
-
-    Reference:
-        Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016.
-    """
-
-    key = "pairs"
-    fewest = 2
-
-    def __init__(
-        self,
-        labels: Labels,
-        *,
-        classes: int,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(labels, classes=classes, per_class=2, steps=steps, seed=seed, rank=rank, ranks=ranks)
-
-
-class HardClasses(_Grouped):
-    """Classes that are mistaken for each other: N-pair's hard negative class mining.
-
-    Of some classes drawn at random one is taken, and then, again and again, the class that is most similar to one
-    that was taken before. Classes of one picture are left out. Until :meth:`update` has been called, all classes are
-    equally hard.
-
-    Args:
-        classes, per_class: Pairs, as in the paper, unless told.
-        candidates: Classes to choose among; unless told 512, or 2 × ``classes`` if that is more; all if there
-            are not so many.
-
-    Differences:
-        The paper embeds one or two pictures of each candidate before every batch and asks which class violates the
-        triplet constraint most. Here the trainer gives a vector for each class when it has them, say once an
-        epoch, and the most similar one (by cosine) violates it most.
-
-    Reference:
-        Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS 2016, section 3.2.
-    """
-
-    key = "hard_classes"
-    fewest = 2
-
-    def __init__(
-        self,
-        labels: Labels,
-        *,
-        classes: int,
-        per_class: int = 2,
-        candidates: int | None = None,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(labels, classes, per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
-        wanted = max(512, 2 * classes) if candidates is None else whole("candidates", candidates, low=classes)
-        self.candidates = min(max(wanted, self._enough), len(self._drawn))
-        self._means: NDArray[np.float32] | None = None
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "candidates": self.candidates}
-
-    def update(self, means: NDArray[Any] | None) -> None:
-        """Give a vector for each class, [len(class_labels), d]: row k belongs to the label ``class_labels[k]``.
-
-        An epoch under way keeps those it began with, so the time for this is between two epochs.
-        """
-        if means is None:
-            self._means = None
-            return
-        means = np.asarray(means, dtype=np.float32)
-        if means.ndim != 2 or len(means) != len(self.class_labels):
-            raise ValueError(f"means has shape {means.shape}; needed is [{len(self.class_labels)}, d], one row a class")
-        if not np.isfinite(means).all():
-            raise ValueError("means contains NaN or infinity")
-        lengths = np.linalg.norm(means, axis=1, keepdims=True)
-        self._means = means / np.maximum(lengths, np.finfo(np.float32).tiny)
-
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """As for other samplers, and ``means``, an array or None."""
-        return {**super().state(epoch, step), "means": self._means}
-
-    def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        place = super().restore(state)
-        self.update(state.get("means"))
-        return place
-
-    def _ordering(self) -> Callable[[np.random.Generator], Indices]:
-        means = self._means
-
-        def order(rng: np.random.Generator) -> Indices:
-            candidates = self._drawn[rng.choice(len(self._drawn), self.candidates, replace=False)]
-            if means is None:
-                return candidates[: self._enough]
-            return candidates[_chain(means[candidates], self._enough)]
-
-        return order
-
-
-def _by_label(labels: Indices) -> Indices:
-    """Positions sorted by label and, within one, by themselves."""
+def _sorted_by_label(labels: Indices) -> Indices:
+    """Return positions sorted by label and, within one label, by position."""
     low, high, count = int(labels.min()), int(labels.max()), len(labels)
     if (high - low + 1) * count >= 2**63:
         return np.argsort(labels, kind="stable")
-    # Sorting plain numbers is several times as fast as sorting places of them.
+    # Sorting integers is several times faster than argsort.
     return np.sort((labels - low) * count + np.arange(count)) % count
-
-
-def _chain(vectors: NDArray[np.float32], number: int) -> Indices:
-    """The first row and then always the one that is most similar to any row before; of equals the earliest."""
-    similar = vectors @ vectors.T
-    np.fill_diagonal(similar, -np.inf)
-    chain = np.zeros(number, dtype=np.int64)
-    nearest = similar[0].copy()  # of each row to those in the chain
-    nearest[0] = -np.inf
-    for i in range(1, number):
-        chain[i] = nearest.argmax()
-        np.maximum(nearest, similar[chain[i]], out=nearest)
-        nearest[chain[: i + 1]] = -np.inf
-    return chain

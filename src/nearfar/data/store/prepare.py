@@ -21,9 +21,10 @@ from nearfar.data.datasets.base import Dataset
 from nearfar.data.store.decode import ASPECTS, BadImage, decode, shrink
 from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import FORMAT, Bad, Store, seal
-from nearfar.data.store.writer import JOURNAL, Draft, Result, finished, locked
+from nearfar.data.store.writer import JOURNAL, Draft, Result, finished
 from nearfar.utils.paths import cache_folder
 from nearfar.utils.progress import Progress
+from nearfar.utils.system import locked, processors
 from nearfar.utils.validation import one_of, whole
 
 ON_ERROR = ("fail", "skip")
@@ -153,13 +154,6 @@ def _folder(name: str, cache: str | Path | None, settings: dict[str, Any]) -> Pa
     key = hashlib.sha256(said.encode()).hexdigest()[:20]
     safe = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)[:40]
     return Path(cache or cache_folder()) / f"{safe}-{key}"
-
-
-def processors() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _finished_store(folder: Path, source: Source) -> Store | None:

@@ -106,7 +106,7 @@ class Store:
         rows = np.arange(len(sizes), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
         if rows.shape != (len(sizes),) or (np.diff(rows) <= 0).any():
             raise ValueError(
-                f"rows has shape {rows.shape}; needed are {len(sizes)} rising numbers, one for each picture"
+                f"rows has shape {rows.shape}; needed are {len(sizes)} increasing numbers, one for each picture"
             )
         return cls(pixels, offsets_of(sizes, channels), sizes, channels, rows, tuple(bad))
 

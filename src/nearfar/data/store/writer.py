@@ -8,11 +8,8 @@ appends. So a store that was interrupted ends up the same, byte for byte, as one
 from __future__ import annotations
 
 import json
-import os
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -122,31 +119,3 @@ def _write(file: IO[bytes], data: bytes | memoryview) -> None:
     view = memoryview(data)
     while len(view):
         view = view[file.write(view) :]
-
-
-@contextmanager
-def locked(file: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Alone among all processes that lock this file; ``waiting`` is called again and again until then.
-
-    The lock goes away with the process that holds it, however that ends.
-    """
-    with open(file, "ab") as handle:
-        while not _try_lock(handle):
-            waiting()
-            time.sleep(0.2)
-        yield
-
-
-def _try_lock(handle: IO[bytes]) -> bool:
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True

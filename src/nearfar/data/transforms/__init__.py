@@ -1,1 +1,1 @@
-"""Crops, resizing and augmentation, on a CPU and on a GPU."""
+"""Crops, flips and color effects of images, on the CPU and on the GPU."""

@@ -1,6 +1,6 @@
-"""Plans carried out on a device, a batch at a time and without a word to the host.
+"""Executes plans on a device, one batch at a time and without synchronization with the host.
 
-The pixels of a batch lie anywhere in one flat tensor. Those that a plan touches are gathered into a padded block; then
+The pixels of a batch are anywhere in one flat tensor. Those that a plan needs are gathered into a padded block; then
 resizing along each side is one batched matrix product with the weights of a triangle filter, zero for padding.
 """
 
@@ -18,19 +18,19 @@ from torch import Tensor
 from nearfar.data.transforms.view import Plan
 from nearfar.utils.precision import full_precision
 
-LIMIT = 1 << 25  # values in a padded block; a batch that would need more goes in parts
+LIMIT = 1 << 25  # values in a padded block; a larger batch is split
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the pixels of a batch lie, and what becomes of them.
+    """Positions of the pixels of a batch in a flat tensor, and how they are resized.
 
     Args:
-        table: int64 [13, b]: where the first pixel lies and how far it is to the next row; height and width of
-            what is touched; for each side in turn what :func:`_weights` takes; whether to mirror.
-        channels: Of the pictures.
-        size: Height and width of what comes out.
-        resizes: Whether anything is resized at all.
+        table: int64 [13, b]: position of the first pixel and distance of rows; height and width of the pixels that are
+            needed; the arguments of :func:`_weights` for each of the two sides; whether to mirror.
+        channels: Channels of the images.
+        size: Height and width of the windows.
+        resizes: Whether any image is resized.
     """
 
     table: NDArray[np.int64]
@@ -42,19 +42,30 @@ class Layout:
     def of(
         cls, plan: Plan, touched: NDArray[np.int64], starts: NDArray[np.int64], pitch: NDArray[np.int64], channels: int
     ) -> Layout:
-        """``touched`` as the plan says; its first pixels lie at ``starts`` [b] and their rows ``pitch`` [b] apart."""
-        before = touched[:, :2] - plan.pieces[:, :2]
+        """Create the layout of a plan.
+
+        Args:
+            plan: Plan of the batch.
+            touched: The result of ``plan.touched()``.
+            starts: Position of the first of these pixels, [b].
+            pitch: Distance between their rows, [b].
+            channels: Channels of the images.
+        """
+        before = touched[:, :2] - plan.crops[:, :2]
         columns = [starts, pitch, *touched[:, 2:].T]
         for side in (0, 1):
-            columns += [before[:, side], plan.pieces[:, 2 + side], plan.resized[:, side], plan.corners[:, side]]
+            columns += [before[:, side], plan.crops[:, 2 + side], plan.resized[:, side], plan.corners[:, side]]
         columns.append(plan.flips)
         table = np.stack(columns).astype(np.int64)
-        return cls(table, channels, plan.size, bool((plan.pieces[:, 2:] != plan.resized).any()))
+        return cls(table, channels, plan.size, bool((plan.crops[:, 2:] != plan.resized).any()))
 
     def render(self, packed: Tensor, table: Tensor, *, reverse: bool = False) -> Tensor:
-        """Float32 [b, channels, *size], 0 to 255; ``table`` is this one's on the device of the pixels.
+        """Return the windows, float32 [b, channels, *size] from 0 to 255.
 
-        ``reverse`` turns the order of channels round.
+        Args:
+            packed: The flat tensor of pixels.
+            table: ``self.table`` on the device of the pixels.
+            reverse: Reverse the order of the channels.
         """
         channels = torch.arange(self.channels, device=packed.device)
         if reverse:
@@ -65,17 +76,17 @@ class Layout:
             return torch.cat([self._resize(packed, table[:, rows], channels, *block) for rows, block in self._parts()])
 
     def _parts(self) -> Iterator[tuple[slice, tuple[int, int]]]:
-        """Slices of the batch and the heights and widths of their padded blocks."""
+        """Yield slices of the batch with the height and width of their padded blocks."""
         count = self.table.shape[1]
         values = int(self.table[2].max() * self.table[3].max()) * self.channels
         step = max(1, LIMIT // values)
-        step = math.ceil(count / math.ceil(count / step))  # parts of one size
+        step = math.ceil(count / math.ceil(count / step))  # parts of equal size
         for start in range(0, count, step):
             rows = slice(start, min(start + step, count))
             yield rows, (int(self.table[2, rows].max()), int(self.table[3, rows].max()))
 
     def _cut(self, packed: Tensor, table: Tensor, channels: Tensor) -> Tensor:
-        """Windows as they are: uint8 [b, channels, *size]."""
+        """Return windows that are not resized: uint8 [b, channels, *size]."""
         height, width = (torch.arange(side, device=packed.device) for side in self.size)
         across = torch.where(table[-1, :, None] > 0, self.size[1] - 1 - width, width)
         rows = table[0, :, None] + height * table[1, :, None]
@@ -83,7 +94,7 @@ class Layout:
         return packed[places]
 
     def _resize(self, packed: Tensor, table: Tensor, channels: Tensor, height: int, width: int) -> Tensor:
-        """Windows of resized pieces: float32 [b, channels, *size]."""
+        """Return windows of resized crops: float32 [b, channels, *size]."""
         start, pitch, heights, widths = table[:4, :, None]
         down = torch.arange(height, device=packed.device).minimum(heights - 1)  # padding repeats the last row
         across = torch.arange(width, device=packed.device).minimum(widths - 1)
@@ -91,17 +102,17 @@ class Layout:
         places = rows[..., None] + (across * self.channels)[:, None, None, :]
         block = packed[places].float()  # [b, height, channels, width]
         count, (out_height, out_width) = len(block), self.size
-        # Channels are rows of the first product and columns of the second, so that neither needs a copy.
+        # Channels are rows of the first product and columns of the second, so neither product needs a copy.
         narrow = block.flatten(1, 2) @ _weights(table[3], table[8:12], width, out_width, table[12]).mT
         low = _weights(table[2], table[4:8], height, out_height) @ narrow.view(count, height, -1)
         return low.view(count, out_height, self.channels, out_width).transpose(1, 2)
 
 
 def _weights(extent: Tensor, side: Tensor, padded: int, size: int, flips: Tensor | None = None) -> Tensor:
-    """The part of each pixel in each new one along one side: [b, size, padded].
+    """Return the weight of each pixel in each new pixel along one side: [b, size, padded].
 
-    ``side`` [4, b] says how many pixels of the piece lie before those at hand, which are ``extent`` [b], how many the
-    piece has, how many it is resized to, and where the window begins in it then.
+    ``extent`` [b] is the number of gathered pixels. ``side`` [4, b] holds the number of pixels of the crop before them,
+    the length of the crop, its length after resizing, and the start of the window in the resized crop.
     """
     before, length, resized, corner = side
     place = torch.arange(size, device=extent.device)
@@ -109,9 +120,9 @@ def _weights(extent: Tensor, side: Tensor, padded: int, size: int, flips: Tensor
         place = torch.where(flips[:, None] > 0, size - 1 - place, place)
     scale = (length.float() / resized.float())[:, None]
     reach = scale.clamp(min=1.0)
-    centre = ((corner[:, None] + place).float() + 0.5) * scale - before[:, None] - 0.5
+    center = ((corner[:, None] + place).float() + 0.5) * scale - before[:, None] - 0.5
     pixel = torch.arange(padded, device=extent.device)
-    weights: Tensor = (1 - ((pixel - centre[..., None]) / reach[..., None]).abs()).clamp(min=0.0)
+    weights: Tensor = (1 - ((pixel - center[..., None]) / reach[..., None]).abs()).clamp(min=0.0)
     weights *= pixel < extent[:, None, None]
     weights /= weights.sum(dim=2, keepdim=True)
     return weights

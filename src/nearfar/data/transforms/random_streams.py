@@ -1,4 +1,4 @@
-"""Random numbers that depend on where they are needed, not on what was drawn before."""
+"""Counter-based random numbers: each step has its own generator, independent of what was drawn before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from nearfar.utils.validation import whole
 
 EFFECTS = ("color", "grey", "erase", "rotate")
-# Places in this list are keys of streams: what is new goes to its end.
+# Positions in this list are part of the generator's key: only append to it.
 PURPOSES = (
     "batches",
     "order",
@@ -18,15 +18,23 @@ PURPOSES = (
 
 
 def stream(seed: int, purpose: str, epoch: int, step: int = 0, rank: int = 0) -> np.random.Generator:
-    """The generator of one step of one epoch: always the same, and independent of every other step's.
+    """Return the generator of one step of one epoch.
 
-    A run that is resumed needs to know no more than its epoch and step.
+    It depends on the arguments only, so a resumed run needs no more than its epoch and step.
 
-    >>> stream(0, "views", epoch=3, step=7).random() == stream(0, "views", epoch=3, step=7).random()
-    True
+    Args:
+        seed: Seed of the run.
+        purpose: One of ``PURPOSES``; different purposes have independent generators.
+        epoch: Epoch.
+        step: Step within the epoch.
+        rank: Rank of the process.
+
+    Example:
+        >>> stream(0, "views", epoch=3, step=7).random() == stream(0, "views", epoch=3, step=7).random()
+        True
     """
     whole("seed", seed, low=0, high=2**63 - 1)
-    # Philox is a function of a key and a counter. Its lowest word counts what is drawn, the others say where.
+    # Philox is a function of a key and a counter. The lowest word of the counter counts draws, the others are free.
     counter = np.array([0, rank, step, epoch], dtype=np.uint64)
     key = np.array([seed, PURPOSES.index(purpose)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))

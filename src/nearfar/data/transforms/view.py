@@ -1,43 +1,47 @@
-"""How a picture is looked at: which part of it, how large, and from which side.
+"""Views of images: which part is shown, how large, and whether it is mirrored.
 
-Every view is four steps with whole numbers: cut a piece out of the picture, resize the piece, cut a window out of that,
-and perhaps mirror it. Plans are made for a whole batch at once; ``nearfar.data.transforms.cpu`` carries
-them out. What else happens to the window, to its colours for instance, is told by
-``nearfar.data.transforms.effects``.
+A view is four steps with whole numbers: crop the image, resize the crop, cut a window out of it, and optionally mirror
+it. A :class:`Plan` holds these numbers for a batch; ``nearfar.data.transforms.cpu`` and ``gpu`` execute it. Rotation,
+color changes and erasing are in ``nearfar.data.transforms.effects``.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.transforms.effects import Draw, Effects, draw_effects
-from nearfar.data.transforms.pieces import Whole, random_pieces
+from nearfar.data.transforms.effects import ERASED_AREA, ERASED_RATIO, Effects, IntArray
 from nearfar.utils.validation import number, one_of, positive, whole
 
 CROPS = ("random", "center", "random_resized", "none")
 ASPECTS = ("keep", "squash", "shrink")
-LIMITS = {"color": 1.0, "grey": 1.0, "erase": 1.0, "rotate": 180.0}  # of what there is of each effect
+LIMITS = {"color": 1.0, "grey": 1.0, "erase": 1.0, "rotate": 180.0}  # largest value of each effect
+TRIES = 10  # random boxes per image, of which the first that fits is used
+
+Limits = tuple[float, float]
+Draw = Callable[[str], np.random.Generator]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with each of b pictures.
+    """What to do with each of b images.
 
     Args:
-        pieces: [b, 4], top, left, height and width of the piece that is cut out of the picture.
-        resized: [b, 2], height and width it is resized to.
-        corners: [b, 2], top and left of the window in the resized piece.
-        flips: [b], whether the window is mirrored.
-        size: Height and width of the window, the same for all.
+        crops: Top, left, height and width of the part that is cut out of the image, [b, 4].
+        resized: Height and width the crop is resized to, [b, 2].
+        corners: Top and left of the window in the resized crop, [b, 2].
+        flips: Whether the window is mirrored, [b].
+        size: Height and width of the windows.
     """
 
-    pieces: Whole
-    resized: Whole
-    corners: Whole
+    crops: IntArray
+    resized: IntArray
+    corners: IntArray
     flips: NDArray[np.bool_]
     size: tuple[int, int]
 
@@ -46,57 +50,58 @@ class Plan:
 
     @property
     def boxes(self) -> NDArray[np.float64]:
-        """[b, 4], top, left, height and width of what the windows show, in pixels of the pictures."""
-        scale = self.pieces[:, 2:] / self.resized
-        return np.concatenate([self.pieces[:, :2] + self.corners * scale, self.size * scale], axis=1)
+        """Top, left, height and width of the windows in pixels of the images, [b, 4]."""
+        scale = self.crops[:, 2:] / self.resized
+        return np.concatenate([self.crops[:, :2] + self.corners * scale, self.size * scale], axis=1)
 
-    def touched(self) -> Whole:
-        """[b, 4], top, left, height and width of the pixels that have any part in the windows."""
-        scale = self.pieces[:, 2:] / self.resized
-        reach = np.maximum(scale, 1.0)  # of the triangle filter, see render
+    def touched(self) -> IntArray:
+        """Return top, left, height and width of the pixels that contribute to the windows, [b, 4]."""
+        scale = self.crops[:, 2:] / self.resized
+        reach = np.maximum(scale, 1.0)  # of the triangle filter, see cpu.render
         first = np.floor((self.corners + 0.5) * scale - reach - 0.5).astype(np.int64) + 1
         last = np.ceil((self.corners + np.array(self.size) - 0.5) * scale + reach - 0.5).astype(np.int64) - 1
-        first, last = np.maximum(first, 0), np.minimum(last, self.pieces[:, 2:] - 1)
-        return np.concatenate([self.pieces[:, :2] + first, last - first + 1], axis=1)
+        first, last = np.maximum(first, 0), np.minimum(last, self.crops[:, 2:] - 1)
+        return np.concatenate([self.crops[:, :2] + first, last - first + 1], axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What becomes of a picture before a network sees it.
+    """How images are cropped, resized and augmented before a network reads them.
+
+    The effects ``color``, ``grey``, ``erase`` and ``rotate`` are off if None. Each has its own random numbers: turning
+    one on does not change the crops, the flips or the other effects.
 
     Args:
-        size: Of what the network sees, one number or (height, width).
-        crop: "random": anywhere in the resized picture; "center": its middle; "random_resized": a piece of random
-            area and shape, resized to ``size``; "none": the whole picture, squashed to ``size``.
-        resize: Before "random" and "center": the shorter side (aspect "keep") or both ("squash"). None leaves pictures
-            as they are; only those too small for the window grow to fit it.
-        aspect: "keep" or "squash", where ``resize`` is used; or "shrink": as "keep" for pictures that are larger, as
-            without ``resize`` for others.
-        scale: Of "random_resized": smallest and largest share of the picture's area.
-        ratio: Of "random_resized": smallest and largest width / height.
-        flip: Mirror every other picture, at random.
-        color: Up to 1: brightness, contrast and saturation are multiplied, in this order, by random factors from
-            1 − ``color`` to 1 + ``color``. Pictures of one channel have no saturation.
-        grey: The share of pictures that become grey; those of one channel are, and stay as they are.
-        erase: The share of pictures in which a random rectangle is wiped out: 2 to 33 % of the window, 0.3 to 3.3
-            times as wide as high. It is zero after the normalization, which is the mean; without one, black.
-        rotate: Up to so many degrees, either way, each window is turned about its middle. What comes in from outside is
-            its mirror image.
-
-    The last four are off where they are None. Each has random numbers of its own: crops, flips and the others stay the
-    same draws whether it is on or not.
+        size: Size of the network's input: one number or (height, width).
+        crop: "random": a window anywhere in the resized image; "center": its center; "random_resized": a box of random
+            area and shape, resized to ``size``; "none": the whole image, squashed to ``size``.
+        resize: Size before "random" and "center": the shorter side (aspect "keep") or both sides ("squash"). None
+            leaves images as they are; only those smaller than the window are enlarged to fit it.
+        aspect: "keep" or "squash", see ``resize``; or "shrink": like "keep" for images that are larger than
+            ``resize``, and like ``resize=None`` for others.
+        scale: Smallest and largest share of the image's area, for "random_resized".
+        ratio: Smallest and largest width / height, for "random_resized".
+        flip: Mirror images at random, with probability 1/2.
+        color: Up to 1. Brightness, contrast and saturation are multiplied, in this order, by random factors from
+            1 − ``color`` to 1 + ``color``. Grayscale images have no saturation.
+        grey: Share of images that become gray.
+        erase: Share of images in which a random rectangle is erased: 2 to 33 % of the window, 0.3 to 3.3 times as wide
+            as high. It is set to zero after the normalization, which is the mean color; without one, to black.
+        rotate: Largest angle in degrees, in either direction, by which windows are rotated about their center. What
+            comes in from outside is the mirror image of the window.
 
     Differences:
-        Colours change as torchvision's ColorJitter changes them, but always in the same order, and hues stay. Random
-        erasing draws shapes on a logarithmic scale, as random crops do; the paper draws them evenly, and fills with
-        random values where it does not say otherwise.
+        Colors change as in torchvision's ColorJitter, but always in the same order, and the hue does not change. Random
+        erasing draws the shape on a logarithmic scale, as random crops do; the paper draws it uniformly and fills with
+        random values by default.
 
     Reference:
-        Zhong et al., Random Erasing Data Augmentation, 2017.
+        Zhong et al., "Random Erasing Data Augmentation", AAAI 2020.
 
-    >>> view = View(size=224, crop="center", resize=256, flip=False)
-    >>> view.plan(np.array([[512, 1024]])).boxes.tolist()
-    [[32.0, 288.0, 448.0, 448.0]]
+    Example:
+        >>> view = View(size=224, crop="center", resize=256, flip=False)
+        >>> view.plan(np.array([[512, 1024]])).boxes.tolist()
+        [[32.0, 288.0, 448.0, 448.0]]
     """
 
     size: int | tuple[int, int] = 224
@@ -128,28 +133,33 @@ class View:
 
     @property
     def window(self) -> tuple[int, int]:
-        """Height and width of what the network sees."""
+        """Height and width of the network's input."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     @property
     def random(self) -> bool:
-        """Whether two plans for one picture can differ."""
+        """Whether crops or flips are random."""
         return self.flip or self.crop in ("random", "random_resized")
 
     def plan(self, sizes: NDArray[Any], rng: np.random.Generator | None = None) -> Plan:
-        """A plan for pictures of these heights and widths, [b, 2]; a view with nothing random needs no generator."""
+        """Return the crops and flips of a batch.
+
+        Args:
+            sizes: Heights and widths of the images, [b, 2].
+            rng: Random generator; only needed if crops or flips are random.
+        """
         sizes = np.asarray(sizes, dtype=np.int64)
         if sizes.ndim != 2 or sizes.shape[1] != 2 or (sizes < 1).any():
             raise ValueError(f"sizes has shape {sizes.shape}; needed is [b, 2] of numbers ≥ 1")
         if rng is None and self.random:
             raise ValueError("rng is None; a view with a random crop or flip needs a numpy.random.Generator")
         window = np.array(self.window)
-        pieces = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+        crops = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         resized = np.broadcast_to(window, sizes.shape)
         corners = np.zeros_like(sizes)
         if self.crop == "random_resized":
             assert rng is not None
-            pieces = random_pieces(sizes, self.scale, self.ratio, rng)
+            crops = random_crops(sizes, self.scale, self.ratio, rng)
         elif self.crop != "none":
             resized = self._resized(sizes)
             room = resized - window
@@ -159,33 +169,95 @@ class View:
             else:
                 corners = np.rint(room / 2).astype(np.int64)
         flips = rng.random(len(sizes)) < 0.5 if self.flip and rng is not None else np.zeros(len(sizes), dtype=bool)
-        return Plan(pieces, resized, corners, flips, self.window)
+        return Plan(crops, resized, corners, flips, self.window)
 
     def effects(self, count: int, draw: Draw, *, rank: int = 0, ranks: int = 1) -> Effects | None:
-        """What happens to the windows of ``count`` pictures, None where nothing does.
+        """Return the effects on the windows of a batch, or None if all effects are off.
+
+        Random numbers are drawn for the shares of all ranks, one after the other, so that those of an image do not
+        depend on the number of ranks.
 
         Args:
-            draw: Gives the generator of an effect by its name: "color", "grey", "erase" or "rotate".
-            rank, ranks: Which share of a batch these are, and of how many of one size.
+            count: Images in this rank's share of the batch.
+            draw: Returns the generator of an effect by its name: "color", "grey", "erase" or "rotate".
+            rank: Which share of the batch this is.
+            ranks: Number of shares, all of the same size.
 
-        >>> view = View(grey=0.5)
-        >>> view.effects(4, lambda name: np.random.default_rng(0)).greys.tolist()
-        [False, True, True, True]
+        Example:
+            >>> view = View(grey=0.5)
+            >>> view.effects(4, lambda name: np.random.default_rng(0)).greys.tolist()
+            [False, True, True, True]
         """
-        settings = {name: getattr(self, name) for name in LIMITS}
-        return draw_effects(draw, count, self.window, **settings, rank=rank, ranks=ranks)
+        if all(getattr(self, name) is None for name in LIMITS):
+            return None
+        every, own = count * ranks, slice(rank * count, (rank + 1) * count)
+        angles, factors, greys, erased = None, None, None, None
+        if self.rotate is not None:
+            angles = draw("rotate").uniform(-self.rotate, self.rotate, every)[own]
+        if self.color is not None:
+            factors = draw("color").uniform(1 - self.color, 1 + self.color, (every, 3))[own]
+        if self.grey is not None:
+            greys = draw("grey").random(every)[own] < self.grey
+        if self.erase is not None:
+            rng = draw("erase")
+            chosen = rng.random(every) < self.erase
+            boxes, fits = random_boxes(np.tile(np.array(self.window), (every, 1)), ERASED_AREA, ERASED_RATIO, rng)
+            erased = np.where((chosen & fits)[:, None], boxes, 0)[own]
+        return Effects(angles, factors, greys, erased)
 
-    def _resized(self, sizes: Whole) -> Whole:
-        """[b, 2], how large whole pictures become before the window is cut out of them."""
+    def _resized(self, sizes: IntArray) -> IntArray:
+        """Return the sizes of the images before the window is cut out of them, [b, 2]."""
         if self.resize is not None:
             if self.aspect == "squash":
                 return np.full_like(sizes, self.resize)
             shorter = sizes.min(axis=1, keepdims=True)
-            kept: Whole = self.resize * sizes // shorter
+            kept: IntArray = self.resize * sizes // shorter
             if self.aspect == "keep":
                 return kept
             sizes = np.where(shorter > self.resize, kept, sizes)
-        # Exactly as they are, or as little larger as they have to be.
+        # Unchanged, or enlarged as little as necessary.
         growth = np.maximum((np.array(self.window) / sizes).max(axis=1, keepdims=True), 1.0)
-        grown: Whole = np.maximum(np.rint(sizes * growth).astype(np.int64), self.window)
+        grown: IntArray = np.maximum(np.rint(sizes * growth).astype(np.int64), self.window)
         return grown
+
+
+def random_crops(sizes: IntArray, scale: Limits, ratio: Limits, rng: np.random.Generator) -> IntArray:
+    """Return boxes of random area and shape, [b, 4]: top, left, height and width.
+
+    If no random box fits into an image, its box is the largest centered one with an allowed shape.
+
+    Args:
+        sizes: Heights and widths of the images, [b, 2].
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest width / height.
+        rng: Random generator.
+    """
+    boxes, fits = random_boxes(sizes, scale, ratio, rng)
+    limits = np.stack([sizes[:, 1] / ratio[0], sizes[:, 0] * ratio[1]], axis=1)
+    center = np.rint(np.minimum(sizes, limits)).astype(np.int64).clip(min=1)
+    return np.where(fits[:, None], boxes, np.concatenate([(sizes - center) // 2, center], axis=1))
+
+
+def random_boxes(
+    sizes: IntArray, scale: Limits, ratio: Limits, rng: np.random.Generator
+) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Return boxes of random area and, on a logarithmic scale, random shape, and whether each fits into its image.
+
+    Several boxes are drawn for each image at once; the first that fits is used.
+
+    Args:
+        sizes: Heights and widths of the images, [b, 2].
+        scale: Smallest and largest share of the area.
+        ratio: Smallest and largest width / height.
+        rng: Random generator.
+    """
+    height, width = sizes[:, 0, None], sizes[:, 1, None]
+    area = height * width * rng.uniform(*scale, size=(len(sizes), TRIES))
+    shape = np.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1]), size=area.shape))
+    tall = np.rint(np.sqrt(area / shape)).astype(np.int64)
+    wide = np.rint(np.sqrt(area * shape)).astype(np.int64)
+    fits = (tall > 0) & (tall <= height) & (wide > 0) & (wide <= width)
+    each, first = np.arange(len(sizes)), fits.argmax(axis=1)
+    box = np.stack([tall[each, first], wide[each, first]], axis=1)
+    corner = rng.integers(0, np.maximum(sizes - box, 0) + 1)
+    return np.concatenate([corner, box], axis=1), fits[each, first]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import cast
@@ -14,6 +12,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from nearfar.utils.progress import Progress
+from nearfar.utils.system import locked
 
 PIECE = 1 << 20  # bytes that are read together
 TRIES = 3  # how often a transfer that breaks off is taken up again
@@ -54,7 +53,7 @@ def download(url: str, file: Path, *, digits: str = "", progress: Progress | Non
         raise ValueError(f"url is {url!r}; it must begin with http:// or https://")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
-    with _alone(file):
+    with locked(file.with_name(f".{file.name}.lock")):
         if file.is_file():  # another process was quicker
             return file
         resumed = part.is_file() and part.stat().st_size > 0
@@ -145,16 +144,3 @@ def _total(words: str | None) -> int | None:
     """The size in ``bytes */10``."""
     match = re.fullmatch(r"bytes \*/(\d+)", words or "")
     return int(match[1]) if match else None
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """One process at a time; elsewhere than on POSIX the checksum must do."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(file.with_name(f".{file.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

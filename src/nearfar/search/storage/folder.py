@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.store.writer import locked
 from nearfar.search.items import Item
 from nearfar.search.storage import thumbnails
 from nearfar.search.storage.table import Ids, Table, Vectors
 from nearfar.utils.atomic import sync_folder, whole_file, write_json, write_text
+from nearfar.utils.system import locked
 
 FORMAT = "nearfar index"
 VERSION = 1  # goes up when folders written from then on cannot be read by what is older

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearfar.data.loader import Batch
-from nearfar.data.sampling.class_balanced import HardClasses
+from nearfar.data.sampling import HardClasses
 from nearfar.data.store.store import Store
 from nearfar.networks.embedder import Embedder
 from nearfar.training.loop.builder import Parts

@@ -10,11 +10,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from nearfar.data.store.writer import locked
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
 from nearfar.utils.atomic import naming
+from nearfar.utils.system import locked
 
 # What changes no number. It may change between two sittings of one run, and so may what to do where there is none.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")

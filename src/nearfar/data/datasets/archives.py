@@ -1,0 +1,387 @@
+"""Files in folders, zip archives and tar archives, listed alike, so that layouts are recognized in all of them."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import numpy as np
+
+from nearfar.data.datasets.base import PART_WORDS
+from nearfar.data.store.sources import Files, Ints, Tars, Zips, is_inside, open_tar_stream
+
+IMAGES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif"),
+)
+TAR_ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ZIP_ENDINGS = (".zip",)
+_LITTER = frozenset(("thumbs.db", "desktop.ini", "__macosx"))
+
+TAR_BLOCK = 512
+_MAX_HEADER = 1 << 20  # bytes of a long name or of extended records
+_TAR_FILE = b"0\x007"
+_TAR_KINDS = {b"1": "hard link", b"2": "link", b"5": "folder"}
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """Files of a folder or members of archives, sorted by path; hidden ones are left out.
+
+    Args:
+        root: The path that was opened, for messages.
+        files: All files, images and others.
+        remarks: Entries that were skipped and why, one line each.
+    """
+
+    root: Path
+    files: Files | Zips | Tars
+    remarks: tuple[str, ...] = ()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Paths of all files."""
+        return tuple(self.files.name(index) for index in range(len(self.files)))
+
+    @cached_property
+    def images(self) -> tuple[int, ...]:
+        """Indices of the image files, recognized by their file extensions."""
+        return tuple(index for index, name in enumerate(self.names) if is_image(name))
+
+    def find(self, *ending: str) -> int | None:
+        """Return the index of the file whose path ends with one of these, the topmost if there are several, or None.
+
+        Args:
+            ending: File names, or ends of paths.
+        """
+        ends = tuple("/" + end for end in ending)
+        found = [index for index, name in enumerate(self.names) if ("/" + name).endswith(ends)]
+        return min(found, key=lambda index: (self.names[index].count("/"), self.names[index]), default=None)
+
+    def read(self, index: int) -> bytes:
+        """Return the contents of a file.
+
+        Args:
+            index: Index of the file.
+        """
+        return self.files.read(index)
+
+    def text(self, index: int) -> str:
+        """Return the contents of a file as text.
+
+        Args:
+            index: Index of the file.
+        """
+        return self.read(index).decode("utf-8-sig", errors="replace")
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file has the extension of an image.
+
+    Args:
+        name: Name or path of the file.
+
+    Example:
+        >>> is_image("jay/1.JPG"), is_image("jay/notes.txt")
+        (True, False)
+    """
+    return name.lower().endswith(IMAGES)
+
+
+def is_archive(file: Path) -> bool:
+    """Return whether a file has the extension of a zip or tar archive.
+
+    Args:
+        file: Path of the file.
+    """
+    return file.name.lower().endswith((*TAR_ENDINGS, *ZIP_ENDINGS)) and not file.name.startswith(".")
+
+
+def open_tree(root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Tree:
+    """Open a folder, an archive, several archives, or a folder without images that contains archives.
+
+    Args:
+        root: The folder or archive, or a list of archives.
+    """
+    if not isinstance(root, (str, os.PathLike)):
+        paths = [Path(path) for path in root]
+        if not paths:
+            raise ValueError("root is empty; a folder or archives are needed")
+        return _open_archives(paths[0].parent, paths)
+    root = Path(root)
+    if not root.exists():
+        raise FileNotFoundError(f"root is {root}; it does not exist")
+    if not root.is_dir():
+        return _open_archives(root, [root])
+    tree = _walk(root)
+    if tree.images:
+        return tree
+    archives = [file for file in sorted(root.iterdir()) if is_archive(file) and file.is_file()]
+    return _open_archives(root, archives) if archives else tree
+
+
+def _walk(root: Path) -> Tree:
+    """List a folder. Symbolic links to folders are followed; loops are visited once."""
+    paths: list[str] = []
+    remarks: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    pending = [""]
+    while pending:
+        folder = pending.pop()
+        try:
+            stat = os.stat(root / folder)
+            if (stat.st_dev, stat.st_ino) in seen:
+                remarks.append(f"{folder}: the same folder as one visited before; skipped")
+                continue
+            seen.add((stat.st_dev, stat.st_ino))
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if is_hidden(path):
+                        continue
+                    if entry.is_dir():
+                        pending.append(path)
+                    elif entry.is_file():
+                        paths.append(path)
+                    else:
+                        remarks.append(
+                            f"{path}: {'a broken link' if entry.is_symlink() else 'not a regular file'}; skipped"
+                        )
+        except OSError as error:
+            remarks.append(f"{folder or root}: {error.strerror or error}; skipped")
+    return Tree(root, Files(root, sorted(paths)), tuple(sorted(remarks)))
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a component of a path is hidden or created by a file manager.
+
+    Args:
+        path: Relative path with ``/``.
+    """
+    return any(part.startswith(".") or part.lower() in _LITTER for part in path.split("/"))
+
+
+def _open_archives(root: Path, archives: Sequence[Path]) -> Tree:
+    for archive in archives:
+        if archive.is_dir() and len(archives) > 1:
+            raise ValueError(f"root has the folder {archive}; a list must contain archives only")
+        if not archive.is_file():
+            raise FileNotFoundError(f"root is {archive}; there is no such file")
+    zips = [zipfile.is_zipfile(archive) for archive in archives]
+    if any(zips) and not all(zips):
+        raise ValueError(f"{root} contains both zip and tar files; pass the ones that belong together as a list")
+    # train.tar and test.tar: the archives are named after the parts.
+    stems = [archive.name.split(".")[0] for archive in archives]
+    named = len(archives) > 1 and all(stem.lower() in PART_WORDS for stem in stems)
+    prefixes = [f"{stem}/" if named else "" for stem in stems]
+    return (_scan_zips if zips and zips[0] else _scan_tars)(root, archives, prefixes)
+
+
+class _Members:
+    """Collects and checks the names of members; of two members of one name the later one counts."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}  # path → row
+        self.remarks: list[str] = []
+        self.rows = 0
+
+    def add(self, archive: Path, prefix: str, name: str, odd: str | None) -> bool:
+        """Return whether the member is kept, as the next row."""
+        while name.startswith("./"):
+            name = name[2:]
+        path = name if prefix and name.lower().startswith(prefix.lower()) else prefix + name
+        if not is_inside(name):
+            odd = "path outside of the archive"
+        elif is_hidden(name.replace("\\", "/")):
+            return False
+        if odd:
+            self.remarks.append(f"{name} in {archive.name}: {odd}; skipped")
+            return False
+        if path in self.places:
+            self.remarks.append(f"{path} in {archive.name}: occurs twice; the later one counts")
+        self.places[path] = self.rows
+        self.rows += 1
+        return True
+
+    @property
+    def kept(self) -> Ints:
+        return np.fromiter(self.places.values(), dtype=np.int64, count=len(self.places))
+
+
+def _scan_zips(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) -> Tree:
+    members = _Members()
+    infos: list[zipfile.ZipInfo] = []
+    where: list[int] = []
+    for number, (archive, prefix) in enumerate(zip(archives, prefixes, strict=True)):
+        try:
+            with zipfile.ZipFile(archive) as file:
+                listed = file.infolist()
+        except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+            raise ValueError(f"{archive} cannot be read as a zip file: {error}") from error
+        for info in listed:
+            if info.is_dir():
+                continue
+            odd = "encrypted" if info.flag_bits & 1 else None
+            if (info.external_attr >> 28) == 0o12:
+                odd = "a link"
+            if members.add(archive, prefix, info.filename, odd):
+                infos.append(info)
+                where.append(number)
+    kept = members.kept
+    source = Zips(archives, list(members.places), np.array(where, dtype=np.int64)[kept], [infos[row] for row in kept])
+    return _sorted(root, source, members.remarks)
+
+
+def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) -> Tree:
+    members = _Members()
+    rows: list[tuple[int, int, int, int]] = []
+    for number, (archive, prefix) in enumerate(zip(archives, prefixes, strict=True)):
+        seen: dict[str, tuple[int, int, int, int]] = {}
+        try:
+            with open_tar_stream(archive) as stream:
+                for member in tar_members(stream):
+                    if member.kind == "folder":
+                        continue
+                    row, kind = (number, member.offset, member.size, member.time), member.kind
+                    if kind == "hard link" and member.link in seen:
+                        row, kind = seen[member.link], "file"  # a second name for a member of this archive
+                    elif kind == "file":
+                        seen[member.name] = row
+                    odd = None if kind == "file" else "not a regular file" if kind == "other" else "a link"
+                    if members.add(archive, prefix, member.name, odd):
+                        rows.append(row)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError, DamagedTar) as error:
+            raise ValueError(f"{archive} cannot be read as a zip or tar file: {error}") from error
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)[members.kept]
+    source = Tars(archives, list(members.places), *(np.ascontiguousarray(column) for column in table.T))
+    return _sorted(root, source, members.remarks)
+
+
+def _sorted(root: Path, source: Zips | Tars, remarks: Sequence[str]) -> Tree:
+    order = sorted(range(len(source)), key=lambda index: source.names[index])
+    return Tree(root, source.take(order), tuple(remarks))
+
+
+class TarMember(NamedTuple):
+    """A member of a tar archive."""
+
+    name: str
+    kind: str  # "file", "folder", "link", "hard link", "other"
+    offset: int
+    size: int
+    time: int
+    link: str
+
+
+class DamagedTar(ValueError):
+    """The bytes are not a tar file, or it is damaged."""
+
+
+def tar_members(stream: IO[bytes]) -> Iterator[TarMember]:
+    """Yield the members of a tar file (v7, ustar, GNU or pax).
+
+    It reads only the headers and takes a fraction of the time of ``tarfile``.
+
+    Args:
+        stream: The uncompressed bytes; must be seekable.
+    """
+    # The length of a compressed file is known only after decompressing it.
+    position, end = 0, stream.seek(0, 2) if isinstance(stream, (io.FileIO, io.BytesIO)) else None
+    long: dict[str, str] = {}  # extended headers of the next member
+    while True:
+        stream.seek(position)
+        header = stream.read(TAR_BLOCK)
+        if not header and position:
+            return  # the closing empty blocks are missing, but all members were read
+        if len(header) < TAR_BLOCK:
+            raise DamagedTar(f"cut short at byte {position}" if position else "no tar header")
+        if not any(header):
+            return
+        if _tar_number(header[148:156]) != sum(header) - sum(header[148:156]) + 8 * 32:
+            raise DamagedTar(f"no tar header at byte {position}")
+        kind, size = header[156:157], _tar_number(header[124:136])
+        if kind in (b"x", b"L", b"K"):
+            if not 0 <= size <= _MAX_HEADER:
+                raise DamagedTar(f"{size} bytes of header at byte {position}")
+            data = stream.read(size)
+            if len(data) < size:
+                raise DamagedTar(f"cut short at byte {position + TAR_BLOCK + len(data)}")
+            if kind == b"x":
+                long |= _pax_records(data)
+            else:
+                long["path" if kind == b"L" else "linkpath"] = _tar_text(data)
+            position += TAR_BLOCK + _tar_padded(size)
+            continue
+        if kind == b"g" and size >= 0:  # global headers: not needed
+            position += TAR_BLOCK + _tar_padded(size)
+            continue
+        more = kind == b"S" and header[482] != 0
+        while more:  # more blocks of the map of a sparse file
+            position += TAR_BLOCK
+            more = stream.read(TAR_BLOCK)[504:505] not in (b"", b"\0")
+        member = _tar_member(header, kind, position + TAR_BLOCK, size, long)
+        stored = member.size if kind in _TAR_FILE or kind not in _TAR_KINDS else 0
+        if end is not None and member.offset + stored > end:
+            raise DamagedTar(f"cut short within {member.name}")
+        yield member
+        position, long = member.offset + _tar_padded(stored), {}
+
+
+def _tar_member(header: bytes, kind: bytes, offset: int, size: int, long: dict[str, str]) -> TarMember:
+    name = _tar_text(header[:100])
+    prefix = _tar_text(header[345:500]) if header[257:263] == b"ustar\0" else ""
+    name = long.get("path", f"{prefix}/{name}" if prefix else name)
+    time = long.get("mtime", "").partition(".")[0]
+    said = "file" if kind in _TAR_FILE else _TAR_KINDS.get(kind, "other")
+    if said == "file" and name.endswith("/"):  # folders of the v7 format
+        said = "folder"
+    if any(key.startswith("GNU.sparse") for key in long):
+        said = "other"
+    try:
+        size, when = int(long.get("size", size)), int(time) if time else _tar_number(header[136:148])
+    except ValueError as error:
+        raise DamagedTar(f"the extended records of {name} cannot be read") from error
+    if size < 0:
+        raise DamagedTar(f"{name} has {size} bytes")
+    return TarMember(name, said, offset, size, when, long.get("linkpath", _tar_text(header[157:257])))
+
+
+def _pax_records(data: bytes) -> dict[str, str]:
+    """Parse extended records, each "length key=value\\n"."""
+    found = {}
+    while data.strip(b"\0"):
+        length, _, rest = data.partition(b" ")
+        try:
+            key, _, value = rest[: int(length) - len(length) - 2].partition(b"=")
+        except ValueError as error:
+            raise DamagedTar("extended records cannot be read") from error
+        if int(length) <= len(length) + 2:
+            raise DamagedTar("extended records cannot be read")
+        found[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
+        data = data[int(length) :]
+    return found
+
+
+def _tar_number(field: bytes) -> int:
+    if field[0] & 0x80:  # base-256 number, too large for octal digits
+        return int.from_bytes(field, "big") - (0x80 << 8 * (len(field) - 1))
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError as error:
+        raise DamagedTar("no tar header") from error
+
+
+def _tar_text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode(errors="surrogateescape")
+
+
+def _tar_padded(size: int) -> int:
+    return -(-size // TAR_BLOCK) * TAR_BLOCK
