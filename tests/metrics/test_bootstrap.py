@@ -114,12 +114,12 @@ def test_a_single_query() -> None:
 @pytest.mark.parametrize(
     ("values", "keywords", "error", "message"),
     [
-        ([0.5], {}, TypeError, "values is a list; a torch.Tensor or NumPy array is needed"),
-        (torch.ones(2, 2), {}, ValueError, r"values has shape \(2, 2\); needed is \[queries\]"),
-        (torch.ones(0), {}, ValueError, "values has no query with an answer"),
-        (torch.tensor([NAN, NAN]), {}, ValueError, "values has no query with an answer: each of its 2 entries is NaN"),
+        ([0.5], {}, TypeError, "values is a list; a torch.Tensor or NumPy array is required"),
+        (torch.ones(2, 2), {}, ValueError, r"values has shape \(2, 2\); \[queries\] is required"),
+        (torch.ones(0), {}, ValueError, "values has no query with a value"),
+        (torch.tensor([NAN, NAN]), {}, ValueError, "values has no query with a value: each of its 2 entries is NaN"),
         (torch.tensor([1.0, math.inf]), {}, ValueError, "values contains infinity in 1 of 2 entries"),
-        ({"a": torch.ones(3), "b": torch.ones(2)}, {}, ValueError, r"b has shape \(2,\); needed is \[3\]"),
+        ({"a": torch.ones(3), "b": torch.ones(2)}, {}, ValueError, r"b has shape \(2,\); \[3\] is required"),
         ({}, {}, ValueError, "values is empty"),
         (torch.ones(3), {"samples": 0}, ValueError, "samples is 0; it must be ≥ 1"),
         (torch.ones(3), {"confidence": 0.0}, ValueError, "confidence is 0.0; it must be > 0.0 and ≤ 1.0"),

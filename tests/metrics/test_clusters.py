@@ -108,7 +108,7 @@ EMBEDDINGS, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         ({"embeddings": EMBEDDINGS[:0]}, ValueError, r"embeddings has shape \(0, 4\)"),
         ({"embeddings": EMBEDDINGS * torch.nan}, ValueError, "embeddings contains NaN or infinity in 4 of 4 rows"),
         ({"labels": LABELS[:3]}, ValueError, r"labels has shape \(3,\); needed is \[4\]"),
-        ({"labels": LABELS * 0}, ValueError, "labels have one class; clusters say something about two or more"),
+        ({"labels": LABELS * 0}, ValueError, "labels have one class; at least two are required"),
         ({"k": 5}, ValueError, "k is 5; it must be ≥ 1 and ≤ 4"),
         ({"restarts": 0}, ValueError, "restarts is 0"),
         ({"normalization": "max"}, ValueError, "normalization is 'max'; allowed are arithmetic, geometric"),

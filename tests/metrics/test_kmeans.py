@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans as Peer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nearfar.metrics.kmeans import KMeans, Lloyd, Points, kmeans
+from nearfar.metrics.kmeans import KMeans, Lloyd, TiledVectors, kmeans
 
 
 def groups(n: int, k: int, dim: int = 8, *, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -122,10 +122,10 @@ def test_tiles_do_not_matter(n: int, k: int, budget: int) -> None:
 
 def test_the_budget_decides_about_tiles_and_the_copy() -> None:
     vectors = torch.randn(1000, 16)
-    points = Points(vectors, unit=False, memory_budget=100_000)
+    points = TiledVectors(vectors, unit=False, memory_budget=100_000)
     assert points.kept is None
     assert points.side**2 + 6 * points.side * 16 <= 25_000
-    points = Points(vectors, unit=False, memory_budget=128_000)
+    points = TiledVectors(vectors, unit=False, memory_budget=128_000)
     assert points.kept is not None
     assert points.side**2 + 6 * points.side * 16 <= 16_000
 
@@ -192,7 +192,7 @@ def test_fewer_different_vectors_than_clusters() -> None:
 
 def test_an_empty_cluster_gets_the_farthest_vector() -> None:
     vectors = torch.tensor([[0.0], [1.0], [2.0], [30.0]])
-    lloyd = Lloyd(Points(vectors, unit=False, memory_budget=1 << 20), 2, torch.Generator().manual_seed(0))
+    lloyd = Lloyd(TiledVectors(vectors, unit=False, memory_budget=1 << 20), 2, torch.Generator().manual_seed(0))
     lloyd.assignment = torch.tensor([1, 1, 1, 1])
     lloyd.distances = torch.tensor([1.0, 0.0, 1.0, 841.0])
     lloyd.iterate(0.0)
@@ -201,7 +201,7 @@ def test_an_empty_cluster_gets_the_farthest_vector() -> None:
 
 def test_clusters_that_empty_on_the_way_are_filled() -> None:
     vectors, _ = groups(600, 30, noise=0.02)
-    lloyd = Lloyd(Points(vectors, unit=False, memory_budget=1 << 20), 30, torch.Generator().manual_seed(0))
+    lloyd = Lloyd(TiledVectors(vectors, unit=False, memory_budget=1 << 20), 30, torch.Generator().manual_seed(0))
     lloyd.assignment = torch.zeros(600, dtype=torch.long)
     lloyd.distances = (vectors - vectors[0]).square().sum(dim=1)
     while lloyd.iterate(0.0):
@@ -212,14 +212,14 @@ def test_clusters_that_empty_on_the_way_are_filled() -> None:
 def test_centres_that_stay_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = groups(600, 40, noise=0.5)
     compared: list[int] = []
-    nearest = Points.nearest
+    nearest = TiledVectors.nearest
 
-    def count(self: Points, rows: Any, centers: Tensor) -> tuple[Tensor, Tensor]:
+    def count(self: TiledVectors, rows: Any, centers: Tensor) -> tuple[Tensor, Tensor]:
         compared.append(len(self.squares[rows]) * len(centers))
         return nearest(self, rows, centers)
 
-    monkeypatch.setattr(Points, "nearest", count)
-    lloyd = Lloyd(Points(vectors, unit=False, memory_budget=1 << 20), 40, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(TiledVectors, "nearest", count)
+    lloyd = Lloyd(TiledVectors(vectors, unit=False, memory_budget=1 << 20), 40, torch.Generator().manual_seed(0))
     pairs = []
     go_on = True
     while go_on:

@@ -214,7 +214,7 @@ def test_no_tensor_holds_all_pairs(alone: bool) -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"rates": (1.0,)}, ValueError, "rates contains 1.0; needed are numbers of at least 0 and below 1"),
+        ({"rates": (1.0,)}, ValueError, "rates contains 1.0; each rate must be ≥ 0 and < 1"),
         ({"rates": (-0.1,)}, ValueError, "rates contains -0.1"),
         ({"rates": ("x",)}, TypeError, "rates is 'x'; a number is needed"),
         ({"rates": None}, TypeError, "rates is None; a number is needed"),
@@ -222,7 +222,7 @@ def test_no_tensor_holds_all_pairs(alone: bool) -> None:
         ({"memory_budget": 0}, ValueError, "memory_budget is 0"),
         ({"labels": torch.arange(4)}, ValueError, "no class has two members, so there is no pair to accept"),
         ({"labels": torch.zeros(4).long()}, ValueError, "all are of one class, so there is no pair to refuse"),
-        ({"gallery": torch.eye(4)}, ValueError, "gallery and gallery_labels go together"),
+        ({"gallery": torch.eye(4)}, ValueError, "gallery and gallery_labels must be given together"),
         (
             {"gallery": torch.eye(4), "gallery_labels": torch.full((4,), 7)},
             ValueError,

@@ -1,19 +1,19 @@
-"""How good an embedding is, measured on classes it has not seen.
+"""Metrics of embeddings: retrieval, clustering and verification, with confidence intervals.
 
->>> import torch, nearfar as nf
->>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
->>> labels = torch.tensor([0, 0, 1, 1])
->>> nf.metrics.retrieval(embeddings, labels, ks=(1,))["recall@1"]
-1.0
->>> nf.metrics.clustering(embeddings, labels)["nmi"]
-1.0
+Example:
+    >>> import torch, nearfar as nf
+    >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> labels = torch.tensor([0, 0, 1, 1])
+    >>> nf.metrics.retrieval(embeddings, labels, ks=(1,))["recall@1"]
+    1.0
+    >>> nf.metrics.clustering(embeddings, labels)["nmi"]
+    1.0
 """
 
-from nearfar.metrics.clustering import clustering
+from nearfar.metrics.clustering import ami, clustering, f1, nmi
 from nearfar.metrics.intervals import Interval, bootstrap
 from nearfar.metrics.kmeans import KMeans, kmeans
 from nearfar.metrics.retrieval import retrieval
-from nearfar.metrics.scores import ami, f1, nmi
 from nearfar.metrics.verification import verification
 
 __all__ = ["Interval", "KMeans", "ami", "bootstrap", "clustering", "f1", "kmeans", "nmi", "retrieval", "verification"]

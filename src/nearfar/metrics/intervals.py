@@ -1,4 +1,4 @@
-"""How far a metric might have come out differently with other queries of the same kind."""
+"""Bootstrap confidence intervals of metrics over queries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from torch import Tensor
 from nearfar.utils.inputs import Array
 from nearfar.utils.validation import number, whole
 
-CHUNK = 1 << 21  # draws held at a time
+CHUNK = 1 << 21  # drawn indices held at a time
 
 
 class Interval(NamedTuple):
-    """The mean over the queries, and where it lies in most samples of them."""
+    """A mean and its bootstrap confidence interval.
+
+    Attributes:
+        mean: Mean over the queries.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
 
     mean: float
     low: float
@@ -37,20 +43,27 @@ def bootstrap(
 def bootstrap(
     values: Array | Mapping[str, Array], *, samples: int = 1000, confidence: float = 0.95, seed: int = 0
 ) -> Interval | dict[str, Interval]:
-    """Percentile bootstrap of the mean over queries.
+    """Compute the percentile bootstrap interval of the mean over queries.
 
-    As many queries as there are get drawn with replacement, again and again; the interval holds the middle 95 % of the
-    means. It speaks of the choice of queries alone: of other classes or another training it knows nothing.
+    The queries are resampled with replacement. The interval reflects the choice of queries only, not the choice of
+    classes or the randomness of training.
 
     Args:
-        values: [queries], a number for each query, or several such arrays by name, all for the same
-            queries: each draw then serves all of them. NaN says that a query has no answer; it is left out.
-        samples: How many means.
-        confidence: Share of the means inside the interval.
-        seed: Of the draws.
+        values: [queries], one value per query, or a mapping of such arrays for the same queries, which share the
+            resampling. NaN marks a query without a value; it is ignored.
+        samples: Number of bootstrap samples.
+        confidence: Fraction of the sample means inside the interval.
+        seed: Seed of the resampling.
 
-    >>> bootstrap(torch.tensor([1.0, 0.0, 1.0, 1.0, float("nan")]))
-    Interval(mean=0.75, low=0.25, high=1.0)
+    Returns:
+        An interval, or a dictionary of intervals for a mapping.
+
+    Raises:
+        ValueError: If an array has the wrong shape, contains infinity or only NaN.
+
+    Example:
+        >>> bootstrap(torch.tensor([1.0, 0.0, 1.0, 1.0, float("nan")]))
+        Interval(mean=0.75, low=0.25, high=1.0)
     """
     named = values if isinstance(values, Mapping) else {"values": values}
     whole("samples", samples)
@@ -72,30 +85,30 @@ def bootstrap(
 
 
 def _table(named: Mapping[str, Array]) -> Tensor:
-    """The values as columns, [queries, metrics], in float64."""
+    """Return the values as columns, [queries, metrics], in float64."""
     columns: list[Tensor] = []
     for name, values in named.items():
         if not isinstance(values, (Tensor, np.ndarray)):
-            raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is needed")
+            raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is required")
         if isinstance(values, Tensor):
             column = values.detach().cpu().double()
         else:
             column = torch.from_numpy(np.array(values, dtype=np.float64))
         if column.ndim != 1 or len(column) != len(columns[0] if columns else column):
             needed = f"[{len(columns[0])}]" if columns else "[queries]"
-            raise ValueError(f"{name} has shape {tuple(column.shape)}; needed is {needed}")
+            raise ValueError(f"{name} has shape {tuple(column.shape)}; {needed} is required")
         if column.isinf().any():
             raise ValueError(f"{name} contains infinity in {int(column.isinf().sum())} of {len(column)} entries")
         if column.isnan().all():
-            raise ValueError(f"{name} has no query with an answer: each of its {len(column)} entries is NaN")
+            raise ValueError(f"{name} has no query with a value: each of its {len(column)} entries is NaN")
         columns.append(column)
     if not columns:
-        raise ValueError("values is empty; needed is at least one array")
+        raise ValueError("values is empty; at least one array is required")
     return torch.stack(columns, dim=1)
 
 
 def _means(table: Tensor, answered: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """The mean of each column in each sample, [samples, metrics]; NaN where no query drawn has an answer."""
+    """Return the mean of each column in each sample, [samples, metrics]; NaN if no drawn query has a value."""
     queries = len(table)
     parts = []
     step = max(1, CHUNK // queries)

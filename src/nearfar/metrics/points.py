@@ -1,4 +1,4 @@
-"""Embeddings as metrics compare them, and what is asked of which: checked, on one device, in blocks."""
+"""Input of the metrics: checked embeddings on one device, and their exact and approximate similarities."""
 
 from __future__ import annotations
 
@@ -16,42 +16,49 @@ from nearfar.utils.validation import one_of, whole
 
 MEASURES = ("cosine", "euclidean")
 CPU_BUDGET, GPU_BUDGET = 256 * 1024 * 1024, 2 * 1024 * 1024 * 1024
-SAME = 2.0**-40  # similarities as close as this in float64 are equal
+SAME = 2.0**-40  # similarities closer than this in float64 are equal
 
 
 @dataclass
 class Points:
-    """Embeddings, compared by cosine (``unit``) or by minus the squared distance."""
+    """Embeddings that are compared by cosine or by negative squared distance.
 
-    array: Tensor  # [n, d], of any float type, on any device; perhaps a file
+    Args:
+        array: [n, d], of any floating-point type, on any device; possibly a memory map.
+        unit: Whether they are compared by cosine similarity.
+        scale: A power of two that keeps squared distances within the range of floating point.
+        center: [d], float64. Distances do not depend on it, but their precision in float32 does.
+    """
+
+    array: Tensor
     unit: bool
-    scale: float  # a power of two that brings distances where their squares can be computed
-    center: Tensor  # [d], float64; squared distances do not see it, but float32 does
+    scale: float
+    center: Tensor
 
     def exact(self, index: Tensor) -> Tensor:
-        """Some of them in float64."""
+        """Return some of the points in float64."""
         points = self.array[index].double()
         if not self.unit:
             return points.mul_(self.scale)
         return unit_rows(points)
 
     def quick(self, index: Tensor) -> Tensor:
-        """Some of them in float32."""
+        """Return some of the points in float32, relative to the center."""
         return (self.exact(index) - self.center).float()
 
     def similarity(self, one: Tensor, other: Tensor) -> Tensor:
-        """Of exact points, pair by pair along the last dimension."""
+        """Return the similarity of exact points, pair by pair along the last dimension."""
         return (one * other).sum(dim=-1) if self.unit else -(one - other).square_().sum(dim=-1)
 
     def pairwise(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of all rows with all columns, in their precision."""
+        """Return the similarities of all rows with all columns, in their precision."""
         if self.unit:
             return torch.mm(rows, columns.T, out=out)
         squares = [points.square().sum(dim=1) for points in (rows, columns)]
         return torch.addmm(squares[1].neg(), rows, columns.T, alpha=2.0, out=out).sub_(squares[0].unsqueeze(1))
 
-    def doubt(self, rows: Tensor, columns: Tensor) -> float:
-        """How far a similarity in float32 may be from the exact one."""
+    def float32_error(self, rows: Tensor, columns: Tensor) -> float:
+        """Return a bound on the error of a similarity computed in float32."""
         share = 1e-6 + 4e-8 * math.sqrt(rows.shape[1])
         if self.unit:
             return share
@@ -60,30 +67,44 @@ class Points:
 
 
 def prepare(arrays: Sequence[Tensor], measure: str, rows: int = 65_536) -> list[Points]:
-    """Embeddings that are compared with each other by a measure."""
+    """Prepare arrays of embeddings for comparison with each other.
+
+    Args:
+        arrays: Arrays [n, d] with the same d.
+        measure: "cosine" or "euclidean".
+        rows: Rows to read at a time.
+    """
     if measure == "cosine":
         origin = torch.zeros(arrays[0].shape[1], dtype=torch.float64, device=arrays[0].device)
         return [Points(array, True, 1.0, origin) for array in arrays]
     blocks = [array[start : start + rows] for array in arrays for start in range(0, len(array), rows)]
     largest = max(float(block.abs().max()) for block in blocks)
     scale = 2.0 ** -math.frexp(largest)[1] if largest else 1.0
-    # In the middle of most of them, wherever a few may be.
+    # The median is not moved by outliers.
     some = torch.cat([array[:: len(array) // 1024 + 1].double() for array in arrays])
     center = (some * scale).median(dim=0).values
     return [Points(array, False, scale, center) for array in arrays]
 
 
-class Sides(NamedTuple):
-    """Queries, what they are compared with, and the bytes to work with beyond the input."""
+class QueryGallery(NamedTuple):
+    """Queries and the gallery they are compared with.
+
+    Attributes:
+        queries: The m queries.
+        query_classes: [m], class numbers from 0.
+        gallery: The n items; None if the queries are compared with each other.
+        gallery_classes: [n], class numbers.
+        budget: Working memory in bytes, in addition to the input.
+    """
 
     queries: Points
-    query_classes: Tensor  # [m], from 0 on
-    gallery: Points | None  # None: each other
-    gallery_classes: Tensor  # [n]
+    query_classes: Tensor
+    gallery: Points | None
+    gallery_classes: Tensor
     budget: int
 
 
-def as_sides(
+def as_query_gallery(
     embeddings: Array,
     labels: Array,
     gallery: Array | None,
@@ -91,8 +112,8 @@ def as_sides(
     *,
     measure: str,
     memory_budget: int | None,
-) -> Sides:
-    """What is given to a metric, fit for use on the device of the embeddings."""
+) -> QueryGallery:
+    """Check the arguments of a metric and move them to the device of the embeddings."""
     one_of("measure", measure, MEASURES)
     if memory_budget is not None:
         whole("memory_budget", memory_budget)
@@ -101,16 +122,16 @@ def as_sides(
     budget = _budget(device) if memory_budget is None else memory_budget
     if gallery is None and gallery_labels is None:
         classes = _codes(as_labels("labels", labels, len(queries)).to(device))
-        return Sides(prepare([queries], measure)[0], classes, None, classes, budget)
+        return QueryGallery(prepare([queries], measure)[0], classes, None, classes, budget)
     if gallery is None or gallery_labels is None:
-        raise ValueError("gallery and gallery_labels go together; only one of them was given")
-    asked = _vectors("gallery", gallery)
-    if asked.shape[1] != queries.shape[1]:
-        raise ValueError(f"gallery has {asked.shape[1]} dimensions and embeddings {queries.shape[1]}")
-    pair = as_label_pair("labels", labels, len(queries), "gallery_labels", gallery_labels, len(asked))
+        raise ValueError("gallery and gallery_labels must be given together; only one of them was given")
+    items = _vectors("gallery", gallery)
+    if items.shape[1] != queries.shape[1]:
+        raise ValueError(f"gallery has {items.shape[1]} dimensions and embeddings {queries.shape[1]}")
+    pair = as_label_pair("labels", labels, len(queries), "gallery_labels", gallery_labels, len(items))
     classes = _codes(torch.cat([one.to(device) for one in pair]))
-    query_points, gallery_points = prepare([queries, asked.to(device)], measure)
-    return Sides(query_points, classes[: len(queries)], gallery_points, classes[len(queries) :], budget)
+    query_points, gallery_points = prepare([queries, items.to(device)], measure)
+    return QueryGallery(query_points, classes[: len(queries)], gallery_points, classes[len(queries) :], budget)
 
 
 def _vectors(name: str, array: Array) -> Tensor:
@@ -125,7 +146,7 @@ def _codes(labels: Tensor) -> Tensor:
 
 
 def _budget(device: torch.device) -> int:
-    """What may be used without being asked for."""
+    """Return the default working memory in bytes."""
     if device.type != "cuda":
         return CPU_BUDGET
     return max(CPU_BUDGET, min(GPU_BUDGET, torch.cuda.mem_get_info(device)[0] // 4))

@@ -1,8 +1,8 @@
-"""Verification: are two images of one class? All pairs, judged by a threshold of their similarity.
+"""Verification metrics: are two images of one class? Thresholds on the similarity of all pairs.
 
-Everything follows from how many negative pairs are more similar than each positive one, and how many are equally
-similar. So the similarities of the positive pairs are kept, in order. Those of the negative ones are computed tile by
-tile, sorted, compared with them, counted, and forgotten.
+The ROC curve needs, for each positive pair, the number of negative pairs that are more similar and equally similar.
+So the similarities of the positive pairs are kept in sorted order. Those of the negative pairs are computed tile by
+tile, sorted, counted against the positive ones, and discarded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import SAME, Points, Sides, as_sides
+from nearfar.metrics.points import SAME, Points, QueryGallery, as_query_gallery
 from nearfar.utils.inputs import Array
 from nearfar.utils.precision import full_precision
 from nearfar.utils.progress import Progress
@@ -37,62 +37,78 @@ def verification(
     memory_budget: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """How well a threshold tells pairs of one class from the others, exactly.
+    """Compute verification metrics over all pairs, exactly.
 
-    Every two embeddings are a pair, or every query with every item of a gallery. A pair is accepted if it is at
-    least as similar as a threshold. Nothing is sampled. Similarities closer than 1e-12 are equal.
+    Every two embeddings form a pair, or every query with every item of a gallery. A pair is positive if both are of one
+    class. A threshold accepts the pairs that are at least as similar. Nothing is sampled. Similarities closer than
+    1e-12 are equal.
 
     Args:
-        embeddings: [m, d], tensor, NumPy array or memory map; 16, 32 or 64 bits. The work is done on its device.
-        labels: [m], whole numbers (NumPy arrays also hold words).
-        gallery, gallery_labels: [n, d] and [n], what to pair embeddings with instead of each other.
-        rates: Shares of the negative pairs that may be accepted, each ≥ 0 and < 1, or one such share.
+        embeddings: [m, d], a tensor, NumPy array or memory map of 16, 32 or 64 bits. The computation runs on its
+            device.
+        labels: [m], integers, or strings in a NumPy array.
+        gallery: [n, d], items to pair the embeddings with instead of each other.
+        gallery_labels: [n], labels of the gallery.
+        rates: False accept rates, each ≥ 0 and < 1, or a single rate.
         measure: "cosine" or "euclidean".
-        memory_budget: Bytes for tiles; unless told 256 MiB, or 2 GiB of a GPU that has them free. Positive pairs
-            take up to 100 bytes each beside that.
-        progress: Called with (steps done, steps in all).
+        memory_budget: Memory for tiles in bytes. The default is 256 MiB, or up to 2 GiB of free GPU memory. Positive
+            pairs take up to 100 bytes each in addition.
+        progress: Called with the number of steps done and their total.
 
     Returns:
-        tar@rate: True accept rate: the share of positive pairs that the lowest threshold accepts which accepts no
-            more than this share of the negative ones. Nothing is interpolated.
-        threshold@rate: That threshold, the least similarity of a positive pair that is accepted, or the greatest
-            distance; NaN where none can be.
-        eer: Equal error rate: where the share of negative pairs accepted is that of positive pairs refused, on the
-            ROC curve. Its points are joined by straight lines.
-        auc: Area under that curve: how often a positive pair is more similar than a negative one; equal ones count
-            half.
-        positives, negatives: How many pairs there are.
+        A dictionary with:
 
-    >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
-    >>> found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.25,))
-    >>> found["tar@0.25"], round(found["threshold@0.25"], 6), found["eer"], found["auc"]
-    (1.0, 0.8, 0.25, 0.75)
+        - ``tar@rate``: true accept rate at the lowest threshold whose false accept rate is at most ``rate``, without
+          interpolation;
+        - ``threshold@rate``: that threshold: the lowest similarity, or the largest distance, of an accepted positive
+          pair; NaN if there is none;
+        - ``eer``: equal error rate, on the ROC curve with linear interpolation;
+        - ``auc``: area under the ROC curve; ties count half;
+        - ``positives`` and ``negatives``: numbers of pairs.
+
+    Raises:
+        ValueError: If there is no positive or no negative pair, or an argument is invalid.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+        >>> found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.25,))
+        >>> found["tar@0.25"], round(found["threshold@0.25"], 6), found["eer"], found["auc"]
+        (1.0, 0.8, 0.25, 0.75)
     """
-    shares = _shares(rates)
-    sides = as_sides(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
-    with full_precision(sides.query_classes.device):
-        curve = _curve(sides, progress)
-    unit = 1.0 if measure == "cosine" else -1.0 / sides.queries.scale  # a distance is a similarity below 0
+    checked = _rates(rates)
+    inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
+    with full_precision(inputs.query_classes.device):
+        curve = _curve(inputs, progress)
+    unit = 1.0 if measure == "cosine" else -1.0 / inputs.queries.scale  # distances are negative similarities
     found: dict[str, float] = {}
-    for share in shares:
-        accepted, threshold = curve.at(share)
-        found |= {f"tar@{share}": accepted, f"threshold@{share}": threshold * unit}
+    for rate in checked:
+        accepted, threshold = curve.at(rate)
+        found |= {f"tar@{rate}": accepted, f"threshold@{rate}": threshold * unit}
     found |= {"eer": curve.equal_error(), "auc": curve.area()}
     return {**found, "positives": curve.positives, "negatives": curve.negatives}
 
 
-class Curve(NamedTuple):
-    """The ROC curve: what is accepted at the similarity of each positive pair, the least similar first."""
+class RocCurve(NamedTuple):
+    """Numbers of accepted pairs at the similarity of each positive pair, in ascending order.
 
-    similarity: Tensor  # [k], all different
-    accepted: Tensor  # [k], how many positive pairs are at least as similar
-    above: Tensor  # [k], how many negative ones are more similar
-    reached: Tensor  # [k], how many negative ones are at least as similar
+    Attributes:
+        similarity: [k], the distinct similarities of positive pairs.
+        accepted: [k], number of positive pairs that are at least as similar.
+        above: [k], number of negative pairs that are more similar.
+        reached: [k], number of negative pairs that are at least as similar.
+        positives: Number of positive pairs.
+        negatives: Number of negative pairs.
+    """
+
+    similarity: Tensor
+    accepted: Tensor
+    above: Tensor
+    reached: Tensor
     positives: int
     negatives: int
 
     def at(self, rate: float) -> tuple[float, float]:
-        """The share of positive pairs accepted at a share of negative ones, and the threshold."""
+        """Return the true accept rate and the threshold at a false accept rate."""
         allowed = (self.reached.double() / self.negatives <= rate).nonzero()
         if not len(allowed):
             return 0.0, math.nan
@@ -100,29 +116,29 @@ class Curve(NamedTuple):
         return int(self.accepted[least]) / self.positives, float(self.similarity[least])
 
     def equal_error(self) -> float:
-        """Where it meets the line of as many errors of either kind."""
-        # The strictest threshold with no fewer negative pairs accepted than positive ones refused: k is there, since
-        # the lowest one refuses none.
+        """Return the equal error rate."""
+        # The highest threshold whose false accept rate is at least its false reject rate; it exists, since the lowest
+        # one rejects no positive pair.
         k = int((self.reached.double() / self.negatives + self.accepted.double() / self.positives >= 1).sum()) - 1
         before = int(self.accepted[k + 1]) if k + 1 < len(self.accepted) else 0
         refused, then = 1 - before / self.positives, 1 - int(self.accepted[k]) / self.positives
         false, later = int(self.above[k]) / self.negatives, int(self.reached[k]) / self.negatives
-        if false >= refused:  # before this positive pair is accepted
+        if false >= refused:  # the lines cross before this positive pair is accepted
             return refused
         return false + (later - false) * (refused - false) / (later - false + refused - then)
 
     def area(self) -> float:
-        """The share of pairs of pairs, one positive and one negative, that are in order."""
+        """Return the area under the curve: the fraction of positive-negative pairs of pairs in the right order."""
         times = self.accepted - torch.cat([self.accepted[1:], self.accepted.new_zeros(1)])
-        twice = int((times * (self.above + self.reached)).sum())  # those in disorder
+        twice = int((times * (self.above + self.reached)).sum())  # in the wrong order
         return (2 * self.positives * self.negatives - twice) / (2 * self.positives * self.negatives)
 
 
-def _curve(sides: Sides, progress: Progress | None) -> Curve:
-    tiles = _tiles(sides)
+def _curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
+    tiles = _tiles(inputs)
     mixed = [tile for tile in tiles if tile.mixed]
     total = len(mixed) + len(tiles)
-    found = [torch.empty(0, dtype=torch.float64, device=sides.query_classes.device)]
+    found = [torch.empty(0, dtype=torch.float64, device=inputs.query_classes.device)]
     for done, tile in enumerate(mixed, start=1):
         found.append(tile.pairs(same=True))
         if progress is not None:
@@ -131,13 +147,13 @@ def _curve(sides: Sides, progress: Progress | None) -> Curve:
     positives, negatives = len(positive), 0
     if not positives:
         where = (
-            "the gallery has none of the queries' classes" if sides.gallery is not None else "no class has two members"
+            "the gallery has none of the queries' classes" if inputs.gallery is not None else "no class has two members"
         )
         raise ValueError(f"labels: {where}, so there is no pair to accept")
     found.clear()
-    similarity, start = _different(positive, sides.queries.unit)
+    similarity, start = _different(positive, inputs.queries.unit)
     del positive
-    slack = _slack(similarity, sides.queries.unit)
+    slack = _slack(similarity, inputs.queries.unit)
     low, high = similarity - slack, similarity + slack
     above, reached = torch.zeros_like(start), torch.zeros_like(start)
     for done, tile in enumerate(tiles, start=len(mixed) + 1):
@@ -149,16 +165,16 @@ def _curve(sides: Sides, progress: Progress | None) -> Curve:
             progress(done, total)
     if not negatives:
         raise ValueError("labels: all are of one class, so there is no pair to refuse")
-    return Curve(similarity, positives - start, above, reached, positives, negatives)
+    return RocCurve(similarity, positives - start, above, reached, positives, negatives)
 
 
 def _slack(similarity: Tensor, unit: bool) -> Tensor:
-    """How far an equal similarity may be."""
+    """Return the tolerance within which similarities are equal."""
     return torch.full_like(similarity, SAME) if unit else SAME * similarity.abs()
 
 
 def _different(ordered: Tensor, unit: bool) -> tuple[Tensor, Tensor]:
-    """The first of those that are equal but for rounding, and its place."""
+    """Return the first of each run of equal similarities, and its position."""
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered.diff() > 2 * _slack(ordered[1:], unit)
     start = first.nonzero().squeeze(1)
@@ -167,13 +183,13 @@ def _different(ordered: Tensor, unit: bool) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Block:
-    """Some points, neighbours in the order of classes."""
+    """Some points, consecutive in the order of classes."""
 
     points: Points
-    index: Tensor  # [b], which points they are
+    index: Tensor  # [b], indices of the points
     classes: Tensor  # [b], ascending
     span: tuple[int, int]  # the first and the last class
-    kept: Tensor | None  # [b, d], in float64, where there is room
+    kept: Tensor | None  # [b, d], in float64, if they fit into memory
 
     def exact(self) -> Tensor:
         return self.points.exact(self.index) if self.kept is None else self.kept
@@ -187,15 +203,15 @@ class _Tile(NamedTuple):
 
     @property
     def mixed(self) -> bool:
-        """Whether positive pairs may be among them."""
+        """Whether it may contain positive pairs."""
         return self.rows.span[0] <= self.columns.span[1] and self.columns.span[0] <= self.rows.span[1]
 
     def pairs(self, *, same: bool) -> Tensor:
-        """The similarities of the pairs of one class, or of the others; each pair once."""
+        """Return the similarities of positive pairs, or of negative pairs; each pair once."""
         one, other = self.rows.exact(), self.columns.exact()
         if self.rows.points.unit:
             similarity = one @ other.T
-        else:  # products would lose the digits of short distances
+        else:  # matrix products would lose the digits of short distances
             similarity = torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").neg_()
         if not self.mixed:
             return similarity.flatten()
@@ -203,13 +219,13 @@ class _Tile(NamedTuple):
         return similarity[wanted.triu(1) if self.rows is self.columns else wanted]
 
 
-def _tiles(sides: Sides) -> list[_Tile]:
-    """All pairs; where embeddings are paired with each other, every two blocks once."""
-    device, numbers = sides.query_classes.device, sides.queries.array.numel()
-    if sides.gallery is not None:
-        numbers += sides.gallery.array.numel()
-    keeps = 8 * numbers <= sides.budget // 2
-    side = max(1, math.isqrt(sides.budget // 64))
+def _tiles(inputs: QueryGallery) -> list[_Tile]:
+    """Return tiles with all pairs; without a gallery every two blocks once."""
+    device, numbers = inputs.query_classes.device, inputs.queries.array.numel()
+    if inputs.gallery is not None:
+        numbers += inputs.gallery.array.numel()
+    keeps = 8 * numbers <= inputs.budget // 2
+    side = max(1, math.isqrt(inputs.budget // 64))
     side = min(side, CPU_SIDE) if device.type == "cpu" else side
 
     def blocks(points: Points, classes: Tensor) -> list[_Block]:
@@ -218,26 +234,26 @@ def _tiles(sides: Sides) -> list[_Tile]:
         kept = [points.exact(index) if keeps else None for index in parts]
         return [_Block(points, *each) for each in zip(parts, [classes[i] for i in parts], spans, kept, strict=True)]
 
-    rows = blocks(sides.queries, sides.query_classes)
-    if sides.gallery is None:
+    rows = blocks(inputs.queries, inputs.query_classes)
+    if inputs.gallery is None:
         return [_Tile(one, other) for place, one in enumerate(rows) for other in rows[place:]]
-    columns = blocks(sides.gallery, sides.gallery_classes)
+    columns = blocks(inputs.gallery, inputs.gallery_classes)
     return [_Tile(one, other) for one in rows for other in columns]
 
 
 def _in_order(values: Tensor) -> Tensor:
-    """The least first; on a CPU in place."""
+    """Sort in ascending order; on a CPU in place."""
     if values.device.type == "cpu":  # NumPy sorts several times as fast
         values.numpy().sort()
         return values
     return values.sort().values
 
 
-def _shares(rates: float | Sequence[float] | Array) -> list[float]:
-    """The shares of negative pairs that may be accepted, however they are given."""
+def _rates(rates: float | Sequence[float] | Array) -> list[float]:
+    """Return the false accept rates as a list."""
     given = rates.tolist() if isinstance(rates, (Tensor, np.ndarray)) else rates
-    shares = [number("rates", rate) for rate in (given if isinstance(given, Iterable) else (given,))]
-    for share in shares:
-        if not 0 <= share < 1:
-            raise ValueError(f"rates contains {share}; needed are numbers of at least 0 and below 1")
-    return shares
+    checked = [number("rates", rate) for rate in (given if isinstance(given, Iterable) else (given,))]
+    for rate in checked:
+        if not 0 <= rate < 1:
+            raise ValueError(f"rates contains {rate}; each rate must be ≥ 0 and < 1")
+    return checked

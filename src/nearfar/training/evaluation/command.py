@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nearfar import __version__, metrics
-from nearfar.metrics.scores import NORMALIZATIONS
+from nearfar.metrics.clustering import NORMALIZATIONS
 from nearfar.utils.inputs import Array, as_device, as_labels, as_vectors
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of, whole
