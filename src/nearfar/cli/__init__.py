@@ -7,6 +7,7 @@ Bad input ends in one readable line and an exit code other than 0; ``--debug`` s
 from nearfar.cli import (
     bench,
     bench_compare,
+    bench_pack,
     bench_report,
     data,
     demo,
@@ -29,6 +30,7 @@ __all__ = [
     "app",
     "bench",
     "bench_compare",
+    "bench_pack",
     "bench_report",
     "data",
     "demo",

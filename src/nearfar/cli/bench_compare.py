@@ -11,17 +11,17 @@ import typer
 from nearfar.cli.bench import bench
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUNS…", help="Run folders, or folders that hold some, such as bench/digits.")
+    list[Path], typer.Argument(metavar="RUNS…", help="Run folders, folders that hold some, or packed grids (.zip).")
 ]
-Metric = Annotated[str, typer.Option(help="Which number: recall@1, map@r, nmi, …")]
-Part = Annotated[str, typer.Option(help="Of which classes: test, or validation to choose settings by.")]
-Anyway = Annotated[bool, typer.Option("--anyway", help="Rank what is unfair as well, marked UNFAIR.")]
+Metric = Annotated[str, typer.Option(help="The metric: recall@1, map@r, nmi, …")]
+Part = Annotated[str, typer.Option(help="The classes to compare on: test, or validation to choose settings.")]
+Anyway = Annotated[bool, typer.Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")]
 Format = Annotated[str, typer.Option(help="text, csv, latex or html.")]
-Over = Annotated[str, typer.Option(help="What is drawn for intervals and p: classes or queries.")]
-Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write to a file instead.")]
+Over = Annotated[str, typer.Option(help="What is drawn for intervals and p-values: classes or queries.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
 
-@bench.command(name="compare", short_help="Rank runs, where they differ in the loss alone.")
+@bench.command(name="compare", short_help="Rank losses, if their runs differ in the loss alone.")
 def compare_runs(
     runs: Runs,
     metric: Metric = "recall@1",
@@ -31,16 +31,16 @@ def compare_runs(
     over: Over = "classes",
     out: Out = None,
 ) -> None:
-    """Rank runs by a number of the test. Runs that differ in seed or fold alone make one row.
+    """Rank losses by a metric of the test classes. Runs that differ only in seed or fold make one row.
 
-    Where runs differ in more than the loss and its own settings, the table is shown without ranks, with the differences
-    that make it unfair, and the exit code is 1. --anyway ranks them all the same and says UNFAIR in every format.
+    If runs differ in more than the loss and its own settings, the table is printed without ranks, with the differences
+    that make the comparison unfair, and the exit code is 1. --anyway ranks them and marks the table UNFAIR.
 
     Example: nearfar bench compare bench/digits
 
     Example: nearfar bench compare runs/one runs/two --metric map@r --format latex -o table.tex
 
-    Example: nearfar bench compare bench/cub_mining --part validation
+    Example: nearfar bench compare docs/results/cub_mining.zip --part validation
     """
     from nearfar.bench.comparison import outcomes, ranking
 
@@ -49,7 +49,7 @@ def compare_runs(
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
-    """Write a comparison and what was left out of it; exit code 1 where it was refused to rank."""
+    """Write a ranking or standings, and name unfinished runs; exit code 1 if the comparison is not ranked."""
     from nearfar.bench.comparison import outcomes
     from nearfar.bench.comparison.ranking import Ranking, Standings
     from nearfar.cli.output import say
@@ -64,7 +64,7 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
         write_text(out, written + "\n")
         say(f"wrote {out}")
     for folder in outcomes.unfinished(*runs):
-        print(f"nearfar: left out {folder}: it is not finished", file=sys.stderr)
+        print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
     if not found.ranked:
-        print("nearfar: not ranked, as the comparison is unfair; --anyway ranks all the same", file=sys.stderr)
+        print("nearfar: not ranked, as the comparison is unfair; --anyway ranks it nevertheless", file=sys.stderr)
         raise typer.Exit(1)

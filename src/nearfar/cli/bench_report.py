@@ -12,24 +12,24 @@ from nearfar.cli.output import say
 from nearfar.utils.progress import bars
 
 
-@bench.command(name="report", short_help="Show runs on a page: ranks, plots, curves, time and memory.")
+@bench.command(name="report", short_help="Write a leaderboard page: ranks, charts, curves, time and memory.")
 def report_runs(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="PLACES…", help="Run folders, or folders that hold some, such as bench/digits."),
+        typer.Argument(metavar="RUNS…", help="Run folders, folders that hold some, or packed grids (.zip)."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="The page; leaderboard.html in the first place unless told."),
+        typer.Option("-o", "--out", metavar="FILE", help="The page; leaderboard.html in the first folder by default."),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="What stands above it; the name of the first place.")] = None,
-    metric: Annotated[str, typer.Option(help="Which number of the test: recall@1, map@r, nmi, …")] = "recall@1",
-    anyway: Annotated[bool, typer.Option("--anyway", help="Rank what is unfair as well, marked UNFAIR.")] = False,
+    title: Annotated[str | None, typer.Option(help="The title; the name of the first folder by default.")] = None,
+    metric: Annotated[str, typer.Option(help="The metric of the test classes: recall@1, map@r, nmi, …")] = "recall@1",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")] = False,
 ) -> None:
-    """Write one page about many runs. It is a single file and needs no network.
+    """Write a leaderboard of many runs: a single HTML file that needs no network.
 
-    Losses are ranked within each experiment (data set, network, size, protocol), and only where the runs differ in the
-    loss and its own settings alone; otherwise they are shown with the reasons, and not ranked.
+    Losses are ranked within each experiment (dataset, network, size, protocol), and only if the runs differ in nothing
+    but the loss and its own settings. Otherwise they are listed without ranks, with the reasons.
 
     Example: nearfar bench report bench/digits -o digits.html
     """

@@ -13,27 +13,28 @@ from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import bars
 
 
-@app.command(name="report", short_help="Show a run on a page, or runs beside what the papers print.")
+@app.command(name="report", short_help="Write a page about a run, or compare runs with the papers.")
 def report_run(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN", help="The run folder; with --papers any number of them.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in RUN unless told.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in RUN by default.")] = None,
     papers: Annotated[
-        bool, typer.Option("--papers", help="A table: our numbers beside the papers'. Without RUN, what they print.")
+        bool,
+        typer.Option("--papers", help="Compare with published numbers. Without RUN, list the published tables."),
     ] = False,
     table: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --papers: print that table, such as thesis:7c.")
     ] = None,
-    metric: Annotated[str, typer.Option(help="With --papers: which number.")] = "recall@1",
+    metric: Annotated[str, typer.Option(help="With --papers: the metric.")] = "recall@1",
     format: Annotated[str, typer.Option(help="With --papers: text, csv, latex or html.")] = "text",
-    map: Annotated[str, typer.Option(help="How the map is made: pca, tsne, or umap (needs umap-learn).")] = "pca",
-    queries: Annotated[int, typer.Option(metavar="N", help="Queries to show with what they find.")] = 8,
-    worst: Annotated[int, typer.Option(metavar="N", help="Queries to show that find their class worst.")] = 8,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn.")] = 0,
+    map: Annotated[str, typer.Option(help="Projection of the map: pca, tsne, or umap (needs umap-learn).")] = "pca",
+    queries: Annotated[int, typer.Option(metavar="N", help="Random queries to show with their nearest neighbors.")] = 8,
+    worst: Annotated[int, typer.Option(metavar="N", help="Queries with the lowest average precision to show.")] = 8,
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
 ) -> None:
-    """Write one page that tells everything about a run. It is a single file and needs no network.
+    """Write a report of one run: a single HTML file that needs no network.
 
     Example: nearfar report runs/first --map tsne
 
@@ -45,10 +46,10 @@ def report_run(
     from nearfar.reports.run_report import report
 
     if not runs or len(runs) > 1:
-        raise ValueError(f"{len(runs or [])} run folders are given; a page shows one, and --papers any number")
+        raise ValueError(f"{len(runs or [])} run folders are given; a report shows one, and --papers any number")
     run = runs[0]
     if not run.is_dir():
-        raise FileNotFoundError(f"{run} is not there; needed is a run folder, as nearfar train leaves one")
+        raise FileNotFoundError(f"{run} does not exist; needed is a run folder written by nearfar train")
     with bars() as watch:
         file = report(run, out=out, map=map, queries=queries, worst=worst, device=device, seed=seed, watch=watch)
     say(f"wrote {file}")

@@ -15,10 +15,10 @@ def hold_tournament(
     over: Over = "classes",
     out: Out = None,
 ) -> None:
-    """Rank losses in each experiment (data set, network, size of the embedding) and add the ranks up.
+    """Rank losses in each experiment (dataset, network, size of the embedding) and add up their ranks.
 
-    Each experiment has to be fair on its own; several seeds or folds count by their mean. Equal scores share the better
-    rank. The deviation is that of a sample, n − 1. "beats" and "loses" count pairs that differ clearly (p below 0.05).
+    Each experiment has to be fair by itself. Scores are means over seeds and folds. Equal scores share the better rank.
+    The standard deviation has n − 1 degrees of freedom. "beats" and "loses" count significant differences (p < 0.05).
 
     Example: nearfar tournament bench/digits
 

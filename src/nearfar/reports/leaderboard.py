@@ -13,6 +13,7 @@ from nearfar.bench.comparison import outcomes as results
 from nearfar.bench.comparison import ranking, tournament
 from nearfar.bench.comparison.fairness import Verdict
 from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.packed import SUFFIX
 from nearfar.bench.comparison.tables import UNFAIR, left_out_note
 from nearfar.reports import leaderboard_sections as parts
 from nearfar.reports import shell
@@ -101,11 +102,12 @@ def write(
         raise ValueError("places is empty; needed are run folders, or folders that hold some")
     first = Path(places[0])
     outcomes = results.find(*places)
-    file = Path(out) if out is not None else first / NAME
+    packed = first.suffix == SUFFIX and first.is_file()
+    file = Path(out) if out is not None else first.with_suffix(".html") if packed else first / NAME
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
     waiting = [f"{folder} is not finished" for folder in results.unfinished(*places)]
-    named = title or first.absolute().name
+    named = title or (first.stem if packed else first.absolute().name)
     page = html(outcomes, title=named, metric=metric, anyway=anyway, left_out=waiting, watch=watch)
     write_text(file, page)
     return file

@@ -123,7 +123,7 @@ def test_runs_tested_on_other_pictures_are_refused(tmp_path: Path) -> None:
     two = finished(tmp_path / "b", queries=np.ones(6))
     with pytest.raises(ValueError, match="b was tested on other images"):
         pairwise({"a": [one], "b": [two]})
-    with pytest.raises(ValueError, match="did not keep what each query found"):
+    with pytest.raises(ValueError, match="did not keep the metrics of each query"):
         pairwise({"a": [finished(tmp_path / "c")]})
     with pytest.raises(ValueError, match="over is 'pictures'; allowed are queries, classes"):
         pairwise({"a": [one]}, over="pictures")
