@@ -21,7 +21,7 @@ DETERMINISTIC = ("all", "semi_hard", "hard", "valid_triplet")
 
 def view_of(embeddings: Tensor, labels: Tensor, mining: str, margin: float = 0.1) -> oracles.View:
     own = range(len(labels))
-    view = oracles.View(embeddings, labels.tolist(), embeddings, labels.tolist(), own, "cosine", raw=False)
+    view = oracles.View(embeddings, labels.tolist(), embeddings, labels.tolist(), own, "cosine", normalize=True)
     return view.mine(mining, margin, None)
 
 
@@ -208,7 +208,7 @@ def test_a_mining_of_ones_own_may_need_unit_vectors() -> None:
     class Near(Nearest):
         unit_only = True
 
-    with pytest.raises(ValueError, match="mining 'own' needs unit vectors and NPair compares raw embeddings"):
+    with pytest.raises(ValueError, match="mining 'own' needs unit vectors and NPair does not normalize embeddings"):
         nf.losses.NPair(mining=Near())
 
 
@@ -226,9 +226,14 @@ def test_repr_shows_the_settings() -> None:
         ("hard", {"margin": 0.1}, TypeError, "mining hard has no setting 'margin'; it has none"),
         ("distance_weighted", {"nearst": 1.0}, TypeError, r"no setting 'nearst' \(did you mean 'nearest'\?\)"),
         ("distance_weighted", {"nearest": True}, TypeError, "nearest is True; a number is needed"),
-        ({"margin": 0.1}, {}, ValueError, "mining is {'margin': 0.1}; a table of a mining needs its name"),
+        ({"margin": 0.1}, {}, ValueError, "mining is {'margin': 0.1}; a table must contain a name"),
         ({"name": "all", "margin": 0.1}, {}, TypeError, "mining all has no setting 'margin'; it has none"),
-        (nf.mining.ValidTriplet(), {"margin": 0.5}, TypeError, r"ValidTriplet\(margin=0.1\), which has.*; margin goes"),
+        (
+            nf.mining.ValidTriplet(),
+            {"margin": 0.5},
+            TypeError,
+            r"ValidTriplet\(margin=0.1\), which has.*; margin is",
+        ),
         ("distance_weighted", {"nearest": 1.5}, ValueError, "nearest=1.5, farthest=1.4"),
         ("distance_weighted", {"farthest": 3.0}, ValueError, "farthest=3.0"),
     ],
@@ -236,3 +241,21 @@ def test_repr_shows_the_settings() -> None:
 def test_wrong_minings(name: Choice, settings: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         nf.mining.create(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "nearest"), [("valid_triplet", "magrin", "margin"), ("distance_weighted", "neerest", "nearest")]
+)
+def test_a_constructor_names_the_nearest_setting(name: str, wrong: str, nearest: str) -> None:
+    mining = type(nf.mining.create(name))
+    with pytest.raises(TypeError, match=rf"{mining.__name__} has no setting '{wrong}' \(did you mean '{nearest}'\?\)"):
+        mining(**{wrong: 1.0})
+
+
+def test_a_mining_of_ones_own_names_the_nearest_setting() -> None:
+    class Mine(nf.mining.All):
+        def __init__(self, *, limit: float = 0.5) -> None:
+            self.limit = limit
+
+    with pytest.raises(TypeError, match=r"Mine has no setting 'limti' \(did you mean 'limit'\?\)"):
+        Mine(limti=0.1)  # type: ignore[call-arg]

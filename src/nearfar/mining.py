@@ -1,7 +1,7 @@
-"""Which pairs of an anchor's row a loss gets to see.
+"""Minings: which pairs of an anchor's row a loss uses.
 
-A mining turns the positives and negatives of a tile into those worth learning from. Some choose sets
-(``select``); the others choose triplets (``triplets``), whose positives and negatives are then the sets.
+A mining selects some of the positives and negatives of a tile. Some minings choose sets (``select``); others choose
+triplets (``triplets``), whose members are then the sets.
 
 >>> import nearfar as nf
 >>> loss = nf.losses.Raw(mining=nf.mining.create("valid_triplet", margin=0.2))
@@ -19,36 +19,63 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import FLOOR, Tile, masked, positive_columns, scatter_mask
-from nearfar.utils.validation import number, refuse_unknown
+from nearfar.utils.validation import check_constructor, number, refuse_unknown
 
-CERTAIN = 2.0**52  # the whole number that stands for a probability of one: finer than float32 is
+CERTAIN = 2.0**52  # the integer that stands for a probability of one: finer than the resolution of float32
 
 
 class Triplets(NamedTuple):
-    """For each anchor k pairs of columns, positive and negative, and which of them are real."""
+    """For each anchor, k pairs of a positive and a negative column, and which of them are valid."""
 
     positive: Tensor  # [a, k]
     negative: Tensor  # [a, k]
-    real: Tensor  # [a, k]
+    valid: Tensor  # [a, k]
 
 
 class Mining(ABC):
-    """A choice of pairs. ``name`` is its key; ``unit_only`` says that it needs unit vectors.
+    """A selection of pairs.
 
-    Any loss that takes a mining takes one of your own as well: derive from this class and define ``select``.
+    Every loss that accepts a mining also accepts one of your own: derive from this class and define ``select``.
+
+    Attributes:
+        name: Key of the mining.
+        unit_only: Whether it needs unit vectors.
+        draws: Whether it uses the random numbers of the tile.
+        bytes_per_pair: Additional working memory for each entry of a float32 tile.
+        cuda_graph: Declared by the class and not inherited: the selection depends on nothing but the tile and the
+            public attributes, so it can be recorded as a CUDA graph together with its loss.
+
+    Example:
+        >>> class Similar(Mining):
+        ...     def select(self, tile):
+        ...         return tile.positives, tile.negatives & (tile.similarity > 0)
+        >>> import nearfar as nf
+        >>> nf.losses.Raw(mining=Similar()).mining
+        Similar()
     """
 
     name: ClassVar[str] = "own"
     unit_only: ClassVar[bool] = False
-    draws: ClassVar[bool] = False  # whether it asks the tile for random numbers
+    draws: ClassVar[bool] = False
     bytes_per_pair: ClassVar[int] = 0
+    cuda_graph: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "cuda_graph" not in vars(cls):
+            cls.cuda_graph = False
+        check_constructor(cls)
 
     @abstractmethod
     def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """The chosen positives and negatives, [a, n] each."""
+        """Return the masks of the selected positives and negatives, [a, n] each.
+
+        Args:
+            tile: Some anchors against all columns.
+        """
 
     def triplets(self, tile: Tile) -> Triplets | None:
-        """The chosen triplets, or None where every triplet of the chosen sets is meant."""
+        """Return the selected triplets, or None for every triplet of the selected sets."""
         return None
 
     def __repr__(self) -> str:
@@ -60,24 +87,31 @@ Choice = str | Mining | Mapping[str, Any]  # a name, a mining, or a table of a n
 
 
 class All(Mining):
-    """Every pair."""
+    """Selects every pair."""
 
     name = "all"
+    cuda_graph = True
 
     def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
         return tile.positives, tile.negatives
 
 
 class ValidTriplet(Mining):
-    """Pairs that could be in a triplet with a loss: "VTHM", also the mining of Multi-Similarity.
+    """Selects the pairs that can be in a triplet with a loss: "VTHM", also the mining of Multi-Similarity.
 
-    A negative stays when it is nearer than the farthest positive, give or take ``margin``; a positive
-    when it is farther than the nearest negative. Anchors without a positive (or a negative) keep nothing.
+    A negative is selected if it is more similar than the least similar positive minus ``margin``; a positive if it is
+    less similar than the most similar negative plus ``margin``. Anchors without a positive or without a negative get
+    no pair.
 
-    Reference: A Unified View of Deep Metric Learning via Gradient Analysis, section 5.1.
+    Args:
+        margin: Tolerance of the comparisons.
+
+    Reference:
+        "A Unified View of Deep Metric Learning via Gradient Analysis", section 5.1.
     """
 
     name = "valid_triplet"
+    cuda_graph = True
     bytes_per_pair = 4
 
     def __init__(self, *, margin: float = 0.1) -> None:
@@ -91,24 +125,26 @@ class ValidTriplet(Mining):
         return positives, tile.negatives & (sim > farthest_positive - self.margin)
 
 
-class Paired(Mining):
-    """A mining that chooses triplets; for losses of sets their members are the sets."""
+class TripletMining(Mining):
+    """A mining that selects triplets; for losses of sets, their members are the sets."""
 
     bytes_per_pair = 44
 
     @abstractmethod
-    def triplets(self, tile: Tile) -> Triplets: ...
+    def triplets(self, tile: Tile) -> Triplets:
+        """Return the selected triplets."""
 
     def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        positive, negative, real = self.triplets(tile)
+        positive, negative, valid = self.triplets(tile)
         width = tile.values.shape[1]
-        return scatter_mask(positive, real, width), scatter_mask(negative, real, width)
+        return scatter_mask(positive, valid, width), scatter_mask(negative, valid, width)
 
 
-class Hard(Paired):
-    """The farthest positive with the nearest negative."""
+class Hard(TripletMining):
+    """Selects the least similar positive with the most similar negative."""
 
     name = "hard"
+    cuda_graph = True
     bytes_per_pair = 8
 
     def triplets(self, tile: Tile) -> Triplets:
@@ -118,66 +154,74 @@ class Hard(Paired):
         return Triplets(positive, negative, (far < math.inf) & (near > -math.inf))
 
 
-class SemiHard(Paired):
-    """For each positive the nearest negative that is farther; where there is none, the farthest negative.
+class SemiHard(TripletMining):
+    """Selects, for each positive, the most similar negative that is less similar, or else the least similar negative.
 
-    Reference: FaceNet (Schroff et al., 2015); equation 2.20 of the thesis.
+    Reference:
+        Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.20.
     """
 
     name = "semi_hard"
+    cuda_graph = True
 
     def triplets(self, tile: Tile) -> Triplets:
         sim = tile.similarity
-        positive, real = positive_columns(tile.positives)
-        # Negatives from far to near, everything else behind them.
+        positive, filled = positive_columns(tile.positives)
+        # Negatives in ascending order of similarity, everything else behind them.
         ordered, order = masked(sim, tile.negatives, math.inf).sort(dim=1)
         farther = torch.searchsorted(ordered, sim.gather(1, positive).contiguous())
         negative = order.gather(1, (farther - 1).clamp_(min=0))
-        return Triplets(positive, negative, real & (ordered[:, :1] < math.inf))
+        return Triplets(positive, negative, filled & (ordered[:, :1] < math.inf))
 
 
-class Drawn(Paired):
-    """For each positive a negative drawn at random."""
+class RandomTripletMining(TripletMining):
+    """A mining that draws a random negative for each positive."""
 
     draws = True
 
     @abstractmethod
-    def steps(self, tile: Tile) -> Tensor:
-        """How likely the negatives up to each column are, [a, n], up to a factor per row.
+    def cumulative(self, tile: Tile) -> Tensor:
+        """Return the cumulative probability of the negatives along each row, [a, n], up to a factor per row.
 
-        In whole numbers: their running sum is exact, and has a deterministic form on a GPU.
+        As integers: their cumulative sum is exact and deterministic on a GPU.
         """
 
     def triplets(self, tile: Tile) -> Triplets:
-        positive, real = positive_columns(tile.positives)
-        steps = self.steps(tile)
-        total = steps[:, -1:]
-        ticket = (tile.uniform().gather(1, positive) * total).to(steps.dtype)
-        negative = torch.searchsorted(steps, ticket, right=True).clamp_(max=steps.shape[1] - 1)
-        # Without a chance there is no ticket, and rounding can push one past the last chance.
-        return Triplets(positive, negative, real & (ticket < total))
+        positive, filled = positive_columns(tile.positives)
+        cumulative = self.cumulative(tile)
+        total = cumulative[:, -1:]
+        drawn = (tile.uniform().gather(1, positive) * total).to(cumulative.dtype)
+        negative = torch.searchsorted(cumulative, drawn, right=True).clamp_(max=cumulative.shape[1] - 1)
+        # The total is 0 if there is no candidate, and rounding can move a number past the last candidate.
+        return Triplets(positive, negative, filled & (drawn < total))
 
 
-class Random(Drawn):
-    """For each positive any negative, all equally likely."""
+class Random(RandomTripletMining):
+    """Selects, for each positive, a random negative, all with equal probability."""
 
     name = "random"
+    cuda_graph = True
 
-    def steps(self, tile: Tile) -> Tensor:
+    def cumulative(self, tile: Tile) -> Tensor:
         return tile.negatives.cumsum(dim=1, dtype=torch.int32)
 
 
-class DistanceWeighted(Drawn):
-    """For each positive a negative drawn so that all distances are equally likely.
+class DistanceWeighted(RandomTripletMining):
+    """Selects, for each positive, a random negative such that all distances have about the same probability.
 
-    Distances between random unit vectors pile up at √2 with density
-    q(d) ∝ d^(D−2) (1 − d²/4)^((D−3)/2); a negative is drawn with probability ∝ 1/q(max(d, ``nearest``)),
-    and never beyond ``farthest``.
+    Distances between random unit vectors concentrate at √2, with the density q(d) ∝ d^(D−2) (1 − d²/4)^((D−3)/2). A
+    negative is drawn with a probability ∝ 1/q(max(d, ``nearest``)), and never beyond ``farthest``.
 
-    Reference: Sampling Matters in Deep Embedding Learning (Wu et al., 2017).
+    Args:
+        nearest: Distances below this count as this.
+        farthest: The largest distance of a negative.
+
+    Reference:
+        Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017.
     """
 
     name = "distance_weighted"
+    cuda_graph = True
     unit_only = True
 
     def __init__(self, *, nearest: float = 0.5, farthest: float = 1.4) -> None:
@@ -185,11 +229,11 @@ class DistanceWeighted(Drawn):
         if not 0 < self.nearest < self.farthest <= 2:
             raise ValueError(f"nearest={nearest}, farthest={farthest}; allowed is 0 < nearest < farthest ≤ 2")
 
-    def steps(self, tile: Tile) -> Tensor:
+    def cumulative(self, tile: Tile) -> Tensor:
         values, power = tile.values.detach(), tile.measure.power
         square = values * values if power == 1 else values if power == 2 else 2.0 - 2.0 * values
         eligible = tile.negatives & (square <= self.farthest**2)
-        square = square.clamp(min=self.nearest**2, max=4.0 - 1e-6)  # d = 2 has no density at all
+        square = square.clamp(min=self.nearest**2, max=4.0 - 1e-6)  # the density at d = 2 is 0
         rarity = -0.5 * ((tile.dim - 2) * square.log() + (tile.dim - 3) * torch.log1p(-0.25 * square))
         rarity = masked(rarity, eligible, FLOOR)
         return torch.softmax(rarity, dim=1).mul_(eligible).mul_(CERTAIN).long().cumsum(dim=1)
@@ -199,32 +243,37 @@ _MININGS = {mining.name: mining for mining in (All, SemiHard, Hard, DistanceWeig
 
 
 def names() -> list[str]:
-    """The minings there are."""
+    """Return the names of all minings."""
     return list(_MININGS)
 
 
 def is_known(mining: Mining) -> bool:
-    """Whether a mining is one of those, and not of somebody's own."""
+    """Whether a mining is one of those that ``names`` lists, and not a user's own."""
     return type(mining) in _MININGS.values()
 
 
 def create(mining: Choice, **settings: float) -> Mining:
-    """A mining by name, with settings of its own, or by a table of both; a mining is returned as it is.
+    """Create a mining.
 
-    >>> create("valid_triplet", margin=0.2)
-    ValidTriplet(margin=0.2)
-    >>> create({"name": "valid_triplet", "margin": 0.2})
-    ValidTriplet(margin=0.2)
+    Args:
+        mining: The name of a mining, a table of a name and settings, or a mining, which is returned as it is.
+        **settings: Settings of the mining.
+
+    Example:
+        >>> create("valid_triplet", margin=0.2)
+        ValidTriplet(margin=0.2)
+        >>> create({"name": "valid_triplet", "margin": 0.2})
+        ValidTriplet(margin=0.2)
     """
     if isinstance(mining, Mapping):
         table = dict(mining)
         if "name" not in table:
-            raise ValueError(f"mining is {table!r}; a table of a mining needs its name")
+            raise ValueError(f"mining is {table!r}; a table must contain a name")
         return create(table.pop("name"), **(table | settings))
     if isinstance(mining, Mining):
         if settings:
             raise TypeError(
-                f"mining is {mining!r}, which has its settings; {', '.join(settings)} goes with a name only"
+                f"mining is {mining!r}, which has its settings; {', '.join(settings)} is only allowed with a name"
             )
         return mining
     if mining not in _MININGS:

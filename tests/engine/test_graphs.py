@@ -13,7 +13,7 @@ from checks import assert_same, make_batch, run
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import Step, Tile, cuda_graphs, differentiable
+from nearfar.engine import LossComputation, Tile, autograd, cuda_graphs, differentiable
 
 STEPS = 12
 
@@ -23,7 +23,7 @@ class Replayed:
 
     recording: cuda_graphs.Recording
 
-    def __init__(self, again: Callable[[], tuple[Tensor, cuda_graphs.Gradients]]) -> None:
+    def __init__(self, again: Callable[[], tuple[Tensor, autograd.Gradients]]) -> None:
         self.again = again
 
     def pool(self) -> None: ...
@@ -34,30 +34,30 @@ class Replayed:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The lasting inputs of each recording that is made."""
+    """The static inputs of each recording that is made."""
     made: list[tuple[int, ...]] = []
 
     def record(
-        step: Step,
+        computation: LossComputation,
         tensors: Any,
-        lasting: tuple[int, ...],
+        static: tuple[int, ...],
         inputs: int,
         needed: Any,
         current: Any,
         pool: Any,
         number: int,
     ) -> cuda_graphs.Recording:
-        made.append(lasting)
+        made.append(static)
         copies = [
-            None if tensor is None else tensor.detach() if number in lasting else tensor.detach().clone()
+            None if tensor is None else tensor.detach() if number in static else tensor.detach().clone()
             for number, tensor in enumerate(tensors)
         ]
-        graph: Any = Replayed(lambda: step.compute(copies[:inputs], copies[inputs:], needed))
-        graph.recording = cuda_graphs.Recording(graph, copies, lasting, torch.zeros(()), [], number)
+        graph: Any = Replayed(lambda: computation.compute(copies[:inputs], copies[inputs:], needed))
+        graph.recording = cuda_graphs.Recording(graph, copies, static, torch.zeros(()), [], number)
         return graph.recording
 
     monkeypatch.setattr(cuda_graphs, "_record", record)
-    monkeypatch.setattr(cuda_graphs, "_gains", lambda tensor: True)
+    monkeypatch.setattr(autograd, "_on_gpu", lambda tensor: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return made
@@ -67,9 +67,9 @@ def check_steps(loss: nf.losses.Loss, dtype: torch.dtype = torch.float32) -> Non
     """Every step has the value and gradients of one that is not recorded, while parameters learn."""
     for step in range(STEPS):
         batch = make_batch(seed=step, dtype=dtype)
-        loss.record = True
+        loss.cuda_graph = True
         actual = run(loss, *batch)
-        loss.record = False
+        loss.cuda_graph = False
         assert_same(actual, run(loss, *batch), tolerance=1e-6)
         with torch.no_grad():
             for parameter in loss.parameters():
@@ -133,7 +133,7 @@ def test_a_setting_changed_between_steps_is_respected(recorded: list[tuple[int, 
         for margin in (0.5, np.float32(0.01)):
             mining.margin = margin
             fresh = nf.losses.Raw(base=float(value), mining={"name": "valid_triplet", "margin": float(margin)})
-            fresh.record = False
+            fresh.cuda_graph = False
             for _ in range(4):
                 assert_same(run(loss, *batch), run(fresh, *batch), tolerance=1e-5)
     assert recorded
@@ -141,40 +141,91 @@ def test_a_setting_changed_between_steps_is_respected(recorded: list[tuple[int, 
 
 def test_settings_are_told_apart_by_name() -> None:
     loss = nf.losses.Triplet()
-    one: Any = loss.recordable()
+    one: Any = loss.graph_key()
     assert hash(one) is not None
     del loss.margin
     loss.limit = 0.1  # type: ignore[assignment]
-    assert loss.recordable() != one
+    assert loss.graph_key() != one
 
 
 @pytest.mark.parametrize("value", [np.float32(2), torch.tensor(2.0), [2.0], (2.0,), lambda: 2.0])
 def test_what_may_change_unseen_is_not_recorded(value: Any) -> None:
     loss = nf.losses.Raw()
-    assert loss.recordable() is not None
+    assert loss.graph_key() is not None
     loss.alpha = value
-    assert loss.recordable() is None
+    assert loss.graph_key() is None
     mined = nf.losses.Raw(mining="valid_triplet")
     mined.mining.margin = value  # type: ignore[attr-defined]
-    assert mined.recordable() is None
+    assert mined.graph_key() is None
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_every_loss_of_the_registry_is_recordable(key: str) -> None:
+def test_every_loss_of_the_registry_is_recorded_but_for_three(key: str) -> None:
     loss = create(key, {})
-    assert (loss.recordable() is not None) == loss.record
+    assert loss.cuda_graph == (key not in ("smooth_ap", "facility_location", "spectral_clustering"))
+    assert (loss.graph_key() is not None) == loss.cuda_graph
+
+
+class Hinge(nf.losses.PairLoss):
+    """A loss of a user that declares nothing."""
+
+    calls = 0
+
+    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+        type(self).calls += 1
+        return torch.where(neg, sim.relu(), 0.0).sum(1) - torch.where(pos, sim, 0.0).sum(1)
+
+
+class RecordedHinge(Hinge):
+    """The same loss, which allows CUDA graphs."""
+
+    cuda_graph = True
+
+
+class RecordedMining(nf.mining.ValidTriplet):
+    """A mining of a user that allows CUDA graphs."""
+
+    cuda_graph = True
+
+
+def test_a_loss_of_ones_own_is_recorded_if_its_class_says_so(recorded: list[tuple[int, ...]]) -> None:
+    check_steps(RecordedHinge())
+    assert len(recorded) == 1
+
+
+def test_a_loss_of_ones_own_that_says_nothing_is_not_recorded(recorded: list[tuple[int, ...]]) -> None:
+    loss = Hinge()
+    batch = make_batch(dtype=torch.float32)
+    before = Hinge.calls
+    for _ in range(STEPS):
+        run(loss, *batch)
+    assert Hinge.calls == before + STEPS
+    assert not recorded
+
+
+def test_a_subclass_does_not_inherit_the_permission() -> None:
+    class Mine(nf.losses.Raw):
+        pass
+
+    class Further(RecordedHinge):
+        pass
+
+    assert Mine().graph_key() is None
+    assert Further().graph_key() is None
+    assert nf.losses.Raw(mining=Counting()).graph_key() is None
+    assert nf.losses.Raw(mining=RecordedMining()).graph_key() is not None
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_a_graph_no_gradient_is_computed(mode: Callable[[], Any]) -> None:
     asked = []
 
-    def compute(inputs: Any, constants: Any, needed: cuda_graphs.Needed) -> tuple[Tensor, cuda_graphs.Gradients]:
+    def compute(inputs: Any, constants: Any, needed: autograd.Needed) -> tuple[Tensor, autograd.Gradients]:
         asked.append(needed)
         return inputs[0].detach().sum(), [torch.ones(3) if needed[0] else None, None]
 
     leaf = torch.ones(3, requires_grad=True)
     with mode():
-        assert differentiable(Step(compute), (leaf, None)) == 3.0
-    assert differentiable(Step(compute), (leaf, None)).requires_grad
+        assert differentiable(LossComputation(compute), (leaf, None)) == 3.0
+    assert differentiable(LossComputation(compute), (leaf, None)).requires_grad
     assert asked == [(False, False), (True, False)]

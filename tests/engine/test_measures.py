@@ -11,23 +11,23 @@ from nearfar import engine
 from nearfar.losses import PairLoss
 
 MEASURES = [
-    ("cosine", False),
-    ("dot", False),
+    ("cosine", True),
     ("dot", True),
-    ("euclidean", False),
+    ("dot", False),
     ("euclidean", True),
-    ("squared_euclidean", False),
+    ("euclidean", False),
     ("squared_euclidean", True),
+    ("squared_euclidean", False),
 ]
-every_measure = pytest.mark.parametrize(("name", "raw"), MEASURES)
+every_measure = pytest.mark.parametrize(("name", "normalize"), MEASURES)
 
 
 class Probe(PairLoss):
     """Σ of given factors times what the measure says; keeps what it saw."""
 
-    def __init__(self, measure: str, raw: bool, factors: Tensor) -> None:
+    def __init__(self, measure: str, normalize: bool, factors: Tensor) -> None:
         super().__init__()
-        self.measure, self.raw, self.factors = measure, raw, factors
+        self.measure, self.normalize, self.factors = measure, normalize, factors
         self.seen = torch.empty(0)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ class Probe(PairLoss):
         return torch.where(pos | neg, sim * self.factors, 0.0).sum(dim=1)
 
 
-def textbook(name: str, raw: bool, rows: Tensor, columns: Tensor) -> Tensor:
-    if not raw:
+def textbook(name: str, normalize: bool, rows: Tensor, columns: Tensor) -> Tensor:
+    if normalize:
         rows, columns = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (rows, columns))
     if name in ("cosine", "dot"):
         return torch.einsum("id,jd->ij", rows, columns)
@@ -45,13 +45,13 @@ def textbook(name: str, raw: bool, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 @every_measure
-def test_values_and_gradients(name: str, raw: bool) -> None:
+def test_values_and_gradients(name: str, normalize: bool) -> None:
     (rows, labels), (columns, column_labels) = make_batch(seed=0), make_batch(sizes=(4, 2, 1), seed=1)
     factors = torch.randn(len(rows), len(columns), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     leaves = [tensor.clone().requires_grad_() for tensor in (rows, columns)]
-    probe = Probe(name, raw, factors)
+    probe = Probe(name, normalize, factors)
     actual = torch.autograd.grad(probe(leaves[0], labels, leaves[1], column_labels), leaves)
-    values = textbook(name, raw, *leaves)
+    values = textbook(name, normalize, *leaves)
     expected = torch.autograd.grad((factors * values).sum() / len(rows), leaves)
     assert_close(probe.seen, values.detach(), 1e-13)
     for mine, other in zip(actual, expected, strict=True):
@@ -59,12 +59,12 @@ def test_values_and_gradients(name: str, raw: bool) -> None:
 
 
 @every_measure
-def test_a_length_does_not_matter_unless_it_is_raw(name: str, raw: bool) -> None:
+def test_a_length_does_not_matter_unless_vectors_are_not_normalized(name: str, normalize: bool) -> None:
     embeddings, labels = make_batch()
     factors = torch.ones(len(labels), len(labels), dtype=torch.float64)
-    one, other = Probe(name, raw, factors), Probe(name, raw, factors)
+    one, other = Probe(name, normalize, factors), Probe(name, normalize, factors)
     same = torch.allclose(one(embeddings, labels), other(3.0 * embeddings, labels))
-    assert same != raw
+    assert same == normalize
 
 
 @pytest.mark.parametrize("offset", [100.0, 10_000.0])
@@ -72,7 +72,7 @@ def test_a_length_does_not_matter_unless_it_is_raw(name: str, raw: bool) -> None
 def test_distances_do_not_suffer_from_a_common_offset(name: str, offset: float) -> None:
     embeddings, labels = make_batch("mixed", dim=16, dtype=torch.float32)
     embeddings = embeddings + offset
-    probe = Probe(name, True, torch.ones(len(labels), len(labels)))
+    probe = Probe(name, False, torch.ones(len(labels), len(labels)))
     leaf = embeddings.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(probe(leaf, labels), leaf)
     exact = embeddings.double().requires_grad_()
@@ -85,32 +85,32 @@ def test_distances_do_not_suffer_from_a_common_offset(name: str, offset: float) 
 
 
 @every_measure
-def test_equal_and_zero_vectors_have_finite_gradients(name: str, raw: bool) -> None:
+def test_equal_and_zero_vectors_have_finite_gradients(name: str, normalize: bool) -> None:
     embeddings = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [-1.0, -2.0]])
     leaf = embeddings.clone().requires_grad_()
-    Probe(name, raw, torch.ones(5, 5))(leaf, torch.tensor([0, 0, 1, 2, 1])).backward()
+    Probe(name, normalize, torch.ones(5, 5))(leaf, torch.tensor([0, 0, 1, 2, 1])).backward()
     assert leaf.grad is not None
     assert leaf.grad.isfinite().all()
 
 
 def test_equal_vectors_are_not_pushed_apart_in_a_random_direction() -> None:
     leaf = torch.ones(4, 3, requires_grad=True)
-    Probe("euclidean", True, torch.ones(4, 4))(leaf, torch.tensor([0, 0, 1, 1])).backward()
+    Probe("euclidean", False, torch.ones(4, 4))(leaf, torch.tensor([0, 0, 1, 1])).backward()
     assert leaf.grad is not None
     assert not leaf.grad.any()
 
 
 def test_measures_by_name() -> None:
-    assert engine.measure("euclidean").unit
-    assert not engine.measure("euclidean", raw=True).unit
+    assert engine.measure("euclidean").normalize
+    assert not engine.measure("euclidean", normalize=False).normalize
     assert engine.measure("euclidean").is_distance
     assert not engine.measure("cosine").is_distance
 
 
 @pytest.mark.parametrize(
-    ("name", "raw", "words"),
-    [("manhattan", False, "'manhattan'; allowed are cosine, dot"), ("cosine", True, "'cosine' normalises")],
+    ("name", "normalize", "words"),
+    [("manhattan", True, "'manhattan'; allowed are cosine, dot"), ("cosine", False, "'cosine' normalizes")],
 )
-def test_measures_that_are_not_there(name: str, raw: bool, words: str) -> None:
+def test_measures_that_are_not_there(name: str, normalize: bool, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        engine.measure(name, raw=raw)
+        engine.measure(name, normalize=normalize)

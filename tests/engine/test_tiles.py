@@ -8,7 +8,7 @@ from cases import DEFAULTS, Case
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine.sinks import plus_transposed
+from nearfar.engine.tiles import plus_transposed
 from nearfar.losses import PairLoss
 
 

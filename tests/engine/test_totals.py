@@ -17,7 +17,7 @@ BUDGETS = (1, 4_000, 20_000, 2**28)
 class PerPair(PairLoss):
     """The contrastive loss averaged over pairs, from four totals: two sums and two numbers of terms."""
 
-    sums_up = True
+    from_totals = True
 
     def totals(self, tile: Tile) -> Tensor:
         pull = torch.where(tile.positives, -tile.values, 0.0)
@@ -25,7 +25,7 @@ class PerPair(PairLoss):
         active = (push > 0).sum().to(push.dtype)
         return torch.stack([pull.sum(), push.sum(), tile.positives.sum().to(push.dtype), active])
 
-    def of_totals(self, totals: Tensor) -> Tensor:
+    def loss_of_totals(self, totals: Tensor) -> Tensor:
         return (totals[:2] / totals[2:].detach().clamp(min=1.0)).sum()
 
 
@@ -77,14 +77,14 @@ def test_without_a_gradient_one_pass_is_enough() -> None:
 
 def test_what_is_missing_is_named() -> None:
     class Empty(PairLoss):
-        sums_up = True
+        from_totals = True
 
-    with pytest.raises(NotImplementedError, match=r"Empty sets sums_up and must define totals\(tile\)"):
+    with pytest.raises(NotImplementedError, match=r"Empty sets from_totals and must define totals\(tile\)"):
         Empty()(*make_batch())
 
     class Half(Empty):
         def totals(self, tile: Tile) -> Tensor:
             return tile.values.sum()
 
-    with pytest.raises(NotImplementedError, match=r"Half sets sums_up and must define of_totals\(totals\)"):
+    with pytest.raises(NotImplementedError, match=r"Half sets from_totals and must define loss_of_totals\(totals\)"):
         Half()(*make_batch())

@@ -1,4 +1,4 @@
-"""The same numbers on a GPU, without waiting for it. Losses are recorded and replayed there: see engine/graphs.py."""
+"""The same numbers on a GPU, without waiting for it. Losses are recorded and replayed: see engine/cuda_graphs.py."""
 
 from __future__ import annotations
 
@@ -430,7 +430,7 @@ def test_4096_embeddings_take_at_most_300_mib(case: Case) -> None:
 
 def test_recording_can_be_turned_off() -> None:
     loss = nf.losses.Raw()
-    loss.record = False
+    loss.cuda_graph = False
     embeddings, labels = (tensor.cuda() for tensor in make_batch(dtype=torch.float32))
     embeddings.requires_grad_()
     for _ in range(STEPS):

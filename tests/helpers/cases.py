@@ -32,7 +32,7 @@ class Case:
     key: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     measure: str = "cosine"  # how it compares two embeddings
-    raw: bool = False  # whether it takes them as they are
+    normalize: bool = True  # whether they are scaled to length one first
     mining: str = "all"  # what it mines with, given or by default
     mining_margin: float = 0.1  # of valid_triplet
     query_only: bool = False  # whether columns are constants
@@ -75,8 +75,7 @@ def _cosine(key: str, *, mining: str = "all", **settings: Any) -> Case:
 
 def _triplet(*, mining: str = "semi_hard", **settings: Any) -> Case:
     measure = "squared_euclidean" if settings.get("form") == "squared_distance" else "cosine"
-    raw = not settings.get("normalize", True)
-    return Case("triplet", settings | {"mining": mining}, measure, raw, mining)
+    return Case("triplet", settings | {"mining": mining}, measure, settings.get("normalize", True), mining)
 
 
 def _margin(*, mining: str = "distance_weighted", **settings: Any) -> Case:
@@ -87,13 +86,13 @@ def _distance(key: str, **settings: Any) -> Case:
     return Case(key, settings, "euclidean")
 
 
-def _raw_distance(key: str, *, mining: str = "all", **settings: Any) -> Case:
+def _plain_distance(key: str, *, mining: str = "all", **settings: Any) -> Case:
     settings |= {} if mining == "all" else {"mining": mining}
-    return Case(key, settings, "euclidean", raw=True, mining=mining)
+    return Case(key, settings, "euclidean", normalize=False, mining=mining)
 
 
 def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
-    return Case("n_pair", settings | {"mining": mining}, "dot", raw=True, mining=mining)
+    return Case("n_pair", settings | {"mining": mining}, "dot", normalize=False, mining=mining)
 
 
 def _proxy(key: str, **settings: Any) -> Case:
@@ -136,10 +135,10 @@ CASES = [
     _cosine("contrastive", mining="distance_weighted"),
     _distance("contrastive", form="distance"),
     _distance("contrastive", form="distance", margin=1.3, average="pairs"),
-    _raw_distance("contrastive", form="distance", normalize=False),
-    _raw_distance("contrastive", form="distance", normalize=False, margin=2.5, average="pairs"),
-    _raw_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="valid_triplet"),
-    _raw_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="semi_hard"),
+    _plain_distance("contrastive", form="distance", normalize=False),
+    _plain_distance("contrastive", form="distance", normalize=False, margin=2.5, average="pairs"),
+    _plain_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="valid_triplet"),
+    _plain_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="semi_hard"),
     Case("triplet", {}, mining="semi_hard"),
     _triplet(mining="all"),
     _triplet(mining="all", margin=0.6, average="active"),
@@ -162,15 +161,15 @@ CASES = [
     _triplet(mining="valid_triplet", soft_margin=True, form="squared_distance"),
     _triplet(mining="random", soft_margin=True),
     _triplet(mining="distance_weighted", soft_margin=True, margin=0.2),
-    _raw_distance("lifted_structure"),
-    _raw_distance("lifted_structure", margin=0.3),
-    _raw_distance("lifted_structure", squared=False),
+    _plain_distance("lifted_structure"),
+    _plain_distance("lifted_structure", margin=0.3),
+    _plain_distance("lifted_structure", squared=False),
     _cosine("lifted_structure_generalized"),
     _cosine("lifted_structure_generalized", margin=-1.5),
     _cosine("lifted_structure_generalized", mining="hard"),
     _cosine("lifted_structure_generalized", mining="valid_triplet"),
     _cosine("lifted_structure_generalized", mining="random"),
-    Case("n_pair", {}, "dot", raw=True),
+    Case("n_pair", {}, "dot", normalize=False),
     _n_pair(l2=0.0),
     _n_pair(mining="semi_hard"),
     _n_pair(mining="hard", l2=0.1),
@@ -206,9 +205,9 @@ CASES = [
     _ranked_list(temperature=0.0),
     _ranked_list(alpha=1.1, margin=0.6, balance=0.5),
     _ranked_list(query_weighting="violation"),
-    _raw_distance("nra"),
-    _raw_distance("nra", alpha=1.0, epsilon=0.01),
-    _raw_distance("nra", alpha=2.5),
+    _plain_distance("nra"),
+    _plain_distance("nra", alpha=1.0, epsilon=0.01),
+    _plain_distance("nra", alpha=2.5),
     _circle(),
     _circle(margin=0.2, scale=8.0),
     _circle(margin=0.0),  # some weights are 0

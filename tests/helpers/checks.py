@@ -186,7 +186,7 @@ def run_oracle(
     if case.family in ("pair", "triple"):
         view = oracles.View(
             leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure,
-            case.raw, case.query_only, parameters,
+            case.normalize, case.query_only, parameters,
         )  # fmt: skip
         view.mine(case.mining, case.mining_margin, drawn)
         value = getattr(oracles, case.key)(view, **settings)

@@ -27,7 +27,7 @@ class View:
     column_labels: Sequence[int]
     own: Sequence[int]  # the column at which each anchor itself stands, -1: nowhere
     measure: str
-    raw: bool
+    normalize: bool
     constant_columns: bool = False
     parameters: dict[str, Tensor] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class View:
 
     def _ready(self, vector: Tensor) -> Tensor:
         length = vector.square().sum()
-        if self.raw or length == 0:
+        if not self.normalize or length == 0:
             return vector
         return vector / length.sqrt()
 

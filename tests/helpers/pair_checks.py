@@ -164,7 +164,7 @@ def check_gallery_untouched(case: Case) -> None:
 
 def similarities(case: Case, embeddings: Tensor, columns: Tensor) -> Tensor:
     """[m, n], larger for nearer pairs, by the textbook."""
-    if not case.raw:
+    if case.normalize:
         embeddings, columns = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (embeddings, columns))
     if case.measure in ("cosine", "dot"):
         return embeddings @ columns.T

@@ -40,7 +40,7 @@ def test_settings_that_decide_how_a_loss_is_built_are_refused_and_no_others(key:
     loss = create(key, {})
     for name, value in loss.settings().items():
         if name in FIXED:
-            words = rf"{name} of {type(loss).__name__} is settled when it is made; make another one for {name}="
+            words = rf"{name} of {type(loss).__name__} cannot change after construction; create a new loss with {name}="
             with pytest.raises(AttributeError, match=words):
                 setattr(loss, name, value)
         elif name not in dict(loss.named_parameters()):
@@ -63,14 +63,16 @@ def test_a_mining_that_makes_no_sense_is_not_assigned() -> None:
     with pytest.raises(ValueError, match=r"mining is 'semihard'.*semi_hard"):
         loss.mining = "semihard"
     raw = nf.losses.Triplet(form="squared_distance", normalize=False)
-    with pytest.raises(ValueError, match="'distance_weighted' needs unit vectors and Triplet compares raw embeddings"):
+    with pytest.raises(
+        ValueError, match="'distance_weighted' needs unit vectors and Triplet does not normalize embeddings"
+    ):
         raw.mining = "distance_weighted"
     assert repr(loss) == repr(nf.losses.NPair())
 
 
 def test_multi_similarity_has_its_own_mining_and_epsilon_is_its_margin() -> None:
     loss = nf.losses.MultiSimilarity()
-    with pytest.raises(AttributeError, match="mining of MultiSimilarity is settled when it is made"):
+    with pytest.raises(AttributeError, match="mining of MultiSimilarity cannot change after construction"):
         loss.mining = "hard"
     loss.mining.margin = 0.3  # type: ignore[attr-defined]
     assert loss.epsilon == 0.3

@@ -1,7 +1,8 @@
-"""Wrong use is told in words that name what is wrong and what is allowed."""
+"""Errors name the argument, its value and what is allowed."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -46,8 +47,8 @@ def test_wrong_batches(key: str, embeddings: Any, labels: Any, error: type[Excep
 wrong_galleries = pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
-        ({"gallery": EMBEDDINGS}, ValueError, "gallery and gallery_labels go together"),
-        ({"gallery_labels": LABELS}, ValueError, "gallery and gallery_labels go together"),
+        ({"gallery": EMBEDDINGS}, ValueError, "gallery and gallery_labels must be given together"),
+        ({"gallery_labels": LABELS}, ValueError, "gallery and gallery_labels must be given together"),
         ({"positions": torch.arange(6)}, ValueError, "positions .* no gallery"),
         ({"gallery": EMBEDDINGS[:, :3], "gallery_labels": LABELS}, ValueError, "gallery has 3 dimensions .* 4"),
         ({"gallery": EMBEDDINGS, "gallery_labels": LABELS[:2]}, ValueError, r"gallery_labels has shape \(2,\)"),
@@ -89,6 +90,36 @@ def test_an_unknown_setting_is_named_with_the_nearest_one(key: str) -> None:
     known = next(iter(nf.losses.defaults(key)))
     with pytest.raises(TypeError, match=rf"{key} has no setting '{known}s' \(did you mean '{known}'\?\)"):
         nf.losses.create(key, **{f"{known}s": 1.0})
+
+
+@pytest.mark.parametrize("key", [key for key in nf.losses.names() if nf.losses.defaults(key)])
+def test_a_constructor_names_the_nearest_setting_as_well(key: str) -> None:
+    loss, known = nf.losses.get(key), next(iter(nf.losses.defaults(key)))
+    with pytest.raises(TypeError, match=rf"{loss.__name__} has no setting '{known}s' \(did you mean '{known}'\?\)"):
+        loss(**{f"{known}s": 1.0})
+
+
+def test_a_transposed_letter() -> None:
+    with pytest.raises(TypeError, match=r"MultiSimilarity has no setting 'alhpa' \(did you mean 'alpha'\?\)"):
+        nf.losses.MultiSimilarity(alhpa=2)  # type: ignore[call-arg]
+
+
+@every_loss
+def test_the_signature_of_a_constructor_is_that_of_its_definition(key: str) -> None:
+    loss = nf.losses.get(key)
+    parameters = inspect.signature(loss).parameters
+    assert list(parameters) == list(nf.losses.defaults(key))
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
+
+
+def test_a_loss_of_ones_own_names_the_nearest_setting() -> None:
+    class Mine(nf.losses.PairLoss):
+        def __init__(self, *, limit: float = 0.5) -> None:
+            super().__init__()
+            self.limit = limit
+
+    with pytest.raises(TypeError, match=r"Mine has no setting 'limti' \(did you mean 'limit'\?\); it has limit"):
+        Mine(limti=0.1)  # type: ignore[call-arg]
 
 
 def test_an_unknown_setting_where_there_are_none() -> None:
@@ -133,13 +164,23 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
         ("contrastive", {"average": "all"}, ValueError, "average is 'all'; allowed are anchors, pairs"),
         ("contrastive", {"margin": -1.5}, ValueError, "margin is -1.5; it must be ≥ -1"),
         ("contrastive", {"form": "distance", "margin": -0.1}, ValueError, "margin is -0.1; it must be ≥ 0"),
-        ("contrastive", {"normalize": False}, ValueError, "normalize is False, and a cosine .* form of distances is"),
-        ("triplet", {"normalize": False}, ValueError, "normalize is False, and a cosine .* form of distances is"),
+        (
+            "contrastive",
+            {"normalize": False},
+            ValueError,
+            "normalize is False, but a cosine .* a form with distances",
+        ),
+        (
+            "triplet",
+            {"normalize": False},
+            ValueError,
+            "normalize is False, but a cosine .* a form with distances",
+        ),
         (
             "triplet",
             {"form": "squared_distance", "normalize": False, "mining": "distance_weighted"},
             ValueError,
-            "'distance_weighted' needs unit vectors and Triplet compares raw embeddings",
+            "'distance_weighted' needs unit vectors and Triplet does not normalize embeddings",
         ),
         ("triplet", {"form": "distance"}, ValueError, "form is 'distance'; allowed are cosine, squared_distance"),
         ("triplet", {"average": "anchors"}, ValueError, "average is 'anchors'"),
@@ -202,7 +243,7 @@ def test_settings_out_of_range(key: str, settings: dict[str, Any], error: type[E
 @pytest.mark.parametrize("label", [-1, 5])
 def test_a_label_beyond_the_classes_of_margin(label: int) -> None:
     labels = torch.tensor([0, 0, 1, 1, 4, label])
-    with pytest.raises(ValueError, match=rf"labels go from .*{label}.*num_classes=5 allowed are 0 to 4"):
+    with pytest.raises(ValueError, match=rf"labels range from .*{label}.*num_classes=5 allowed are 0 to 4"):
         nf.losses.Margin(num_classes=5)(EMBEDDINGS, labels)
 
 
@@ -215,7 +256,7 @@ every_loss_with_proxies = pytest.mark.parametrize(
 @pytest.mark.parametrize("label", [-1, 5])
 def test_a_label_beyond_the_classes(key: str, label: int) -> None:
     labels = torch.tensor([0, 0, 1, 1, 4, label])
-    with pytest.raises(ValueError, match=rf"labels go from .*{label}.*num_classes=5 allowed are 0 to 4"):
+    with pytest.raises(ValueError, match=rf"labels range from .*{label}.*num_classes=5 allowed are 0 to 4"):
         create(key, {}, num_classes=5)(EMBEDDINGS, labels)
 
 

@@ -13,14 +13,14 @@ def test_positions_outside_the_gallery() -> None:
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     for wrong in (-2, len(gallery), 1000):
         positions[0] = wrong
-        with pytest.raises(ValueError, match=rf"positions go from .*{wrong}.*; allowed are 0 to {len(gallery) - 1}"):
+        with pytest.raises(ValueError, match=rf"positions range from .*{wrong}.*; allowed are 0 to {len(gallery) - 1}"):
             nf.losses.Raw()(embeddings, labels, gallery, gallery_labels, positions=positions)
 
 
 def test_a_position_where_another_label_stands() -> None:
     embeddings, labels, gallery, gallery_labels, positions = make_gallery()
     positions[0] = int((gallery_labels != labels[0]).nonzero()[0])
-    words = rf"anchor 0 of label {labels[0]} stands at {positions[0]}, where gallery_labels has"
+    words = rf"has {positions[0]} for anchor 0 of label {labels[0]}, but gallery_labels\[{positions[0]}\] is"
     with pytest.raises(ValueError, match=words):
         nf.losses.Raw().pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
 

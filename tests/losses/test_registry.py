@@ -60,11 +60,11 @@ def test_defaults_are_the_papers(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", nf.losses.names())
-def test_a_description_has_formula_every_setting_and_reference(key: str) -> None:
+def test_a_description_has_formula_every_setting_reference_and_example(key: str) -> None:
     text = nf.losses.describe(key)
-    assert "Formula" in text
-    assert "Reference" in text
-    assert "Paper" in text
+    assert all(section in text for section in ("Formula:", "Reference:", "Example:"))
+    source = nf.losses.get(key).source
+    assert source == "beyond the five papers" or source in " ".join(text.split())
     assert all(setting in text for setting in nf.losses.defaults(key))
 
 
@@ -138,7 +138,7 @@ def test_a_custom_loss_may_have_denominators_of_its_own() -> None:
 @pytest.mark.parametrize("measure", ["cosine", "dot", "euclidean", "squared_euclidean"])
 def test_a_custom_loss_says_how_to_compare(measure: str) -> None:
     class Total(PairLoss):
-        raw = measure != "cosine"
+        normalize = measure == "cosine"
 
         def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
             return torch.where(pos | neg, sim.square(), 0.0).sum(1)

@@ -68,5 +68,5 @@ def test_a_soft_margin_goes_on_where_the_hinge_has_closed() -> None:
 
 @pytest.mark.parametrize(("mining", "recorded"), [("all", False), ("valid_triplet", False), ("hard", True)])
 def test_a_step_of_many_kernels_is_not_recorded(mining: str, recorded: bool) -> None:
-    assert (nf.losses.Triplet(mining=mining, soft_margin=True).recordable() is not None) == recorded
-    assert nf.losses.Triplet(mining=mining).recordable() is not None
+    assert (nf.losses.Triplet(mining=mining, soft_margin=True).graph_key() is not None) == recorded
+    assert nf.losses.Triplet(mining=mining).graph_key() is not None

@@ -1,36 +1,37 @@
-"""Rows and tiles: everything a pair-based loss stands on."""
+"""The engine of the losses: tiles of similarities, rows, measures and gradients."""
 
-from nearfar.engine.autograd import by_autograd, differentiable
-from nearfar.engine.batch import DEFAULT_BUDGET, Batch, Mean, RowLoss, Tile, Totals
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.class_tiles import class_loss
-from nearfar.engine.cuda_graphs import Step
 from nearfar.engine.histograms import SoftHistograms, running_sum
-from nearfar.engine.masks import (
+from nearfar.engine.measures import Measure, propagate_nan, unit
+from nearfar.engine.measures import create as measure
+from nearfar.engine.rows import (
     FLOOR,
+    Row,
     count,
+    count_nonzero,
     masked,
     masked_logsumexp,
     masked_sum,
     masks,
     positive_columns,
+    row_hinge,
+    row_logsumexp,
+    row_sum,
     scatter_mask,
     slot_chunks,
 )
-from nearfar.engine.measures import Measure, show_nan, unit
-from nearfar.engine.measures import create as measure
-from nearfar.engine.rows import Row, count_nonzero, row_hinge, row_logsumexp, row_sum
-from nearfar.engine.tiles import pair_weights, row_loss
+from nearfar.engine.tiles import DEFAULT_BUDGET, Mean, RowLoss, Tile, Totals, pair_weights, row_loss
 
 __all__ = [
     "DEFAULT_BUDGET",
     "FLOOR",
-    "Batch",
+    "LossComputation",
     "Mean",
     "Measure",
     "Row",
     "RowLoss",
     "SoftHistograms",
-    "Step",
     "Tile",
     "Totals",
     "by_autograd",
@@ -45,13 +46,13 @@ __all__ = [
     "measure",
     "pair_weights",
     "positive_columns",
+    "propagate_nan",
     "row_hinge",
     "row_logsumexp",
     "row_loss",
     "row_sum",
     "running_sum",
     "scatter_mask",
-    "show_nan",
     "slot_chunks",
     "unit",
 ]

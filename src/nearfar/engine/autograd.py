@@ -1,43 +1,136 @@
-"""The autograd function of every loss whose gradient is found together with its value."""
+"""The autograd function of the losses: the forward pass computes the gradients, the backward pass scales them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar.engine import cuda_graphs
+Tensors = Sequence[Tensor | None]
+Gradients = list[Tensor | None]
+Needed = tuple[bool, ...]
+Compute = Callable[[Tensors, Tensors, Needed], tuple[Tensor, Gradients]]
 
-# Left as it is by torch.compile. The compiler is half of PyTorch's own import time; the public decorator brings it at
-# once, this one (which PyTorch's optimisers use) when it is needed.
-uncompiled: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = getattr(
+# Excludes a function from torch.compile. The public decorator imports the compiler at once, which is half of PyTorch's
+# import time; this one, which PyTorch's optimizers use, imports it on the first call.
+no_compile: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = getattr(
     torch, "_disable_dynamo", torch.compiler.disable
 )
+
+
+@dataclass(frozen=True)
+class LossComputation:
+    """The function that computes a loss with its gradients, and what is needed to record it as a CUDA graph.
+
+    Args:
+        compute: Maps (inputs, constants, which gradients are needed) to the loss and those gradients.
+        constants: Tensors without a gradient: labels, positions, random numbers.
+        owner: The object that keeps the recordings; None: nothing is recorded.
+        graph_key: Returns everything but tensors that decides what is computed; None: it must not be recorded.
+        pairs: Number of compared pairs. Very large computations are not recorded.
+        static: Indices of the inputs that keep their memory address from step to step if they are parameters.
+    """
+
+    compute: Compute
+    constants: Tensors = ()
+    owner: object = None
+    graph_key: Callable[[], Hashable] = lambda: None
+    pairs: int = 0
+    static: tuple[int, ...] = ()
+
+
+class StoredGradients:
+    """The gradients of one loss value between its forward and backward pass.
+
+    Args:
+        gradients: One for each input, or None.
+        borrowed: Whether they are buffers of a CUDA graph, which the next replay overwrites.
+    """
+
+    def __init__(self, gradients: Gradients, *, borrowed: bool = False) -> None:
+        self._gradients: Gradients | None = gradients
+        self._borrowed = borrowed
+
+    def detach_from_buffers(self) -> None:
+        """Copy the gradients out of borrowed buffers."""
+        if self._borrowed and self._gradients is not None:
+            self._gradients = [None if gradient is None else gradient.clone() for gradient in self._gradients]
+            self._borrowed = False
+
+    def take(self) -> Gradients:
+        """Return the gradients for a backward pass, and release them if it is the last."""
+        gradients = self._gradients
+        if gradients is None:
+            raise RuntimeError(
+                "backward was called before on this loss and its gradients were freed; "
+                "use backward(retain_graph=True) the first time"
+            )
+        if not _graph_is_retained():
+            self._gradients = None
+        return gradients
+
+    def scaled(self, factor: Tensor) -> Gradients:
+        """Return the gradients times a number; in place if nothing else can use them."""
+        gradients = self.take()
+        if factor.device.type == "cpu" and not self._borrowed and self._gradients is None and factor.item() == 1.0:
+            return gradients  # the usual case; reading the factor is free on a CPU
+        present = [gradient for gradient in gradients if gradient is not None]
+        if self._borrowed or self._gradients is not None:
+            products = iter(torch._foreach_mul(present, factor))
+            return [None if gradient is None else next(products) for gradient in gradients]
+        torch._foreach_mul_(present, factor)
+        return gradients
+
+
+def _graph_is_retained() -> bool:
+    """Whether the running backward pass keeps its graph, so that a second one may need the gradients."""
+    is_retained = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return is_retained is None or bool(is_retained())
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def run(computation: LossComputation, inputs: Tensors, needed: Needed) -> tuple[Tensor, StoredGradients]:
+    """Compute the loss and the needed gradients; on a GPU, replay them from a CUDA graph where possible."""
+    if inputs[0] is not None and _on_gpu(inputs[0]):
+        from nearfar.engine import cuda_graphs  # not needed on a CPU
+
+        replayed = cuda_graphs.replay(computation, inputs, needed)
+        if replayed is not None:
+            return replayed
+    loss, gradients = computation.compute(inputs, computation.constants, needed)
+    return loss, StoredGradients(gradients)
 
 
 class _GradientInForward(torch.autograd.Function):
     """The forward pass computes the gradients, the backward pass only scales them."""
 
     @staticmethod
-    def forward(ctx: Any, step: cuda_graphs.Step, *inputs: Tensor | None) -> Tensor:
-        loss, ctx.held = cuda_graphs.run(step, inputs, ctx.needs_input_grad[1:])
+    def forward(ctx: Any, computation: LossComputation, *inputs: Tensor | None) -> Tensor:
+        loss, ctx.stored = run(computation, inputs, ctx.needs_input_grad[1:])
         ctx.save_for_backward(*inputs)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
-            return (None, *ctx.held.scaled(incoming[0]))
+            return (None, *ctx.stored.scaled(incoming[0]))
         # create_graph=True: the gradient itself may be differentiated
         inputs = ctx.saved_tensors
-        once = (None if g is None else _Once.apply(g, *incoming, *inputs) for g in ctx.held.take())  # type: ignore[no-untyped-call]
-        return (None, *once)
+        products = (
+            None if gradient is None else _NoSecondDerivative.apply(gradient, *incoming, *inputs)  # type: ignore[no-untyped-call]
+            for gradient in ctx.stored.take()
+        )
+        return (None, *products)
 
 
-class _Once(torch.autograd.Function):
-    """gradient × incoming, refusing to be differentiated again."""
+class _NoSecondDerivative(torch.autograd.Function):
+    """gradient × incoming; raises if it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, incoming: Tensor, *inputs: Tensor | None) -> Tensor:
@@ -51,33 +144,42 @@ class _Once(torch.autograd.Function):
         )
 
 
-@uncompiled
-def differentiable(step: cuda_graphs.Step, inputs: Sequence[Tensor | None]) -> Tensor:
-    """The value of a step, differentiable once by its inputs."""
+@no_compile
+def differentiable(computation: LossComputation, inputs: Tensors) -> Tensor:
+    """Compute a loss, differentiable once by its inputs.
+
+    Args:
+        computation: The function that computes the loss and its gradients.
+        inputs: Tensors that may need a gradient; None for an input that is absent.
+
+    Returns:
+        The loss, a scalar.
+    """
     if not torch.is_grad_enabled():
-        # An autograd function would be told that gradients are needed wherever an input asks for them.
-        return step.compute(inputs, step.constants, (False,) * len(inputs))[0]
-    value: Tensor = _GradientInForward.apply(step, *inputs)  # type: ignore[no-untyped-call]
+        # An autograd function would compute a gradient for every input that requires one, even here.
+        return computation.compute(inputs, computation.constants, (False,) * len(inputs))[0]
+    value: Tensor = _GradientInForward.apply(computation, *inputs)  # type: ignore[no-untyped-call]
     return value
 
 
-def by_autograd(loss: Callable[..., Tensor]) -> cuda_graphs.Compute:
-    """The step of a loss of (*inputs, *constants) that has no closed form.
+def by_autograd(loss: Callable[..., Tensor]) -> Compute:
+    """Return the ``compute`` function of a loss that has no closed-form gradient.
 
-    Autograd differentiates it within the forward pass: there autocast is off, and the whole can be recorded.
+    Autograd differentiates it within the forward pass: autocast is off there, and all of it can be recorded.
+
+    Args:
+        loss: A function of (*inputs, *constants) that returns a scalar.
     """
 
-    def compute(
-        inputs: cuda_graphs.Tensors, constants: cuda_graphs.Tensors, needed: cuda_graphs.Needed
-    ) -> tuple[Tensor, cuda_graphs.Gradients]:
+    def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
         with torch.set_grad_enabled(any(needed)):
             leaves = [
-                None if tensor is None else tensor.detach().requires_grad_(wanted)
-                for tensor, wanted in zip(inputs, needed, strict=True)
+                None if tensor is None else tensor.detach().requires_grad_(is_needed)
+                for tensor, is_needed in zip(inputs, needed, strict=True)
             ]
             value = loss(*leaves, *constants)
-        wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-        found = iter(torch.autograd.grad(value, wanted, allow_unused=True) if wanted else ())
-        return value.detach(), [next(found) if asked else None for asked in needed]
+        differentiated = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        found = iter(torch.autograd.grad(value, differentiated, allow_unused=True) if differentiated else ())
+        return value.detach(), [next(found) if is_needed else None for is_needed in needed]
 
     return compute

@@ -1,12 +1,12 @@
-"""Embeddings against the proxies of all classes, one tile of classes at a time.
+"""Embeddings against the proxies of all classes, computed one tile of classes at a time.
 
-A cross-entropy sees two numbers of an embedding's row of similarities: the similarity to its own class, and
-the log-sum-exp over the other classes. So a first pass over the classes finds these two, the loss and its
-slopes follow from them, and a second pass computes each tile once more and carries its weights to the
-embeddings and the proxies. Nothing of size batch × classes has to exist. Where it fits the memory budget there
-is one tile, and it is computed once.
+A cross-entropy depends on two numbers of an embedding's row of similarities: the similarity to its own class, and the
+log-sum-exp over the other classes. A first pass over the classes computes these two. The loss and its slopes follow
+from them, and a second pass computes each tile again and multiplies its weights with the embeddings and the proxies.
+No tensor of size batch × classes is created. If everything fits into the memory budget there is one tile, which is
+computed once.
 
-Proxies are not copied to be normalised: their lengths are divided out of the similarities and of the weights.
+Proxies are not copied to be normalized: the similarities and the weights are divided by their lengths instead.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine.autograd import differentiable
-from nearfar.engine.batch import CPU_TILE_PAIRS
-from nearfar.engine.cuda_graphs import Gradients, Needed, Step, Tensors
-from nearfar.engine.masks import FLOOR, masked
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
 from nearfar.engine.measures import Measure, inverse
+from nearfar.engine.rows import FLOOR, masked
+from nearfar.engine.tiles import CPU_TILE_PAIRS
 
-BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and what their making takes
+BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and temporary memory
 CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
-NEGLIGIBLE = 1e-30  # smaller probabilities count as this: processors are slow with the tiniest numbers
+NEGLIGIBLE = 1e-30  # the smallest probability: processors are slow with subnormal numbers
 
 
 class ClassLoss(Protocol):
-    """What the engine asks of a loss."""
+    """What the engine needs to know about a loss of embeddings and proxies."""
 
     @property
     def comparison(self) -> Measure:
@@ -40,7 +39,7 @@ class ClassLoss(Protocol):
 
     @property
     def sharpness(self) -> float:
-        """What similarities are multiplied by in the log-sum-exp."""
+        """The factor of the similarities in the log-sum-exp."""
 
     @property
     def include_positive(self) -> bool:
@@ -48,27 +47,27 @@ class ClassLoss(Protocol):
 
     @property
     def pools(self) -> bool:
-        """Whether a class has several proxies, and ``pool`` is to be asked."""
+        """Whether a class has several proxies, whose similarities ``pool`` combines."""
 
     @property
     def penalizes(self) -> bool:
-        """Whether the proxies of a class cost something by themselves, and ``penalty`` is to be asked."""
+        """Whether ``penalty`` adds a cost for the proxies of a class to the loss."""
 
     @property
     def memory_budget(self) -> int:
-        """Working memory for a tile."""
+        """Working memory for a tile, in bytes."""
 
-    def recordable(self) -> Hashable:
-        """All settings that decide what the loss computes; None where it cannot be recorded and replayed."""
+    def graph_key(self) -> Hashable:
+        """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
 
     def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What stands for the scaled similarity to the own class, [m], and its derivative by that; None: 1."""
+        """Return the logit of the own class given its scaled similarity, [m], and the derivative; None: 1."""
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""
+        """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
 
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """What the similarities within each class, [c, k, k], cost in sum, and its derivative by them."""
+        """Return the summed cost of the similarities within each class, [c, k, k], and its derivative by them."""
 
 
 @dataclass
@@ -76,57 +75,58 @@ class _Tile:
     """All embeddings against some classes."""
 
     proxies: Tensor  # [c · k, d]
-    inverse_norms: Tensor | None  # [c · k]; None: the proxies are raw
-    values: Tensor  # [m, c · k], similarities times the problem's ``spread``
+    inverse_norms: Tensor | None  # [c · k]; None: the proxies are not normalized
+    values: Tensor  # [m, c · k], similarities times the ``prescale`` of the batch
     slopes: Tensor | None  # [m, c, k], of class similarities by proxy similarities
     probabilities: Tensor  # [m, c], softmax over classes without the own one
     logsumexp: Tensor  # [m, 1], over the same classes
     own: Tensor  # [m, 1], scaled similarity to the own class
-    column: Tensor  # [m, 1], where the own class stands
-    inside: Tensor | None  # [m, 1], whether it does; None: always
+    column: Tensor  # [m, 1], the column of the own class
+    inside: Tensor | None  # [m, 1], whether the own class is in this tile; None: always
 
 
-class _Problem:
-    """A batch and the classes it is compared with."""
+class _TiledClasses:
+    """A batch and the classes it is compared with, cut into tiles of classes."""
 
     def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> None:
         self.loss, self.labels, self.proxies = loss, labels, proxies
         self.centers = proxies.shape[1] if loss.pools else 1
-        self.spread = 1.0 if loss.pools else loss.sharpness  # similarities are scaled at once where nothing is pooled
+        self.prescale = 1.0 if loss.pools else loss.sharpness  # without pooling, embeddings are scaled
         self.tiles = self._slices(len(embeddings), len(proxies))
-        self.factors: Tensor | None = None  # [m, 1], what embeddings are multiplied by to be ``scaled``
-        self.scaled = embeddings if self.spread == 1.0 else embeddings * self.spread
-        if loss.comparison.unit:
+        self.factors: Tensor | None = None  # [m, 1], factors from embeddings to ``scaled``
+        self.scaled = embeddings if self.prescale == 1.0 else embeddings * self.prescale
+        if loss.comparison.normalize:
             lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-            self.factors = inverse(lengths) if self.spread == 1.0 else inverse(lengths).mul_(self.spread)
+            self.factors = inverse(lengths) if self.prescale == 1.0 else inverse(lengths).mul_(self.prescale)
             self.scaled = embeddings * self.factors
-        self._rooms: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
-    def _room(self, name: str, columns: int) -> Tensor:
-        """A matrix to work in, [m, columns]; every tile gets the same memory, the first is the widest."""
+    def _buffer(self, name: str, columns: int) -> Tensor:
+        """A matrix to work in, [m, columns]; all tiles share the memory, and the first tile is the widest."""
         height = len(self.scaled)
-        if name not in self._rooms:
-            self._rooms[name] = self.scaled.new_empty(height * columns)
-        return self._rooms[name][: height * columns].view(height, columns)
+        if name not in self._buffers:
+            self._buffers[name] = self.scaled.new_empty(height * columns)
+        return self._buffers[name][: height * columns].view(height, columns)
 
     def _slices(self, height: int, count: int) -> list[slice]:
-        """The classes, cut so that a tile keeps to the budget."""
-        pairs = height * (self.centers + (2 if self.loss.pools else 0))  # what is pooled needs room, too
+        """Slices of classes such that a tile fits into the memory budget."""
+        pairs = height * (self.centers + (2 if self.loss.pools else 0))  # pooling needs memory as well
         bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * pairs
         size = self.loss.memory_budget // bytes_per_class
         if size < count and self.proxies.device.type == "cpu":
-            # When there must be several tiles, they may as well stay in the cache.
+            # If there must be several tiles, they are made small enough for the cache.
             size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * self.centers)))
         size = min(max(1, size), count)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def tile(self, classes: slice, others: Tensor | None = None) -> _Tile:
-        """The classes of one slice. Probabilities are among them or, where ``others`` is known, among all classes.
+        """The tile of some classes.
 
-        ``others``, [m, 1], is the log-sum-exp over all classes but the own one.
+        Probabilities are relative to these classes or, given the log-sum-exp over all classes but the own one in
+        ``others``, [m, 1], to all classes.
         """
         proxies = self.proxies[classes].flatten(0, -2)
-        values = torch.mm(self.scaled, proxies.T, out=self._room("values", len(proxies)))
+        values = torch.mm(self.scaled, proxies.T, out=self._buffer("values", len(proxies)))
         lengths, slopes = None, None
         if self.factors is not None:
             lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
@@ -143,7 +143,7 @@ class _Problem:
         own = logits.gather(1, column)
         hidden = torch.full_like(own, FLOOR) if inside is None else masked(own, ~inside, FLOOR)
         logits.scatter_(1, column, hidden)
-        probabilities = self._room("probabilities", logits.shape[1])
+        probabilities = self._buffer("probabilities", logits.shape[1])
         if others is None:
             torch.softmax(logits, dim=1, out=probabilities)
             # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
@@ -158,7 +158,7 @@ class _Problem:
         return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own, column, inside)
 
     def weights(self, tile: _Tile, by_own: Tensor) -> Tensor:
-        """The derivatives by the similarities of a tile, each row up to its own factor, [m, c · k]."""
+        """The derivatives by the similarities of a tile, [m, c · k], without the factor of each row."""
         weights = tile.probabilities
         if tile.inside is not None:
             by_own = torch.where(tile.inside, by_own, weights.gather(1, tile.column))
@@ -166,7 +166,7 @@ class _Problem:
         return weights if tile.slopes is None else tile.slopes.mul_(weights.unsqueeze(2)).flatten(1)
 
     def penalty(self, tile: _Tile) -> tuple[Tensor, Tensor]:
-        """What the proxies of a tile cost by themselves, and M, [c, k, k], with the gradient M · proxies."""
+        """The penalty for the proxies of a tile, and M, [c, k, k], such that its gradient is M · proxies."""
         proxies = tile.proxies.view(-1, self.centers, tile.proxies.shape[1])
         similarity, lengths = proxies @ proxies.transpose(1, 2), proxies.new_ones(len(proxies), self.centers)
         if tile.inverse_norms is not None:
@@ -183,7 +183,7 @@ class _Problem:
 def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the scaled similarities.
 
-    Those are the last number, [m, 1], times the probability of another class, or times the middle number for
+    The derivative is the last result, [m, 1], times the probability of another class, or times the second result for
     the own class.
     """
     target, slope = loss.target(own)
@@ -191,7 +191,7 @@ def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tenso
     if loss.include_positive:
         value, by_others = softplus(gap, threshold=50.0).mean(), gap.sigmoid_().mul_(share)
     else:
-        present = ~(others <= FLOOR / 2)  # where there is no other class there is nothing to tell apart; NaN stays
+        present = ~(others <= FLOOR / 2)  # without another class the loss is 0; NaN stays NaN
         value, by_others = masked(gap, present).mean(), present.to(gap.dtype).mul_(share)
     return value, torch.full_like(own, -1.0) if slope is None else slope.neg(), by_others
 
@@ -200,27 +200,27 @@ def _compute(
     loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, needed: Needed
 ) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings and proxies."""
-    problem = _Problem(loss, embeddings, labels, proxies)
-    # A label beyond the classes is found in no tile, and shows as NaN.
+    batch = _TiledClasses(loss, embeddings, labels, proxies)
+    # A label beyond the classes is in no tile, so its loss stays NaN.
     own, sums, costs, kept = embeddings.new_full((len(labels), 1), math.nan), [], [], None
-    for classes in problem.tiles:
-        tile = problem.tile(classes)
+    for classes in batch.tiles:
+        tile = batch.tile(classes)
         own = tile.own if tile.inside is None else torch.where(tile.inside, tile.own, own)
         sums.append(tile.logsumexp)
         if loss.penalizes and not any(needed):
-            costs.append(problem.penalty(tile)[0])
-        kept = tile if len(problem.tiles) == 1 else None
-        del tile  # its memory is the next one's
+            costs.append(batch.penalty(tile)[0])
+        kept = tile if len(batch.tiles) == 1 else None
+        del tile  # the next one uses its memory
     others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
     value, by_own, by_others = _slopes(loss, own, others)
     gradients: Gradients = [None, None]
     if any(needed):
-        gradients = _gradients(problem, kept, others, by_own, by_others, needed, costs)
+        gradients = _gradients(batch, kept, others, by_own, by_others, needed, costs)
     return value + torch.stack(costs).sum() if costs else value, gradients
 
 
 def _gradients(
-    problem: _Problem,
+    batch: _TiledClasses,
     only: _Tile | None,
     others: Tensor,
     by_own: Tensor,
@@ -228,19 +228,19 @@ def _gradients(
     needed: Needed,
     costs: list[Tensor],
 ) -> Gradients:
-    """The gradients by embeddings and proxies; what proxies cost by themselves is added to ``costs``.
+    """The gradients by embeddings and proxies; penalties are appended to ``costs``.
 
-    ``only`` is the tile of all classes where one holds them.
+    ``only`` is the tile of all classes if there is just one.
     """
-    loss = problem.loss
+    loss = batch.loss
     by_row = by_others * loss.sharpness if loss.pools else by_others
-    scaled = problem.scaled * by_row
+    scaled = batch.scaled * by_row
     by_embeddings: Tensor | None = None
-    by_proxies = torch.empty_like(problem.proxies, memory_format=torch.contiguous_format) if needed[1] else None
-    along: Tensor | None = None  # [m, 1], how much of the gradient is along the embedding, and does not turn it
-    for classes in problem.tiles:
-        tile = problem.tile(classes, others) if only is None else only
-        weights, lengths = problem.weights(tile, by_own), tile.inverse_norms
+    by_proxies = torch.empty_like(batch.proxies, memory_format=torch.contiguous_format) if needed[1] else None
+    along: Tensor | None = None  # [m, 1], the part of the gradient along the embedding
+    for classes in batch.tiles:
+        tile = batch.tile(classes, others) if only is None else only
+        weights, lengths = batch.weights(tile, by_own), tile.inverse_norms
         terms = None
         if lengths is not None:
             terms = tile.values.mul_(weights)
@@ -256,30 +256,38 @@ def _gradients(
             if lengths is None or terms is None:
                 torch.mm(weights.T, scaled, out=by_some)
             else:
-                # The part of the gradient along the proxy comes off.
+                # The part of the gradient along the proxy is removed.
                 off = (terms.T @ by_row).mul_(lengths.square().neg_().unsqueeze(1))
                 torch.mul(tile.proxies, off, out=by_some).addmm_(weights.T, scaled)
         if loss.penalizes:
-            cost, moves = problem.penalty(tile)
+            cost, moves = batch.penalty(tile)
             costs.append(cost)
             if by_proxies is not None:
-                grouped = (len(moves), problem.centers, -1)
+                grouped = (len(moves), batch.centers, -1)
                 by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
-        del tile, weights, terms  # their memory is the next tile's
-    if by_embeddings is not None and along is not None and problem.factors is not None:
-        by_embeddings.addcmul_(problem.scaled, along, value=-1.0 / problem.spread**2)
-        by_embeddings.mul_(by_row * problem.factors)
+        del tile, weights, terms  # the next tile uses their memory
+    if by_embeddings is not None and along is not None and batch.factors is not None:
+        by_embeddings.addcmul_(batch.scaled, along, value=-1.0 / batch.prescale**2)
+        by_embeddings.mul_(by_row * batch.factors)
     elif by_embeddings is not None:
-        by_embeddings.mul_(by_row if problem.spread == 1.0 else by_row * problem.spread)
+        by_embeddings.mul_(by_row if batch.prescale == 1.0 else by_row * batch.prescale)
     return [by_embeddings, by_proxies]
 
 
 def class_loss(
     loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, sampled: Tensor | None = None
 ) -> Tensor:
-    """The mean loss of a batch against proxies, [C, d] or [C, k, d], differentiable once by both.
+    """Compute the mean loss of a batch against proxies, differentiable once by both.
 
-    ``sampled``, [s], names the classes to compare with, those of the batch among them; None: all.
+    Args:
+        loss: The loss.
+        embeddings: The batch, [m, d].
+        labels: Class numbers, [m].
+        proxies: Proxies of all classes, [C, d] or [C, k, d].
+        sampled: The classes to compare with, [s], which include those of the batch; None: all.
+
+    Returns:
+        The loss, a scalar.
     """
 
     def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
@@ -295,7 +303,6 @@ def class_loss(
         by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
         return value, [by_embeddings, by_proxies]
 
-    pairs = embeddings.shape[0] * proxies.shape[0]
-    step = Step(compute, (labels, sampled), loss, loss.recordable, pairs, lasting=(1,))
-    value: Tensor = differentiable(step, (embeddings, proxies))
-    return value
+    pairs = len(embeddings) * len(proxies)
+    computation = LossComputation(compute, (labels, sampled), loss, loss.graph_key, pairs, static=(1,))
+    return differentiable(computation, (embeddings, proxies))

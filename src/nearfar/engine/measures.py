@@ -1,4 +1,4 @@
-"""How two vectors are compared: the values of a tile and the way back to the vectors."""
+"""Measures: how two vectors are compared, and the gradient from the compared values back to the vectors."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from nearfar.utils.inputs import readable
 SMALLEST_SQUARE = 1e-30
 
 
-class Vectors(NamedTuple):
-    """Embeddings made ready for a measure: unit length where it asks for it, squares where it needs them."""
+class PreparedVectors(NamedTuple):
+    """Embeddings prepared for a measure: normalized, centered or with squared lengths, as the measure needs."""
 
     points: Tensor  # [m, d]
-    inverse_norms: Tensor | None  # [m, 1], 0 for zero vectors; None when the points are raw
+    inverse_norms: Tensor | None  # [m, 1], 0 for zero vectors; None if the points are not normalized
     squares: Tensor | None  # [m], squared lengths; None for dot products
 
-    def take(self, rows: slice) -> Vectors:
-        """Some of them."""
+    def take(self, rows: slice) -> PreparedVectors:
+        """Return a slice of the vectors."""
         if rows == slice(0, self.points.shape[0]):
             return self
         squares = None if self.squares is None else self.squares[rows]
         inverse_norms = None if self.inverse_norms is None else self.inverse_norms[rows]
-        return Vectors(self.points[rows], inverse_norms, squares)
+        return PreparedVectors(self.points[rows], inverse_norms, squares)
 
-    def witness(self) -> Tensor | None:
-        """A number that is not finite where a vector holds NaN or infinity, or is too long for its square to be finite.
+    def nan_probe(self) -> Tensor | None:
+        """Return a number that is not finite if a vector holds NaN or infinity, or if its squared length overflows.
 
-        None for raw dot products of vectors that were looked at before: nothing is asked of their lengths.
+        None for dot products of vectors that were checked before and are not normalized: they need no lengths.
         """
         if self.squares is not None:
             return self.squares.amax()
@@ -48,39 +48,41 @@ class Vectors(NamedTuple):
 class Measure:
     """A pairwise comparison and its derivative.
 
-    ``unit`` normalises the vectors first; ``power`` is 0 for dot products, 1 for Euclidean distances
-    and 2 for squared ones.
+    Args:
+        name: Name of the measure.
+        normalize: Whether vectors are scaled to length one first.
+        power: 0 for dot products, 1 for Euclidean distances, 2 for squared distances.
     """
 
     name: str
-    unit: bool
+    normalize: bool
     power: int
 
     @property
     def is_distance(self) -> bool:
-        """Whether small values mean near."""
+        """Whether a small value means that two vectors are similar."""
         return self.power > 0
 
-    def prepare(self, embeddings: Tensor, center: Tensor | None = None) -> Vectors:
-        """Normalise or centre the embeddings; ``center`` is shared by rows and columns."""
+    def prepare(self, embeddings: Tensor, center: Tensor | None = None) -> PreparedVectors:
+        """Normalize or center the embeddings; ``center`` must be the same for rows and columns."""
         inverse_norms = squares = None
         points = embeddings
-        if self.unit:
+        if self.normalize:
             inverse_norms = inverse(torch.linalg.vector_norm(embeddings, dim=1, keepdim=True))
             points = embeddings * inverse_norms
         elif self.power and center is not None:
-            # Distances do not see a common offset, but |a|² + |b|² - 2ab loses its digits to one.
+            # A common offset does not change distances, but |a|² + |b|² − 2ab loses precision to it.
             points = embeddings - center
         if self.power:
             squares = torch.linalg.vecdot(points, points)
-        return Vectors(points, inverse_norms, squares)
+        return PreparedVectors(points, inverse_norms, squares)
 
     def center(self, columns: Tensor) -> Tensor | None:
-        """The offset that raw distances are computed relative to."""
-        return columns.mean(dim=0) if self.power and not self.unit else None
+        """Return the offset that is subtracted from embeddings that are not normalized; None if there is none."""
+        return columns.mean(dim=0) if self.power and not self.normalize else None
 
-    def pairwise(self, rows: Vectors, columns: Vectors) -> Tensor:
-        """The [a, n] values of every row against every column."""
+    def pairwise(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
+        """Return the values of every row against every column, [a, n]."""
         if rows.squares is None or columns.squares is None:
             return rows.points @ columns.points.T
         values = torch.addmm(columns.squares.unsqueeze(0), rows.points, columns.points.T, alpha=-2.0)
@@ -88,7 +90,7 @@ class Measure:
         return values.sqrt_() if self.power == 1 else values
 
     def to_dot(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Turn derivatives by ``values`` into derivatives by the dot products (in place)."""
+        """Convert derivatives by ``values`` to derivatives by the dot products, in place."""
         if self.power == 2:
             return weights.mul_(-2.0)
         if self.power == 1:
@@ -97,51 +99,64 @@ class Measure:
         return weights
 
     def product(self, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Gradient by the rows, from derivatives by the dot products."""
+        """Return the gradient by the rows, given the derivatives by the dot products."""
         gradient = weights @ columns
-        if self.power and not self.unit:
-            # ∂d²/∂a = 2(a − b): the part along a. Normalising would remove it, so unit vectors skip it.
+        if self.power and not self.normalize:
+            # ∂d²/∂a = 2(a − b): the part along a. Normalization removes it again, so unit vectors skip it.
             gradient.addcmul_(rows, weights.sum(dim=1, keepdim=True), value=-1.0)
         return gradient
 
-    def to_embeddings(self, gradient: Tensor, vectors: Vectors) -> Tensor:
-        """Carry a gradient by the prepared points back to the embeddings (in place)."""
+    def to_embeddings(self, gradient: Tensor, vectors: PreparedVectors) -> Tensor:
+        """Propagate a gradient by the prepared points back to the embeddings, in place."""
         if vectors.inverse_norms is None:
             return gradient
         radial = torch.linalg.vecdot(vectors.points, gradient).unsqueeze(1)
         return gradient.addcmul_(vectors.points, radial, value=-1.0).mul_(vectors.inverse_norms)
 
 
-def shortest(dtype: torch.dtype) -> float:
-    """Vectors up to this length count as zero: the square of 1 / length would leave the numbers there are."""
+def zero_length(dtype: torch.dtype) -> float:
+    """Return the length up to which vectors count as zero: beyond it, the square of 1 / length does not overflow."""
     return float(1000.0 * torch.finfo(dtype).tiny ** 0.5)
 
 
 def inverse(norms: Tensor) -> Tensor:
-    """1 / length; 0 for zero vectors, NaN for NaN and for lengths that are infinite, also by overflow."""
-    # 0 · ∞ is NaN. Without it a vector that grew beyond all numbers would pass for a zero vector, and learn nothing.
-    return norms.reciprocal().add_(norms, alpha=0.0).masked_fill_(norms <= shortest(norms.dtype), 0.0)
+    """Return 1 / length; 0 for zero vectors, NaN for lengths that are NaN or infinite (also by overflow)."""
+    # 0 · ∞ is NaN. Without it, a vector whose length overflows would look like a zero vector and never learn.
+    return norms.reciprocal().add_(norms, alpha=0.0).masked_fill_(norms <= zero_length(norms.dtype), 0.0)
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length one along the last dimension, for autograd.
+    """Scale vectors to length one along the last dimension, differentiable by autograd.
 
-    Zero vectors become zero, without a gradient; vectors of infinite length, also by overflow, become NaN.
+    Zero vectors stay zero and get no gradient. Vectors of infinite length (also by overflow) become NaN.
+
+    Args:
+        vectors: Vectors, [..., d].
+
+    Example:
+        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
     """
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    lengths = norms.masked_fill(norms <= shortest(norms.dtype), math.inf)
+    lengths = norms.masked_fill(norms <= zero_length(norms.dtype), math.inf)
     return vectors / lengths.add(norms.detach(), alpha=0.0)
 
 
-def show_nan(loss: Tensor, anchors: Vectors, columns: Vectors) -> Tensor:
-    """The loss; NaN where a vector holds NaN or infinity or is too long, even if mining passed over it.
+def propagate_nan(loss: Tensor, anchors: PreparedVectors, columns: PreparedVectors) -> Tensor:
+    """Return the loss, or NaN if a vector holds NaN or infinity or is too long, even if mining left it out.
 
-    NaN and infinity are looked for on a CPU before. On a GPU that would stop the host.
+    On a CPU the input was checked for NaN and infinity before. On a GPU that check would make the host wait.
+
+    Args:
+        loss: The loss, a scalar.
+        anchors: The prepared anchors.
+        columns: The prepared columns; may be the same object.
     """
     for vectors in (anchors,) if columns is anchors else (anchors, columns):
-        witness = vectors.witness()
-        if witness is not None:
-            loss = torch.add(loss, witness, alpha=0.0)
+        probe = vectors.nan_probe()
+        if probe is not None:
+            loss = torch.add(loss, probe, alpha=0.0)
     return loss
 
 
@@ -149,19 +164,27 @@ _POWERS = {"cosine": 0, "dot": 0, "euclidean": 1, "squared_euclidean": 2}
 
 
 def names() -> list[str]:
-    """The measures there are."""
+    """Return the names of all measures."""
     return list(_POWERS)
 
 
 @lru_cache
-def create(name: str, *, raw: bool = False) -> Measure:
-    """A measure by name. ``raw=True`` leaves the embeddings as they are; ``cosine`` never does.
+def create(name: str, *, normalize: bool = True) -> Measure:
+    """Create a measure by name.
 
-    >>> create("euclidean").unit, create("euclidean", raw=True).unit
-    (True, False)
+    Args:
+        name: "cosine", "dot", "euclidean" or "squared_euclidean".
+        normalize: Whether vectors are scaled to length one first. Always true for "cosine".
+
+    Raises:
+        ValueError: If there is no such measure, or for "cosine" without normalization.
+
+    Example:
+        >>> create("euclidean").normalize, create("euclidean", normalize=False).normalize
+        (True, False)
     """
     if name not in _POWERS:
         raise ValueError(f"measure is {name!r}; allowed are {', '.join(_POWERS)}")
-    if name == "cosine" and raw:
-        raise ValueError("measure 'cosine' normalises by definition; use 'dot' for raw embeddings")
-    return Measure(name, unit=not raw, power=_POWERS[name])
+    if name == "cosine" and not normalize:
+        raise ValueError("measure 'cosine' normalizes by definition; use 'dot' for embeddings as they are")
+    return Measure(name, normalize, _POWERS[name])

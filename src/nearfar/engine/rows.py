@@ -1,27 +1,161 @@
-"""Numbers for each anchor that know their derivative by the anchor's row: closed-form pair weights.
+"""The row of one anchor: masks of its positives and negatives, and numbers with their derivative by the row.
 
-A loss is built from a few sums over a row, followed by arithmetic on one number per anchor. ``Row``
-carries both: the numbers, and the matrices of derivatives with one factor per anchor, so that the chain
-rule costs nothing until the weights are asked for.
+A loss is built from a few sums over a row, followed by arithmetic on one number per anchor. ``Row`` carries both: the
+numbers, and the matrices of derivatives with one factor per anchor. The chain rule acts on the factors, so it costs no
+pass over a matrix until the weights are computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nearfar.engine.masks import FLOOR, masked
+# Stands for "not in the set" in a log-sum-exp: finite, so that an empty set has a gradient (zero).
+FLOOR = -1e30
+CPU_CHUNK = 1 << 20  # numbers that stay in the cache
 
 Factor = Tensor | float
 
 
-class Row:
-    """A number for each anchor, [a], and its derivative by the row of values, Σ factor · matrix.
+def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int | None) -> tuple[Tensor, Tensor]:
+    """Return the positives and negatives of each row, [a, n] each. A row is never its own positive.
 
-    The matrices are the row's own: they are written to in the end, so no two rows may share one.
+    Args:
+        row_labels: Labels of the rows, [a].
+        column_labels: Labels of the columns, [n].
+        own_columns: Where each row's own embedding is among the columns: an int for "row 0 is column
+            ``own_columns``, and so on down the diagonal", a tensor of column numbers (−1: not among them), or None
+            if rows and columns share no embedding.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, 1])
+        >>> positives, negatives = masks(labels, labels, own_columns=0)
+        >>> positives.int().tolist()
+        [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    """
+    same = row_labels.unsqueeze(1) == column_labels.unsqueeze(0)
+    negatives = ~same
+    if isinstance(own_columns, int):
+        same.diagonal(own_columns).fill_(False)
+    elif own_columns is not None:
+        columns = torch.arange(column_labels.shape[0], device=column_labels.device)
+        same &= own_columns.unsqueeze(1) != columns
+    return same, negatives
+
+
+@lru_cache(maxsize=256)
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def masked(values: Tensor, mask: Tensor, otherwise: float = 0.0) -> Tensor:
+    """Return the values inside the mask and a constant outside.
+
+    ``torch.where`` with a Python number creates a tensor from it on every call; this function caches them.
+
+    Args:
+        values: Values of any shape.
+        mask: Boolean tensor that broadcasts with the values.
+        otherwise: The constant outside the mask.
+    """
+    return torch.where(mask, values, _constant(otherwise, values.dtype, values.device))
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """Sum each row over its mask, [a].
+
+    Args:
+        values: Values, [a, n].
+        mask: Boolean mask, [a, n].
+    """
+    return masked(values, mask).sum(dim=1)
+
+
+def count(mask: Tensor, like: Tensor) -> Tensor:
+    """Count the members of each row's mask, [a].
+
+    Args:
+        mask: Boolean mask, [a, n].
+        like: The result has the dtype of this tensor.
+    """
+    return mask.sum(dim=1, dtype=like.dtype)
+
+
+def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
+    """Compute log Σ exp of each row over its mask, [a]; about ``FLOOR`` if the mask is empty.
+
+    Args:
+        values: Values, [a, n].
+        mask: Boolean mask, [a, n].
+    """
+    return masked(values, mask, FLOOR).logsumexp(dim=1)
+
+
+def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the column numbers of each row's members, [a, k], and which of the k slots are filled, [a, k].
+
+    On a CPU, k is the largest number of members. On a GPU that number would need a synchronization, so every column
+    keeps its own slot and k = n.
+
+    Args:
+        mask: Boolean mask, [a, n].
+    """
+    if mask.device.type != "cpu":
+        return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape), mask
+    columns = mask.nonzero()[:, 1]
+    counts = mask.sum(dim=1)
+    width = max(1, int(counts.max()))
+    filled = torch.arange(width, device=mask.device) < counts.unsqueeze(1)
+    slots = torch.zeros(filled.shape, dtype=torch.long, device=mask.device)
+    return slots.masked_scatter_(filled, columns), filled
+
+
+def slot_chunks(count: int, pairs: Tensor, budget: int) -> list[slice]:
+    """Split slots into chunks such that slots × pairs fit into an eighth of the memory budget.
+
+    Args:
+        count: Number of slots.
+        pairs: A tile, [a, n].
+        budget: Memory budget in bytes.
+    """
+    most = budget // (8 * pairs.element_size())
+    if pairs.device.type == "cpu":
+        most = min(most, CPU_CHUNK)
+    step = max(1, most // pairs.numel())
+    return [slice(start, start + step) for start in range(0, count, step)]
+
+
+def scatter_mask(index: Tensor, filled: Tensor, width: int) -> Tensor:
+    """Return the mask, [a, width], of the columns that the filled slots name.
+
+    Args:
+        index: Column numbers, [a, k].
+        filled: Which slots are filled, [a, k].
+        width: Number of columns.
+    """
+    spare = torch.where(filled, index, width)  # empty slots write to an extra column, which is cut off
+    mask = torch.zeros(index.shape[0], width + 1, dtype=torch.bool, device=index.device)
+    return mask.scatter_(1, spare, True)[:, :width]
+
+
+class Row:
+    """A number for each anchor and its derivative by the anchor's row of values, Σ factor · matrix.
+
+    The matrices belong to the row: ``weights`` writes to them, so no two rows may share one.
+
+    Args:
+        value: The number of each anchor, [a].
+        parts: Pairs of a factor (a float, or a tensor [a]) and a matrix, [a, n].
+        by_anchor_values: Derivative by the learned number of each anchor, [a].
+
+    Example:
+        >>> row = row_logsumexp(torch.zeros(1, 2), torch.tensor([[True, True]])).softplus()
+        >>> row.weights()
+        tensor([[0.3333, 0.3333]])
     """
 
     __slots__ = ("by_anchor_values", "parts", "value")
@@ -31,10 +165,10 @@ class Row:
     ) -> None:
         self.value = value
         self.parts = list(parts)
-        self.by_anchor_values = by_anchor_values  # [a], derivative by what the loss learns of an anchor
+        self.by_anchor_values = by_anchor_values
 
     def chain(self, value: Tensor, slope: Factor) -> Row:
-        """f(self), given f's value and its slope for each anchor."""
+        """Return f(self), given the value of f and its slope for each anchor."""
         by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * slope
         return Row(value, [(_times(factor, slope), matrix) for factor, matrix in self.parts], by_anchor_values)
 
@@ -49,23 +183,23 @@ class Row:
         return self + -other
 
     def __mul__(self, factor: Factor) -> Row:
-        """Times a constant, for all anchors or for each."""
+        """Multiply by a constant, one for all anchors or one for each."""
         return self.chain(self.value * factor, factor)
 
     def __truediv__(self, factor: Factor) -> Row:
         return self * (factor.reciprocal() if isinstance(factor, Tensor) else 1.0 / factor)
 
     def relu(self) -> Row:
-        """[x]+ for each anchor."""
+        """Return [x]+ for each anchor."""
         value = self.value.relu()
         return self.chain(value, value.sign())
 
     def softplus(self) -> Row:
-        """log(1 + e^x) for each anchor."""
+        """Return log(1 + e^x) for each anchor."""
         return self.chain(functional.softplus(self.value), self.value.sigmoid())
 
     def weights(self) -> Tensor:
-        """The derivative as one matrix, [a, n]. It is summed up in place: ask once."""
+        """Return the derivative as one matrix, [a, n]. It is computed in place, so call this once."""
         (first, total), *others = self.parts
         if any(matrix is total for _, matrix in others):
             total = total.clone()
@@ -92,18 +226,34 @@ def _column(factor: Tensor) -> Tensor:
 
 
 def row_sum(terms: Tensor, slopes: Tensor, factor: float = 1.0) -> Row:
-    """Σ of the terms of each row; ``factor · slopes`` are their derivatives."""
+    """Sum the terms of each row.
+
+    Args:
+        terms: Terms, [a, n].
+        slopes: Derivatives of the terms by the values of the row, [a, n], up to ``factor``.
+        factor: Constant that the slopes are multiplied by.
+    """
     return Row(terms.sum(dim=1), [(factor, slopes)])
 
 
 def row_hinge(terms: Tensor) -> tuple[Row, Tensor]:
-    """Σ of terms that are [x]+ for each row, by x, and how many are active. The terms become their slopes."""
+    """Sum the terms [x]+ of each row; return the sum with its derivative by x, and the number of active terms.
+
+    Args:
+        terms: The values of [x]+, [a, n]. They are overwritten with their slopes.
+    """
     total, slopes = terms.sum(dim=1), terms.sign_()
     return Row(total, [(1.0, slopes)]), slopes.sum(dim=1)
 
 
 def row_logsumexp(values: Tensor, mask: Tensor, scale: float = 1.0) -> Row:
-    """log Σ exp(scale · values) over the mask; about ``FLOOR`` where it is empty."""
+    """Compute log Σ exp(scale · values) over the mask; about ``FLOOR`` if it is empty.
+
+    Args:
+        values: Values, [a, n].
+        mask: Boolean mask, [a, n].
+        scale: Constant that the values are multiplied by.
+    """
     values = masked(values, mask, FLOOR / scale)
     if scale != 1.0:
         values.mul_(scale)
@@ -114,5 +264,9 @@ def row_logsumexp(values: Tensor, mask: Tensor, scale: float = 1.0) -> Row:
 
 
 def count_nonzero(terms: Tensor) -> Tensor:
-    """How many terms of each row are not zero, [a], in their dtype."""
+    """Count the terms of each row that are not zero, [a], in their dtype.
+
+    Args:
+        terms: Terms, [a, n].
+    """
     return terms.sign().abs_().sum(dim=1)

@@ -1,149 +1,472 @@
-"""The engine: a loss of rows, computed and differentiated one tile of anchors at a time.
+"""Pair-based losses, computed and differentiated one tile of anchors at a time.
 
-A pair-based loss is a function of each anchor's row of similarities. Its derivative by those
-similarities is the matrix of pair weights W (theorem 3.1 of the unified view), and two matrix products
-carry W to the embeddings. So a tile of rows is all that ever has to exist: the forward pass computes the
-tile, its loss, its W and W's share of the gradient, and drops the tile. The backward pass only scales.
+A pair-based loss is a function of each anchor's row of similarities. Its derivative by those similarities is the
+matrix of pair weights W (theorem 3.1 of the Unified View), and two matrix products turn W into the gradient by the
+embeddings. So only one tile of rows has to exist at a time: the forward pass computes the tile, its loss, its part of
+W and the gradient from it, and drops the tile. The backward pass only scales the gradient.
+
+From top to bottom: what a loss has to define (``RowLoss``), how a batch is cut into tiles (``TiledBatch``), where the
+pair weights of the tiles are accumulated, how the tiles are evaluated, and the two entry points ``row_loss`` and
+``pair_weights``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from nearfar.engine import cuda_graphs
-from nearfar.engine.autograd import differentiable, uncompiled
-from nearfar.engine.batch import Batch, Mean, Problem, Tile, Totals
-from nearfar.engine.cuda_graphs import Step
-from nearfar.engine.masks import masked
-from nearfar.engine.measures import show_nan
-from nearfar.engine.rows import Row
-from nearfar.engine.sinks import KeptGradient, Sink, StreamedGradient, Weights
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
+from nearfar.engine.measures import Measure, propagate_nan
+from nearfar.engine.measures import create as measure
+from nearfar.engine.rows import Row, masked, masks
 
-S = TypeVar("S", bound=Sink)
+DEFAULT_BUDGET = 256 * 1024 * 1024
+# On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
+CPU_TILE_PAIRS = 1 << 20
+CPU_TILE_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A part of the batch loss with its own denominator: Σ total / Σ count over all anchors.
+
+    Args:
+        total: Numerator of each anchor, [a].
+        count: Denominator of each anchor, [a]; it is not differentiated.
+    """
+
+    total: Tensor | Row
+    count: Tensor
+
+
+@dataclass
+class Tile:
+    """Some anchors against all columns.
+
+    Args:
+        values: Similarities or distances, [a, n], differentiable.
+        positives: Mask of the positive pairs, [a, n].
+        negatives: Mask of the negative pairs, [a, n].
+        rows: Which anchors of the batch these are.
+        measure: How embeddings are compared.
+        dim: Dimension of the embeddings.
+        noise: Uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n].
+        anchor_values: The loss's own number for each of these anchors, [a].
+        column_values: The number that ``RowLoss.column_values`` returned for each column, [n].
+    """
+
+    values: Tensor
+    positives: Tensor
+    negatives: Tensor
+    rows: slice
+    measure: Measure
+    dim: int
+    noise: tuple[Tensor, Tensor] | None = None
+    anchor_values: Tensor | None = None
+    column_values: Tensor | None = None
+
+    @property
+    def similarity(self) -> Tensor:
+        """The values without a gradient, negated for distances, so that larger means more similar."""
+        values = self.values.detach()
+        return -values if self.measure.is_distance else values
+
+    def uniform(self) -> Tensor:
+        """Return a random number in [0, 1) for every pair, [a, n].
+
+        The number is frac(r_i + c_j), from one number per row and one per column: independent along each row, where
+        minings draw, and the same whatever the size of the tiles.
+        """
+        assert self.noise is not None, "a mining that draws random numbers must set draws = True"
+        of_rows, of_columns = self.noise
+        return (of_rows + of_columns).frac_()
+
+    def transposed(self) -> Tile:
+        """Return the tile with columns as anchors; this tile must hold all anchors."""
+        parts = self.values.T, self.positives.T, self.negatives.T
+        return Tile(*parts, slice(None), self.measure, self.dim)
+
+
+class Totals(Protocol):
+    """Numbers summed over all pairs of a tile, with their derivatives."""
+
+    def sums(self) -> Tensor:
+        """Return the numbers, of any shape."""
+
+    def weights(self, slopes: Tensor) -> Tensor:
+        """Return the derivative by the values, [a, n], of a function that has these slopes by the sums."""
+
+
+class RowLoss:
+    """What the engine needs to know about a loss that is a function of one anchor's row."""
+
+    measure: str = "cosine"
+    normalize: bool = True  # scale embeddings to length one before they are compared
+    query_only: bool = False  # columns are constants, as in Ranked List Loss
+    closed_form: bool = False  # `on_tile` returns its derivatives (Row); otherwise autograd computes them
+    needs_column_values: bool = False  # `column_values` is called for all columns before `on_tile`
+    from_totals: bool = False  # the loss is `loss_of_totals` of `totals`; `on_tile` is not used
+    row_bytes: int | None = None  # working memory per pair in float32; None: the usual amount
+    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
+
+    @property
+    def comparison(self) -> Measure:
+        """How embeddings are compared."""
+        return measure(self.measure, normalize=self.normalize)
+
+    @property
+    def bytes_per_pair(self) -> int:
+        """Working memory for each entry of a float32 tile."""
+        return self.row_bytes or (28 if self.closed_form else 48)
+
+    def graph_key(self) -> Hashable:
+        """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
+        return None
+
+    def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
+        """Return the loss of each anchor, [a], to be averaged over all anchors; or means with other denominators."""
+        raise NotImplementedError(f"{type(self).__name__} must define on_tile(tile)")
+
+    def column_values(self, tile: Tile) -> Tensor:
+        """Return a number for each row of a tile whose rows are columns of the batch, [a]."""
+        raise NotImplementedError(f"{type(self).__name__} sets needs_column_values and must define column_values(tile)")
+
+    def totals(self, tile: Tile) -> Tensor | Totals:
+        """Return numbers summed over all pairs of the tile: a tensor, or with ``closed_form`` a ``Totals`` object."""
+        raise NotImplementedError(f"{type(self).__name__} sets from_totals and must define totals(tile)")
+
+    def loss_of_totals(self, totals: Tensor) -> Tensor:
+        """Return the loss, given the totals of all tiles together; differentiated by autograd."""
+        raise NotImplementedError(f"{type(self).__name__} sets from_totals and must define loss_of_totals(totals)")
+
+
+class TiledBatch:
+    """A batch prepared for the measure of a loss, from which tiles are cut.
+
+    Args:
+        loss: The loss to compute.
+        inputs: Embeddings [m, d], gallery [n, d] or None, anchor values [m] or None.
+        constants: Labels [m]; labels of the gallery [n], positions of the anchors in it [m] (−1: not in it) and random
+            numbers in [0, 1) [m + n], or None for each of them.
+        columns_need_grad: Whether a gradient by the columns is needed.
+    """
+
+    def __init__(self, loss: RowLoss, inputs: Tensors, constants: Tensors, *, columns_need_grad: bool = True) -> None:
+        (embeddings, self.gallery, self.anchor_values) = inputs
+        labels, gallery_labels, self.positions, self.noise = constants
+        assert embeddings is not None
+        assert labels is not None
+        self.loss, self.embeddings, self.labels = loss, embeddings, labels
+        self.column_labels = labels if gallery_labels is None else gallery_labels
+        self.height, self.width = labels.shape[0], self.column_labels.shape[0]
+        self.columns_need_grad = columns_need_grad and not loss.query_only
+        comparison = loss.comparison
+        columns = embeddings if self.gallery is None else self.gallery
+        center = comparison.center(columns)
+        self.columns = comparison.prepare(columns, center)
+        self.anchors = self.columns if self.gallery is None else comparison.prepare(embeddings, center)
+
+    def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
+        """Split ``height`` rows such that a tile of ``width`` columns fits into its share of the memory budget."""
+        bytes_per_row = self.loss.bytes_per_pair * self.embeddings.element_size() // 4 * width
+        rows = int(share * self.loss.memory_budget) // bytes_per_row
+        if self.embeddings.device.type == "cpu":
+            rows = min(rows, max(CPU_TILE_ROWS, CPU_TILE_PAIRS // width))
+        rows = min(max(1, rows), height)
+        return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
+
+    def tile(self, rows: slice) -> Tile:
+        """Return the tile of some anchors against all columns."""
+        own = rows.start if self.gallery is None else self.positions
+        if isinstance(own, Tensor):
+            own = own[rows]
+        values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
+        positives, negatives = masks(self.labels[rows], self.column_labels, own)
+        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
+        if self.anchor_values is not None:
+            tile.anchor_values = self.anchor_values[rows]
+        if self.noise is not None:
+            of_rows, of_columns = self.noise[: self.height], self.noise[self.height :]
+            tile.noise = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
+        return tile
+
+    def column_tile(self, columns: slice) -> Tile:
+        """Return the tile of some columns, as its rows, against all anchors."""
+        if self.gallery is None:
+            return self.tile(columns)
+        own = None if self.positions is None else self.positions - columns.start
+        values = self.loss.comparison.pairwise(self.columns.take(columns), self.anchors)
+        positives, negatives = masks(self.labels, self.column_labels[columns], own)
+        return Tile(values, positives.T, negatives.T, columns, self.loss.comparison, self.embeddings.shape[1])
+
+
+class Accumulator(Protocol):
+    """Collects W = ∂loss/∂values tile by tile; it may overwrite the weights it is given."""
+
+    def __init__(self, batch: TiledBatch) -> None: ...
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile of anchors."""
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile whose rows are columns of the batch."""
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply everything that was added."""
+
+    def merge(self, other: Self) -> None:
+        """Add everything that was added to another accumulator."""
+
+
+class WeightMatrix:
+    """Keeps the whole of W, [m, n]."""
+
+    def __init__(self, batch: TiledBatch) -> None:
+        self.batch = batch
+        self.shape = batch.height, batch.width
+        self._matrix: Tensor | None = None
+
+    @property
+    def matrix(self) -> Tensor:
+        """W, [m, n]."""
+        if self._matrix is None:
+            self._matrix = self.batch.embeddings.new_zeros(self.shape)
+        return self._matrix
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile of anchors."""
+        if weights.shape == self.shape and self._matrix is None:
+            self._matrix = weights
+        else:
+            self.matrix[tile.rows] = weights
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile whose rows are columns of the batch."""
+        self.matrix[:, tile.rows] += weights.T
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply everything that was added."""
+        self.matrix.mul_(factor)
+
+    def merge(self, other: Self) -> None:
+        """Add everything that was added to another accumulator."""
+        self.matrix.add_(other.matrix)
+
+
+class MatrixGradient(WeightMatrix):
+    """Keeps the derivatives by all dot products and multiplies them with the embeddings at the end.
+
+    Without a gallery, W E + Wᵀ E is then a single product.
+    """
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        super().add(tile.measure.to_dot(weights, tile.values.detach()), tile)
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        super().add_columns(tile.measure.to_dot(weights, tile.values.detach()), tile)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        batch = self.batch
+        product, weights = batch.loss.comparison.product, self.matrix
+        anchors, columns = batch.anchors.points, batch.columns.points
+        if batch.gallery is None and batch.columns_need_grad:
+            return product(plus_transposed(weights), anchors, columns), None
+        by_columns = None if not batch.columns_need_grad else product(weights.T, columns, anchors)
+        return product(weights, anchors, columns), by_columns
+
+
+def plus_transposed(matrix: Tensor, block: int = 512) -> Tensor:
+    """Return matrix + matrixᵀ; the argument may be overwritten.
+
+    Reading the columns of a large matrix is slow on a CPU, so it is done block by block there.
+    """
+    size = matrix.shape[0]
+    if matrix.device.type != "cpu" or size <= 2 * block:
+        return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
+    for top in range(0, size, block):
+        for left in range(top, size, block):
+            upper = matrix[top : top + block, left : left + block]
+            lower = matrix[left : left + block, top : top + block]
+            both = lower.T.clone(memory_format=torch.contiguous_format).add_(upper)
+            upper.copy_(both)
+            lower.copy_(both.T)
+    return matrix
+
+
+class StreamedGradient:
+    """Multiplies each tile of weights with the embeddings at once and keeps no pair."""
+
+    def __init__(self, batch: TiledBatch) -> None:
+        self.batch = batch
+        self.by_anchors = torch.zeros_like(batch.anchors.points)
+        self.by_gallery: Tensor | None = None
+        if batch.gallery is not None and batch.columns_need_grad:
+            self.by_gallery = torch.zeros_like(batch.columns.points)
+        # Without a gallery, both members of a pair are embeddings of the batch.
+        self.by_columns = self.by_anchors if self.by_gallery is None else self.by_gallery
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile of anchors."""
+        batch, measure = self.batch, tile.measure
+        weights = measure.to_dot(weights, tile.values.detach())
+        columns, some = batch.columns.points, batch.anchors.points[tile.rows]
+        self.by_anchors[tile.rows] += measure.product(weights, some, columns)
+        if batch.columns_need_grad:
+            self.by_columns += measure.product(weights.T, columns, some)
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile whose rows are columns of the batch."""
+        measure = tile.measure
+        weights = measure.to_dot(weights, tile.values.detach())
+        anchors, some = self.batch.anchors.points, self.batch.columns.points[tile.rows]
+        if self.batch.columns_need_grad:
+            self.by_columns[tile.rows] += measure.product(weights, some, anchors)
+        self.by_anchors += measure.product(weights.T, anchors, some)
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply everything that was added."""
+        self.by_anchors.mul_(factor)
+        if self.by_gallery is not None:
+            self.by_gallery.mul_(factor)
+
+    def merge(self, other: Self) -> None:
+        """Add everything that was added to another accumulator."""
+        self.by_anchors.add_(other.by_anchors)
+        if self.by_gallery is not None and other.by_gallery is not None:
+            self.by_gallery.add_(other.by_gallery)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        return self.by_anchors, self.by_gallery
+
+
+A = TypeVar("A", bound=Accumulator)
 Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass
-class Part(Generic[S]):
-    """One of the means that add up to the loss, or their sum, and the weights of the pairs."""
+class LossAndWeights(Generic[A]):
+    """A loss value with the weights of its pairs: of one of the means that add up to the loss, or of their sum."""
 
     loss: Tensor
-    sink: S | None
+    weights: A | None
     by_anchor_values: Tensor | None = None  # [m]
 
-    def add(self, other: Part[S]) -> None:
+    def add(self, other: LossAndWeights[A]) -> None:
         """Add another mean."""
         self.loss = self.loss + other.loss
-        if self.sink is not None and other.sink is not None:
-            self.sink.merge(other.sink)
+        if self.weights is not None and other.weights is not None:
+            self.weights.merge(other.weights)
         if self.by_anchor_values is not None and other.by_anchor_values is not None:
             self.by_anchor_values += other.by_anchor_values
 
 
-def sweep(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
-    """The loss of a problem and, given a kind of sink, the weights of its pairs."""
-    with torch.set_grad_enabled(sink is not None and not problem.loss.closed_form):
-        if problem.loss.sums_up:
-            return _through_totals(problem, slices, sink)
+def evaluate(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
+    """Compute the loss of a batch and, given a kind of accumulator, the weights of its pairs."""
+    with torch.set_grad_enabled(accumulator is not None and not batch.loss.closed_form):
+        if batch.loss.from_totals:
+            return _evaluate_totals(batch, slices, accumulator)
         if len(slices) == 1:
-            return _one_tile(problem, slices[0], sink)
-        return _many_tiles(problem, slices, sink)
+            return _evaluate_one_tile(batch, slices[0], accumulator)
+        return _evaluate_tiles(batch, slices, accumulator)
 
 
-def _one_tile(problem: Problem, rows: slice, sink: type[S] | None) -> Part[S]:
-    """All rows at once: denominators and survey are at hand, and W comes out finished."""
-    tile = problem.tile(rows)
+def _evaluate_one_tile(batch: TiledBatch, rows: slice, accumulator: type[A] | None) -> LossAndWeights[A]:
+    """All rows at once: denominators and column values are known, so W needs no scaling afterwards."""
+    tile = batch.tile(rows)
     leaves = _leaves(tile)
-    if problem.loss.surveys:
-        tile.survey = problem.loss.survey(tile.transposed())
-    result = problem.loss.on_tile(tile)
-    if isinstance(result, (Tensor, Row)):
-        loss = result * (1.0 / problem.height)
+    if batch.loss.needs_column_values:
+        tile.column_values = batch.loss.column_values(tile.transposed())
+    per_anchor = batch.loss.on_tile(tile)
+    if isinstance(per_anchor, (Tensor, Row)):
+        loss = per_anchor * (1.0 / batch.height)
     else:
-        loss = _plus([mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in result])
-    value, derivatives = _derive(loss, leaves, wanted=sink is not None)
-    part = Part(value, None if sink is None else sink(problem))
-    if part.sink is not None:
-        weights, part.by_anchor_values, _ = derivatives
+        loss = _plus([mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in per_anchor])
+    value, derivatives = _derive(loss, leaves, needed=accumulator is not None)
+    result = LossAndWeights(value, None if accumulator is None else accumulator(batch))
+    if result.weights is not None:
+        weights, result.by_anchor_values, _ = derivatives
         if weights is not None:
-            part.sink.add(weights, tile)
-    return part
+            result.weights.add(weights, tile)
+    return result
 
 
-class _Running(Generic[S]):
-    """A mean that is still being summed up over tiles."""
+class _RunningMean(Generic[A]):
+    """A mean whose numerator and denominator are being summed over tiles."""
 
-    def __init__(self, problem: Problem, sink: type[S] | None) -> None:
-        zeros = problem.embeddings.new_zeros
+    def __init__(self, batch: TiledBatch, accumulator: type[A] | None) -> None:
+        zeros = batch.embeddings.new_zeros
         self.total, self.count = zeros(()), zeros(())
-        self.sink = None if sink is None else sink(problem)
-        self.by_anchor_values = None if problem.anchor_values is None else zeros(problem.height)
-        self.by_survey = zeros(problem.width if problem.loss.surveys else 0)
+        self.weights = None if accumulator is None else accumulator(batch)
+        self.by_anchor_values = None if batch.anchor_values is None else zeros(batch.height)
+        self.by_column_values = zeros(batch.width if batch.loss.needs_column_values else 0)
 
     def add(self, mean: Mean, tile: Tile, leaves: Leaves, *, last: bool) -> None:
-        value, derivatives = _derive(mean.total, leaves, wanted=self.sink is not None, keep_graph=not last)
+        value, derivatives = _derive(mean.total, leaves, needed=self.weights is not None, keep_graph=not last)
         self.total += value
         self.count += mean.count.sum()
-        weights, by_anchor_values, by_survey = derivatives
-        if weights is not None and self.sink is not None:
-            self.sink.add(weights, tile)
+        weights, by_anchor_values, by_column_values = derivatives
+        if weights is not None and self.weights is not None:
+            self.weights.add(weights, tile)
         if by_anchor_values is not None and self.by_anchor_values is not None:
             self.by_anchor_values[tile.rows] = by_anchor_values
-        if by_survey is not None:
-            self.by_survey += by_survey
+        if by_column_values is not None:
+            self.by_column_values += by_column_values
 
-    def finish(self) -> Part[S]:
+    def finish(self) -> LossAndWeights[A]:
         factor = _at_least_one(self.count).reciprocal_()
-        if self.sink is not None:
-            self.sink.scale(factor)
+        if self.weights is not None:
+            self.weights.scale(factor)
         by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * factor
-        return Part(self.total * factor, self.sink, by_anchor_values)
+        return LossAndWeights(self.total * factor, self.weights, by_anchor_values)
 
 
-def _many_tiles(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
-    """Tile after tile: the survey first, then the rows, then what the survey passes on to the columns."""
-    survey = None
-    columns = problem.slices(problem.width, problem.height) if problem.loss.surveys else []
-    if problem.loss.surveys:
+def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
+    """Tile after tile: column values first, then the rows, then the gradient through the column values."""
+    column_values = None
+    columns = batch.slices(batch.width, batch.height) if batch.loss.needs_column_values else []
+    if batch.loss.needs_column_values:
         with torch.no_grad():
-            survey = torch.cat([problem.loss.survey(problem.column_tile(some)) for some in columns])
-    running: list[_Running[S]] = []
+            column_values = torch.cat([batch.loss.column_values(batch.column_tile(some)) for some in columns])
+    running: list[_RunningMean[A]] = []
     for rows in slices:
-        tile = problem.tile(rows)
-        tile.survey = survey
+        tile = batch.tile(rows)
+        tile.column_values = column_values
         leaves = _leaves(tile)
-        result = problem.loss.on_tile(tile)
-        if isinstance(result, (Tensor, Row)):
-            result = [Mean(result, tile.values.new_ones(tile.values.shape[0]))]
-        running = running or [_Running(problem, sink) for _ in result]
-        for number, (sum_up, mean) in enumerate(zip(running, result, strict=True), start=1):
-            sum_up.add(mean, tile, leaves, last=number == len(result))
-    if sink is not None:
+        per_anchor = batch.loss.on_tile(tile)
+        if isinstance(per_anchor, (Tensor, Row)):
+            per_anchor = [Mean(per_anchor, tile.values.new_ones(tile.values.shape[0]))]
+        running = running or [_RunningMean(batch, accumulator) for _ in per_anchor]
+        for number, (running_mean, mean) in enumerate(zip(running, per_anchor, strict=True), start=1):
+            running_mean.add(mean, tile, leaves, last=number == len(per_anchor))
+    if accumulator is not None:
         for some in columns:
-            _through_survey(problem, problem.column_tile(some), running)
-    total, *others = (sum_up.finish() for sum_up in running)
-    for part in others:
-        total.add(part)
+            _differentiate_column_values(batch, batch.column_tile(some), running)
+    total, *others = (running_mean.finish() for running_mean in running)
+    for other in others:
+        total.add(other)
     return total
 
 
-def _through_survey(problem: Problem, tile: Tile, running: Sequence[_Running[S]]) -> None:
+def _differentiate_column_values(batch: TiledBatch, tile: Tile, running: Sequence[_RunningMean[A]]) -> None:
     leaves = _leaves(tile)
-    found = problem.loss.survey(tile)
-    for number, sum_up in enumerate(running, start=1):
+    found = batch.loss.column_values(tile)
+    for number, mean in enumerate(running, start=1):
         last = number == len(running)
-        _, (weights, _, _) = _derive(found * sum_up.by_survey[tile.rows], leaves, wanted=True, keep_graph=not last)
-        if weights is not None and sum_up.sink is not None:
-            sum_up.sink.add_columns(weights, tile)
+        total = found * mean.by_column_values[tile.rows]
+        _, (weights, _, _) = _derive(total, leaves, needed=True, keep_graph=not last)
+        if weights is not None and mean.weights is not None:
+            mean.weights.add_columns(weights, tile)
 
 
 @dataclass
-class _FoundByAutograd:
+class _AutogradTotals:
     """Totals of a loss without a closed form."""
 
     found: Tensor
@@ -157,31 +480,31 @@ class _FoundByAutograd:
         return weights
 
 
-def _totals(problem: Problem, rows: slice) -> tuple[Totals, Tile]:
-    tile = problem.tile(rows)
+def _totals(batch: TiledBatch, rows: slice) -> tuple[Totals, Tile]:
+    tile = batch.tile(rows)
     _leaves(tile)
-    found = problem.loss.totals(tile)
-    return (_FoundByAutograd(found, tile.values) if isinstance(found, Tensor) else found), tile
+    found = batch.loss.totals(tile)
+    return (_AutogradTotals(found, tile.values) if isinstance(found, Tensor) else found), tile
 
 
-def _through_totals(problem: Problem, slices: Sequence[slice], sink: type[S] | None) -> Part[S]:
-    """Sum up the totals, then compute each tile once more (a single one is kept) and find its weights."""
-    only = _totals(problem, slices[0]) if len(slices) == 1 else None
+def _evaluate_totals(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | None) -> LossAndWeights[A]:
+    """Sum the totals, then compute each tile a second time for its weights; a single tile is kept instead."""
+    only = _totals(batch, slices[0]) if len(slices) == 1 else None
     if only is not None:
         total = only[0].sums()
     else:
         with torch.no_grad():
-            total = torch.stack([_totals(problem, rows)[0].sums() for rows in slices]).sum(dim=0)
-    with torch.set_grad_enabled(sink is not None):
-        total = total.detach().requires_grad_(sink is not None)
-        value = problem.loss.of_totals(total)
-    part = Part(value.detach(), None if sink is None else sink(problem))
-    if part.sink is not None:
+            total = torch.stack([_totals(batch, rows)[0].sums() for rows in slices]).sum(dim=0)
+    with torch.set_grad_enabled(accumulator is not None):
+        total = total.detach().requires_grad_(accumulator is not None)
+        value = batch.loss.loss_of_totals(total)
+    result = LossAndWeights(value.detach(), None if accumulator is None else accumulator(batch))
+    if result.weights is not None:
         (slopes,) = torch.autograd.grad(value, total)
         for rows in slices:
-            found, tile = _totals(problem, rows) if only is None else only
-            part.sink.add(found.weights(slopes), tile)
-    return part
+            found, tile = _totals(batch, rows) if only is None else only
+            result.weights.add(found.weights(slopes), tile)
+    return result
 
 
 def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
@@ -192,87 +515,121 @@ def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
 
 
 def _at_least_one(count: Tensor) -> Tensor:
-    """The count; 1 where nothing was counted, and the total over it is 0."""
+    """The count; 1 if nothing was counted, where the total is 0."""
     return masked(count, count > 0, 1.0)
 
 
 def _leaves(tile: Tile) -> Leaves:
-    """What the loss of a tile is differentiated by: values, anchor values, survey."""
+    """What the loss of a tile is differentiated by: values, anchor values, column values."""
     if torch.is_grad_enabled():
         tile.values.requires_grad_()
         if tile.anchor_values is not None:
             tile.anchor_values = tile.anchor_values.detach().requires_grad_()
-        if tile.survey is not None:
-            tile.survey = tile.survey.detach().requires_grad_()
-    return tile.values, tile.anchor_values, tile.survey
+        if tile.column_values is not None:
+            tile.column_values = tile.column_values.detach().requires_grad_()
+    return tile.values, tile.anchor_values, tile.column_values
 
 
-def _derive(total: Tensor | Row, leaves: Leaves, *, wanted: bool, keep_graph: bool = False) -> tuple[Tensor, Leaves]:
-    """The sum over the anchors and its derivatives by the leaves; None where it does not depend on one."""
+def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bool = False) -> tuple[Tensor, Leaves]:
+    """The sum over the anchors and its derivatives by the leaves; None if it does not depend on a leaf."""
     if isinstance(total, Row):
-        return total.value.sum(), (total.weights(), total.by_anchor_values, None) if wanted else (None, None, None)
+        return total.value.sum(), (total.weights(), total.by_anchor_values, None) if needed else (None, None, None)
     value = total.sum()
-    if not (wanted and value.requires_grad):
+    if not (needed and value.requires_grad):
         return value.detach(), (None, None, None)
     present = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(value, present, retain_graph=keep_graph, allow_unused=True))
-    by_values, by_anchor_values, by_survey = (None if leaf is None else next(found) for leaf in leaves)
-    return value.detach(), (by_values, by_anchor_values, by_survey)
+    by_values, by_anchor_values, by_column_values = (None if leaf is None else next(found) for leaf in leaves)
+    return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
-def _compute(
-    batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None, needed: tuple[bool, ...]
-) -> tuple[Tensor, cuda_graphs.Gradients]:
+def _compute(loss: RowLoss, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
-    problem = Problem(batch, embeddings, gallery, anchor_values, columns_move=needed[1] or gallery is None)
-    height, width = problem.height, problem.width
-    slices = problem.slices(height, width)
+    batch = TiledBatch(loss, inputs, constants, columns_need_grad=needed[1] or inputs[1] is None)
+    height, width = batch.height, batch.width
+    slices = batch.slices(height, width)
     if not any(needed):
-        part: Part[Any] = sweep(problem, slices, None)
+        result: LossAndWeights[Any] = evaluate(batch, slices, None)
     elif len(slices) == 1:
-        part = sweep(problem, slices, KeptGradient)
-    elif 4 * height * width * embeddings.element_size() <= batch.loss.memory_budget:
+        result = evaluate(batch, slices, MatrixGradient)
+    elif 4 * height * width * batch.embeddings.element_size() <= loss.memory_budget:
         # W and its transpose take half of the budget, the tiles the other half.
-        part = sweep(problem, problem.slices(height, width, share=0.5), KeptGradient)
+        result = evaluate(batch, batch.slices(height, width, share=0.5), MatrixGradient)
     else:
-        part = sweep(problem, slices, StreamedGradient)
-    loss = show_nan(part.loss, problem.anchors, problem.columns)
-    if part.sink is None:
-        return loss, [None, None, None]
-    by_anchors, by_columns = part.sink.gradients()
-    back = problem.loss.comparison.to_embeddings
-    by_embeddings = back(by_anchors, problem.anchors) if needed[0] else None
-    by_gallery = back(by_columns, problem.columns) if needed[1] and by_columns is not None else None
-    return loss, [by_embeddings, by_gallery, part.by_anchor_values if needed[2] else None]
+        result = evaluate(batch, slices, StreamedGradient)
+    value = propagate_nan(result.loss, batch.anchors, batch.columns)
+    if result.weights is None:
+        return value, [None, None, None]
+    by_anchors, by_columns = result.weights.gradients()
+    to_embeddings = loss.comparison.to_embeddings
+    by_embeddings = to_embeddings(by_anchors, batch.anchors) if needed[0] else None
+    by_gallery = to_embeddings(by_columns, batch.columns) if needed[1] and by_columns is not None else None
+    return value, [by_embeddings, by_gallery, result.by_anchor_values if needed[2] else None]
 
 
-def row_loss(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
-    """The loss of a batch, differentiable once by embeddings, gallery and anchor values."""
-    gallery_labels = None if gallery is None else batch.gallery_labels
+def row_loss(
+    loss: RowLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    anchor_values: Tensor | None = None,
+    noise: Tensor | None = None,
+    owner: object = None,
+) -> Tensor:
+    """Compute the loss of a batch, differentiable once by embeddings, gallery and anchor values.
 
-    def compute(
-        inputs: cuda_graphs.Tensors, constants: cuda_graphs.Tensors, needed: cuda_graphs.Needed
-    ) -> tuple[Tensor, cuda_graphs.Gradients]:
-        anchors, columns, values = inputs
-        labels, column_labels, positions, noise = constants
-        assert anchors is not None
-        assert labels is not None
-        column_labels = labels if column_labels is None else column_labels
-        return _compute(Batch(batch.loss, labels, column_labels, positions, noise), anchors, columns, values, needed)
+    Args:
+        loss: The loss.
+        embeddings: The anchors, [m, d].
+        labels: Labels of the anchors, [m].
+        gallery: The columns, [n, d]; None: the anchors themselves.
+        gallery_labels: Labels of the columns, [n]; None: those of the anchors.
+        positions: The column of each anchor's own embedding in the gallery, [m]; −1: not in it.
+        anchor_values: The loss's own number for each anchor, [m].
+        noise: Random numbers in [0, 1) for anchors and columns, [m + n], for minings that draw.
+        owner: The object that keeps recordings as CUDA graphs; None: the loss itself.
 
-    constants = (batch.labels, gallery_labels, batch.positions, batch.noise)
-    pairs = batch.labels.shape[0] * batch.gallery_labels.shape[0]
-    owner = batch.loss if batch.owner is None else batch.owner
-    step = Step(compute, constants, owner, batch.loss.recordable, pairs)
-    loss: Tensor = differentiable(step, (embeddings, gallery, anchor_values))
-    return loss
+    Returns:
+        The loss, a scalar.
+    """
+    constants = labels, None if gallery is None else gallery_labels, positions, noise
+    pairs = len(embeddings) * len(embeddings if gallery is None else gallery)
+    computation = LossComputation(
+        partial(_compute, loss), constants, loss if owner is None else owner, loss.graph_key, pairs
+    )
+    return differentiable(computation, (embeddings, gallery, anchor_values))
 
 
-@uncompiled
+@no_compile
 @torch.no_grad()
-def pair_weights(batch: Batch, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None) -> Tensor:
-    """W = ∂loss/∂values of every pair, [m, n]."""
-    problem = Problem(batch, embeddings, gallery, anchor_values)
-    part = sweep(problem, problem.slices(problem.height, problem.width), Weights)
-    assert part.sink is not None
-    return part.sink.matrix
+def pair_weights(
+    loss: RowLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    positions: Tensor | None = None,
+    *,
+    anchor_values: Tensor | None = None,
+    noise: Tensor | None = None,
+) -> Tensor:
+    """Compute W = ∂loss/∂values of every pair, [m, n].
+
+    Args:
+        loss: The loss.
+        embeddings: The anchors, [m, d].
+        labels: Labels of the anchors, [m].
+        gallery: The columns, [n, d]; None: the anchors themselves.
+        gallery_labels: Labels of the columns, [n]; None: those of the anchors.
+        positions: The column of each anchor's own embedding in the gallery, [m]; −1: not in it.
+        anchor_values: The loss's own number for each anchor, [m].
+        noise: Random numbers in [0, 1) for anchors and columns, [m + n], for minings that draw.
+    """
+    constants = labels, None if gallery is None else gallery_labels, positions, noise
+    batch = TiledBatch(loss, (embeddings, gallery, anchor_values), constants)
+    result = evaluate(batch, batch.slices(batch.height, batch.width), WeightMatrix)
+    assert result.weights is not None
+    return result.weights.matrix

@@ -1,4 +1,4 @@
-"""Losses of embeddings and labels.
+"""Losses of embeddings and labels: pair-based losses, losses with proxies, and a registry of all of them.
 
 >>> import torch, nearfar as nf
 >>> loss = nf.losses.create("multi_similarity", alpha=2.0)
@@ -21,6 +21,7 @@ from nearfar.losses.histogram import Histogram
 from nearfar.losses.lifted_structure import LiftedStructure, LiftedStructureGeneralized
 from nearfar.losses.margin import Margin
 from nearfar.losses.memory import Memory
+from nearfar.losses.multi_similarity import MultiSimilarity
 from nearfar.losses.n_pair import NPair
 from nearfar.losses.normalized_softmax import NormalizedSoftmax
 from nearfar.losses.nra import NRA
@@ -30,7 +31,7 @@ from nearfar.losses.proxy_anchor import ProxyAnchor
 from nearfar.losses.proxy_nca import ProxyNCA
 from nearfar.losses.proxy_repel import ProxyRepel
 from nearfar.losses.ranked_list import RankedList
-from nearfar.losses.raw import MultiSimilarity, Raw
+from nearfar.losses.raw import Raw
 from nearfar.losses.registry import create, defaults, describe, get, names, register, summary
 from nearfar.losses.smooth_ap import SmoothAP
 from nearfar.losses.soft_triple import SoftTriple

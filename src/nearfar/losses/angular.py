@@ -9,41 +9,49 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import FLOOR, Step, differentiable, masks, measure, show_nan
-from nearfar.engine.cuda_graphs import Gradients, Needed, Tensors
+from nearfar.engine import FLOOR, LossComputation, differentiable, masks, measure, propagate_nan
+from nearfar.engine.autograd import Gradients, Needed, Tensors
 from nearfar.losses.base import Loss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import number
 
 # Σ_n e^(4 t² s_an) e^(4 t² s_pn), each factor relative to the largest of its row, is at least e^(−8 t²): with
-# t = tan 70° that is 6e-27, far from where float32 ends.
+# t = tan 70° that is 6e-27, far above the smallest float32 number.
 LARGEST_ANGLE = 70.0
 CPU_BLOCK_ROWS = 192  # rows of whole classes that are computed at once
 
 
 @register
 class Angular(Loss):
-    """Bounds the angle at the negative of the triangle it forms with a positive pair.
+    """Bounds the angle at the negative in the triangle that it forms with a positive pair.
 
     Formula:
-        t = tan(angle);  over all positive pairs (i, j), with N_i = N_j, the mean of
+        t = tan(angle);  mean over all positive pairs (i, j), with N_i = N_j, of
         log(1 + Σ_{k∈N_i} e^(4 t² (e_i + e_j)·e_k − 2 (1 + t²) e_i·e_j))
 
     Args:
-        angle: Α = 40 degrees, at most 70.
+        angle: α in degrees, at most 70.
 
     Differences:
-        Similarities between positive and negative are part of it, so it is no function of the anchor's row
-        and has no pair weights. With a gallery, positives and negatives are both from there. The rows of
-        one class are needed at once: memory on a CPU is that of some classes, on a GPU that of all pairs,
-        also those within the gallery. Common code compares with negatives that are not normalised.
+        The loss depends on similarities between positives and negatives, so it is no function of the anchor's row and
+        has no pair weights. With a gallery, positives and negatives both come from the gallery. All rows of a class
+        are needed at once: memory is that of a few classes on a CPU, and that of all pairs on a GPU, including pairs
+        within the gallery. Common implementations do not normalize the negatives.
 
     Reference:
-        Wang et al.: Deep Metric Learning with Angular Loss, 2017.
+        Wang et al., "Deep Metric Learning with Angular Loss", ICCV 2017.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.Angular(angle=45.0)(torch.eye(4), labels)
+        tensor(1.0986)
     """
 
     key = "angular"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
 
     def __init__(self, *, angle: float = 40.0) -> None:
         super().__init__()
@@ -59,12 +67,11 @@ class Angular(Loss):
     ) -> Tensor:
         constants = (labels, None if gallery is None else gallery_labels, positions)
         pairs = len(labels) * len(gallery_labels) + (0 if gallery is None else len(gallery) ** 2)
-        step = Step(self._step, constants, self, self.recordable, pairs)
-        loss: Tensor = differentiable(step, (embeddings, gallery))
-        return loss
+        computation = LossComputation(self._value_and_gradients, constants, self, self.graph_key, pairs)
+        return differentiable(computation, (embeddings, gallery))
 
-    def _step(self, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
-        """The loss and the gradients by embeddings and gallery, one block of classes after the other."""
+    def _value_and_gradients(self, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+        """The loss and the gradients by embeddings and gallery, computed one block of classes at a time."""
         (embeddings, gallery), (labels, gallery_labels, positions) = inputs, constants
         assert embeddings is not None
         assert labels is not None
@@ -92,7 +99,7 @@ class Angular(Loss):
             total += value
             count += pos.sum()
             if any(needed):
-                # Without a gallery the pair (j, i) does the same as (i, j).
+                # Without a gallery the pair (j, i) has the same terms as (i, j).
                 weights = (slopes @ there.powers).mul_(here.powers).mul_(2.0 * push if gallery is None else push)
                 weights.index_add_(1, others, share, alpha=-pull)
                 by_anchors[rows] += weights @ columns.points
@@ -103,7 +110,7 @@ class Angular(Loss):
                 by_columns[others] += weights @ columns.points
                 by_columns += weights.T @ theirs
         factor = count.clamp_(min=1.0).reciprocal_()
-        loss = show_nan(total * factor, anchors, columns)
+        loss = propagate_nan(total * factor, anchors, columns)
         by_embeddings = cosine.to_embeddings(by_anchors.mul_(factor), anchors) if needed[0] else None
         return loss, [by_embeddings, cosine.to_embeddings(by_columns.mul_(factor), columns) if needed[1] else None]
 
@@ -114,9 +121,9 @@ class _Exponentials(NamedTuple):
 
 
 def _exponentials(sim: Tensor, neg: Tensor, scale: float) -> _Exponentials:
-    """Powers of the similarities, in their place."""
+    """Exponentials of the similarities, computed in place."""
     sim.masked_fill_(~neg, FLOOR)
-    top = sim.amax(dim=1, keepdim=True).clamp_(min=-1.0)  # of nothing: any number will do
+    top = sim.amax(dim=1, keepdim=True).clamp_(min=-1.0)  # −1 for an empty set, where any number will do
     return _Exponentials(sim.sub_(top).mul_(scale).exp_(), top.mul_(scale))
 
 
@@ -135,9 +142,9 @@ def _pairs(
 
 
 def blocks(labels: Tensor, gallery_labels: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Whole classes, some at a time: their anchors, and the columns that have all their positives.
+    """Split the batch into blocks of whole classes: their anchors, and the columns that hold all their positives.
 
-    Where a class ends is not known without waiting for a GPU. There, all classes are one block.
+    On a GPU all classes are one block, since the host would have to wait for the sizes of the classes.
     """
     anchors = columns = torch.arange(len(labels), device=labels.device)
     if gallery_labels is not None:

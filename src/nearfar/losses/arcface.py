@@ -15,34 +15,46 @@ from nearfar.utils.validation import number, positive, whole
 
 @register
 class ArcFace(ClassificationLoss):
-    """Classifies by angles, with the angle to the own proxy made wider by a margin.
+    """Classifies by angles, with a margin added to the angle between an embedding and its own proxy.
 
     Formula:
         ℓ_i = −log e^(scale·cos(θ_y + margin)) / (e^(scale·cos(θ_y + margin)) + Σ_{c≠y} e^(scale·cos θ_c))
-        θ_c: the angle to the proxy of class c or, where it has several, to the nearest of them
+        θ_c: angle to the proxy of class c or, if it has several, to the nearest of them
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        centers: K = 1 proxy for each class; several (the paper: 3) are Sub-center ArcFace, for wrong labels,
-            and the parameter ``proxies`` then has the shape [num_classes, centers, dim].
-        margin: Λ = 0.5, in radians (28.6°), at most π/2.
-        scale: S = 64.
-        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies over that of the network, 10.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        centers: Number K of proxies per class. With several (the paper: 3) this is Sub-center ArcFace, for noisy
+            labels, and the parameter ``proxies`` has the shape [num_classes, centers, dim].
+        margin: λ in radians, at most π/2. 0.5 is 28.6°.
+        scale: s, the factor of the cosines. The paper uses 64.
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        Where θ_y + margin > π the cosine would rise again; there cos θ_y − margin·sin(margin) stands for it, as
-        in the authors' code. Where θ_y is exactly 0 or π it has no direction, and only cos θ_y is followed. Of
-        equally near centres the first is taken. The paper later drops all centres of a class but one, and the
-        samples far from that; here all stay.
+        For θ_y + margin > π the cosine would increase again; as in the authors' code, cos θ_y − margin·sin(margin) is
+        used there. At θ_y = 0 and θ_y = π, where the angle has no derivative, only cos θ_y has a gradient. Among
+        equally near centers the first is used. The Sub-center paper later drops all but one center of a class and the
+        samples far from it; here all stay.
 
     Reference:
-        Deng et al.: ArcFace: Additive Angular Margin Loss for Deep Face Recognition, 2019.
-        Deng et al.: Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces, 2020.
+        Deng et al., "ArcFace: Additive Angular Margin Loss for Deep Face Recognition", CVPR 2019. Thesis 2.29.
+        Deng et al., "Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces", ECCV 2020.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.ArcFace(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "arcface"
     source = "Thesis 2.29"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What every loss has in common: one signature, checked input, parameters that reach the optimiser."""
+"""Base classes of the losses: one signature, checked input, parameters that reach the optimizer."""
 
 from __future__ import annotations
 
@@ -12,27 +12,65 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Batch, Mean, Row, RowLoss, Tile, pair_weights, row_loss
+from nearfar.engine import Mean, Row, RowLoss, Tile, pair_weights, row_loss
 from nearfar.mining import Choice, Mining
 from nearfar.utils.inputs import check_vectors, is_integer, readable
+from nearfar.utils.validation import check_constructor
 
 
 class Loss(nn.Module, ABC):
     """A loss of embeddings and labels.
 
-    ``key`` is its name in the registry and ``source`` says which document it comes from. It is differentiable once, by
-    ``backward`` or ``torch.autograd.grad``; the transforms of ``torch.func`` are not supported.
+    A loss is differentiable once, by ``backward`` or ``torch.autograd.grad``; the transforms of ``torch.func`` are not
+    supported.
+
+    A class declares what the rest of nearfar may rely on. These declarations are not inherited, because a subclass may
+    compute something else. A class that declares nothing gets the safe treatment: it is not recorded as a CUDA graph,
+    gets the same random numbers in every process, and every process computes it for the whole batch.
+
+    Attributes:
+        key: Name in the registry.
+        source: Where the loss comes from.
+        fixed: Settings that cannot change after construction.
+        cuda_graph: Declared by the class: the loss depends on nothing but its tensors and its public attributes, so
+            on a GPU its kernels can be recorded and replayed. Set it to False on an object to turn this off.
+        deterministic: Declared by the class: the loss draws no random numbers apart from its mining or sampled classes.
+        mean_over_anchors: Declared by the class: the loss is the mean over all embeddings of the batch of a function
+            of the embedding and what it is compared with. Processes can then compute it for a part of the batch each.
+        shared_columns: Whether embeddings are compared with each other, so that processes that compute a part of the
+            batch need the embeddings of all as gallery. False: they are compared with parameters of the loss.
+
+    Example:
+        >>> class Spread(Loss):
+        ...     cuda_graph = deterministic = mean_over_anchors = True
+        ...     shared_columns = False
+        ...
+        ...     def compute(self, embeddings, labels, gallery, gallery_labels, positions):
+        ...         return embeddings.square().mean()
+        >>> Spread()(torch.ones(2, 3), torch.tensor([0, 1]))
+        tensor(1.)
     """
 
     key: ClassVar[str]
     source: ClassVar[str]
-    fixed: ClassVar[tuple[str, ...]] = ()  # settings that decide how a loss is built; the others may change later
-    record: bool = True  # replay steps as CUDA graphs; settable on any loss
+    fixed: ClassVar[tuple[str, ...]] = ()
+    cuda_graph: bool = False
+    deterministic: ClassVar[bool] = False
+    mean_over_anchors: bool = False
+    shared_columns: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for declaration in ("cuda_graph", "deterministic", "mean_over_anchors"):
+            if declaration not in vars(cls):
+                setattr(cls, declaration, False)
+        check_constructor(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.fixed and hasattr(self, name):
+        if name in self.fixed and (name in vars(self) or _is_set_property(self, name)):
             raise AttributeError(
-                f"{name} of {type(self).__name__} is settled when it is made; make another one for {name}={value!r}"
+                f"{name} of {type(self).__name__} cannot change after construction; create a new loss with "
+                f"{name}={value!r}"
             )
         super().__setattr__(name, value)
 
@@ -45,15 +83,16 @@ class Loss(nn.Module, ABC):
         *,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch, a scalar.
+        """Compute the loss of a batch, a scalar.
 
         Args:
-            embeddings: [m, d], floating point. Computed in float32 (or float64) whatever autocast says.
-            labels: [m], integers of any value.
-            gallery, gallery_labels: [n, d] and [n], columns to compare with instead of the batch: a memory
-                of earlier batches, or the embeddings of all ranks. Gradients reach a gallery that asks for them.
-            positions: [m], the column at which each anchor itself stands in the gallery (−1: nowhere), so
-                that it is not its own positive. Checked on a CPU.
+            embeddings: Embeddings, [m, d], floating point. Computed in float32 (or float64), also under autocast.
+            labels: Integer labels, [m], of any value.
+            gallery: Columns to compare with instead of the batch, [n, d]: a memory of earlier batches, or the
+                embeddings of all processes. A gallery that requires a gradient gets one.
+            gallery_labels: Labels of the gallery, [n].
+            positions: The column of each anchor in the gallery, [m] (−1: not in it), so that it is not its own
+                positive. Checked on a CPU.
         """
         batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
         with no_autocast(embeddings.device.type):
@@ -68,18 +107,27 @@ class Loss(nn.Module, ABC):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
-        """The loss of checked input; ``gallery_labels`` are ``labels`` where there is no gallery."""
+        """Compute the loss of checked input; ``gallery_labels`` are ``labels`` if there is no gallery."""
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
-        """Optimiser groups for the loss's own parameters, with their own learning rates."""
+        """Return optimizer groups for the parameters of the loss, with their own learning rates.
+
+        Args:
+            lr: Learning rate of the network.
+        """
         return []
 
-    def recordable(self) -> Hashable:
-        """The settings as one value for CUDA graphs; None for losses from elsewhere, which may hold more."""
-        return _frozen(self) if self.record else None
+    @property
+    def draws(self) -> bool:
+        """Whether a call may draw random numbers: negatives, classes or anchors."""
+        return not self.deterministic
+
+    def graph_key(self) -> Hashable:
+        """Return the settings as one value for CUDA graphs; None if the loss must not be recorded."""
+        return _graph_key(self)
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments as this loss has them."""
+        """Return the arguments of the constructor with their current values."""
         return {
             name: getattr(self, name)
             for name in inspect.signature(type(self).__init__).parameters
@@ -93,12 +141,20 @@ class Loss(nn.Module, ABC):
 class PairLoss(Loss, RowLoss):
     """A loss that is a function of one anchor's row of similarities.
 
-    A subclass says how embeddings are compared (``measure``, ``raw``) and what a row costs (``rows``).
+    A subclass says how embeddings are compared (``measure``, ``normalize``) and computes the loss of a row (``rows``).
     The engine does the rest: tiles, gradients, galleries, pair weights.
 
-    >>> class Hinge(PairLoss):
-    ...     def rows(self, sim, pos, neg):
-    ...         return torch.where(neg, sim.relu(), 0).sum(1) - torch.where(pos, sim, 0).sum(1)
+    Args:
+        mining: Which pairs are used: the name of a mining, a mining, or a table of a name and settings.
+        measure: "cosine", "dot", "euclidean" or "squared_euclidean"; None: that of the class.
+        normalize: False: compare embeddings as they are instead of scaling them to length one.
+
+    Example:
+        >>> class Hinge(PairLoss):
+        ...     def rows(self, sim, pos, neg):
+        ...         return torch.where(neg, sim.relu(), 0).sum(1) - torch.where(pos, sim, 0).sum(1)
+        >>> Hinge()(torch.eye(2), torch.tensor([0, 1]))
+        tensor(0.)
     """
 
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
@@ -106,16 +162,16 @@ class PairLoss(Loss, RowLoss):
     def __init__(self, mining: Choice = "all", *, measure: str | None = None, normalize: bool = True) -> None:
         super().__init__()
         self.measure = measure or self.measure
-        self.raw = self.raw or not normalize
+        self.normalize = self.normalize and bool(normalize)
         if self.measure == "cosine" and not normalize:
             raise ValueError(
-                f"normalize is {normalize!r}, and a cosine compares directions alone; a form of distances is needed"
+                f"normalize is {normalize!r}, but a cosine does not depend on lengths; choose a form with distances"
             )
         self.mining = minings.create(mining)
 
     @property
     def mining(self) -> Mining:
-        """Which pairs count. A name or a table may be assigned, too."""
+        """Which pairs are used. A name or a table can be assigned as well."""
         return self._mining
 
     @mining.setter
@@ -126,59 +182,51 @@ class PairLoss(Loss, RowLoss):
                 f"mining {mining.name!r} makes no sense with {type(self).__name__}; "
                 f"allowed are {', '.join(self.minings)}"
             )
-        if mining.unit_only and self.raw:
+        if mining.unit_only and not self.normalize:
             raise ValueError(
-                f"mining {mining.name!r} needs unit vectors and {type(self).__name__} compares raw embeddings"
+                f"mining {mining.name!r} needs unit vectors and {type(self).__name__} does not normalize embeddings"
             )
         self._mining = mining
 
     @property
-    def normalize(self) -> bool:
-        """Whether embeddings are compared at length one, not as they are."""
-        return not self.raw
+    def draws(self) -> bool:
+        """Whether a call may draw random numbers."""
+        return not self.deterministic or self.mining.draws
 
     @property
     def bytes_per_pair(self) -> int:
         """Working memory for each entry of a float32 tile."""
         return super().bytes_per_pair + self.mining.bytes_per_pair
 
-    def _noise(self, embeddings: Tensor, gallery_labels: Tensor) -> Tensor | None:
-        if not self.mining.draws:
-            return None
-        return torch.rand(len(embeddings) + len(gallery_labels), dtype=embeddings.dtype, device=embeddings.device)
-
-    def _in_one_precision(
-        self, embeddings: Tensor, gallery: Tensor | None, anchor_values: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """All with the digits of whichever has more; what the loss learns keeps its own."""
-        if anchor_values is None or anchor_values.dtype == embeddings.dtype:
-            return embeddings, gallery, anchor_values
-        dtype = torch.promote_types(embeddings.dtype, anchor_values.dtype)
-        return embeddings.to(dtype), None if gallery is None else gallery.to(dtype), anchor_values.to(dtype)
-
-    def recordable(self) -> Hashable:
-        settings, mined = super().recordable(), _frozen(self.mining)
+    def graph_key(self) -> Hashable:
+        """Return the settings of loss and mining as one value for CUDA graphs; None if they must not be recorded."""
+        settings, mined = super().graph_key(), _graph_key(self.mining)
         return None if settings is None or mined is None else (settings, type(self.mining), mined)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Tensor | Row | Sequence[Mean]:
-        """The loss of each anchor, [a], from its values and masks, [a, n] each.
+        """Compute the loss of each anchor, [a].
 
-        Averaged over all anchors; return :class:`~nearfar.engine.Mean` objects for other denominators.
-        A tensor is differentiated by autograd. A loss that sets ``closed_form`` returns
-        :class:`~nearfar.engine.Row` instead, built from ``row_sum`` and ``row_logsumexp``: less work.
+        The batch loss is the mean over all anchors; return :class:`~nearfar.engine.Mean` objects for other
+        denominators. A tensor is differentiated by autograd. A loss that sets ``closed_form`` returns a
+        :class:`~nearfar.engine.Row` instead, built from ``row_sum`` and ``row_logsumexp``, which is faster.
+
+        Args:
+            sim: Similarities or distances of anchors and columns, [a, n].
+            pos: Mask of the positives, [a, n].
+            neg: Mask of the negatives, [a, n].
         """
         raise NotImplementedError(f"{type(self).__name__} must define rows(sim, pos, neg)")
 
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
-        """Mine, then ``rows``. Losses that need more of the tile than its values override this."""
+        """Mine, then call ``rows``. Losses that need more of the tile than its values override this."""
         return self.rows(tile.values, *self.mining.select(tile))
 
     def anchor_values(self, labels: Tensor) -> Tensor | None:
-        """A number for each anchor that the loss learns, [m]."""
+        """Return a learned number for each anchor, [m], or None."""
         return None
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
-        """What is added to the loss beside its pairs."""
+        """Return a term that is added to the loss of the pairs, or None."""
         return None
 
     def compute(
@@ -189,9 +237,8 @@ class PairLoss(Loss, RowLoss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
-        embeddings, gallery, anchor_values = self._in_one_precision(embeddings, gallery, self.anchor_values(labels))
-        batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
-        loss: Tensor = row_loss(batch, embeddings, gallery, anchor_values)
+        embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery, gallery_labels)
+        loss = row_loss(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
         penalty = self.penalty(embeddings)
         return loss if penalty is None else loss + penalty
 
@@ -204,48 +251,83 @@ class PairLoss(Loss, RowLoss):
         *,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The weight view: w, [m, n], with the gradient of Σ_negatives w·s − Σ_positives w·s.
+        """Compute the weight of every pair, [m, n].
 
-        s is the similarity, or minus the distance where the loss compares distances. Weights are ≥ 0
-        wherever the loss pulls positives and pushes negatives (some do the opposite as well, and say so).
+        The weights w are such that Σ_negatives w·s − Σ_positives w·s has the gradient of the loss, where s is the
+        similarity, or minus the distance if the loss compares distances. Weights are ≥ 0 where the loss pulls positives
+        and pushes negatives. Some losses also do the opposite; their documentation says so.
+
+        Args:
+            embeddings: Embeddings, [m, d].
+            labels: Integer labels, [m].
+            gallery: Columns to compare with instead of the batch, [n, d].
+            gallery_labels: Labels of the gallery, [n].
+            positions: The column of each anchor in the gallery, [m]; −1: not in it.
+
+        Example:
+            >>> import nearfar as nf
+            >>> nf.losses.Contrastive().pair_weights(torch.eye(3), torch.tensor([0, 0, 1]))
+            tensor([[-0.0000, 0.3333, 0.0000],
+                    [0.3333, -0.0000, 0.0000],
+                    [0.0000, 0.0000, -0.0000]])
         """
         embeddings, labels, gallery, gallery_labels, positions = check_batch(
             embeddings, labels, gallery, gallery_labels, positions
         )
-        # Weights are derivatives: inference mode would keep autograd from finding them.
+        # Weights are derivatives, which autograd cannot compute in inference mode.
         with no_autocast(embeddings.device.type), torch.inference_mode(False), torch.no_grad():
-            embeddings, gallery, anchor_values = self._in_one_precision(embeddings, gallery, self.anchor_values(labels))
-            batch = Batch(self, labels, gallery_labels, positions, self._noise(embeddings, gallery_labels))
-            weights: Tensor = pair_weights(batch, embeddings, gallery, anchor_values)
+            embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery, gallery_labels)
+            weights = pair_weights(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
         same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
 
+    def _engine_inputs(
+        self, embeddings: Tensor, labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor | None]]:
+        """Embeddings, gallery and anchor values in the highest precision of them, and random numbers for the mining."""
+        anchor_values = self.anchor_values(labels)
+        if anchor_values is not None and anchor_values.dtype != embeddings.dtype:
+            dtype = torch.promote_types(embeddings.dtype, anchor_values.dtype)
+            embeddings, anchor_values = embeddings.to(dtype), anchor_values.to(dtype)
+            gallery = None if gallery is None else gallery.to(dtype)
+        noise = None
+        if self.mining.draws:
+            count = len(embeddings) + len(gallery_labels)
+            noise = torch.rand(count, dtype=embeddings.dtype, device=embeddings.device)
+        return embeddings, gallery, {"anchor_values": anchor_values, "noise": noise}
 
-def _frozen(owner: Loss | Mining) -> Hashable:
-    """The public attributes by name; None where one could change unseen, or the class is from elsewhere."""
+
+def _graph_key(owner: Loss | Mining) -> Hashable:
+    """The public attributes by name; None if the class does not allow it or an attribute could change unnoticed."""
+    if not owner.cuda_graph:
+        return None
     settings = tuple((name, value) for name, value in vars(owner).items() if not name.startswith("_"))
-    seen = all(value is None or isinstance(value, (float, int, str)) for _, value in settings)
-    return settings if seen and type(owner).__module__.startswith("nearfar.") else None
+    constant = all(value is None or isinstance(value, (float, int, str)) for _, value in settings)
+    return settings if constant else None
+
+
+def _is_set_property(loss: Loss, name: str) -> bool:
+    return isinstance(getattr(type(loss), name, None), property) and hasattr(loss, name)
 
 
 def check_classes(labels: Tensor, num_classes: int) -> None:
-    """Labels are class numbers. Not looked at on a GPU, where that would stop the host."""
+    """Raise if a label is no class number. Not checked on a GPU, where the host would have to wait for it."""
     if readable(labels):
         low, high = labels.min().item(), labels.max().item()
         if low < 0 or high >= num_classes:
             raise ValueError(
-                f"labels go from {low} to {high}; with num_classes={num_classes} allowed are 0 to {num_classes - 1}"
+                f"labels range from {low} to {high}; with num_classes={num_classes} allowed are 0 to {num_classes - 1}"
             )
 
 
 def refuse_gallery(loss: Loss, gallery: Tensor | None, instead: str) -> None:
-    """For losses that have something else to compare with than columns."""
+    """Raise if a gallery is given to a loss that does not compare with columns."""
     if gallery is not None:
         raise ValueError(f"{type(loss).__name__} {instead} and takes no gallery")
 
 
 def no_autocast(kind: str) -> AbstractContextManager[Any]:
-    """Full precision, whatever autocast says."""
+    """Return a context without autocast."""
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
@@ -259,14 +341,14 @@ def check_batch(
     gallery_labels: Tensor | None,
     positions: Tensor | None,
 ) -> CheckedBatch:
-    """The arguments of a loss, fit for use; ``gallery_labels`` are ``labels`` where there is no gallery."""
+    """Check and convert the arguments of a loss; ``gallery_labels`` are ``labels`` if there is no gallery."""
     embeddings, labels = check_vectors("embeddings", embeddings, "labels", labels)
     if gallery is None and gallery_labels is None:
         if positions is not None:
-            raise ValueError("positions say where anchors stand in a gallery, and no gallery was given")
+            raise ValueError("positions are columns of a gallery, but no gallery was given")
         return embeddings, labels, None, labels, None
     if gallery is None or gallery_labels is None:
-        raise ValueError("gallery and gallery_labels go together; only one of them was given")
+        raise ValueError("gallery and gallery_labels must be given together; only one of them was given")
     gallery, gallery_labels = check_vectors("gallery", gallery, "gallery_labels", gallery_labels)
     if gallery.shape[1] != embeddings.shape[1]:
         raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
@@ -277,7 +359,7 @@ def check_batch(
             raise TypeError(f"positions is a {type(positions).__name__}; a torch.Tensor is needed")
         if positions.shape != labels.shape or not is_integer(positions):
             raise ValueError(
-                f"positions has shape {tuple(positions.shape)} of {positions.dtype}; needed is one whole number for "
+                f"positions has shape {tuple(positions.shape)} of {positions.dtype}; it must have one integer for "
                 f"each of the {labels.shape[0]} anchors"
             )
         positions = positions.to(embeddings.device, torch.int64)
@@ -290,13 +372,13 @@ def _check_positions(positions: Tensor, labels: Tensor, gallery_labels: Tensor) 
     low, high, count = positions.min().item(), positions.max().item(), len(gallery_labels)
     if low < -1 or high >= count:
         raise ValueError(
-            f"positions go from {low} to {high}; allowed are 0 to {count - 1}, in a gallery of {count}, and -1, nowhere"
+            f"positions range from {low} to {high}; allowed are 0 to {count - 1} in a gallery of {count}, and -1"
         )
     wrong = ((positions >= 0) & (gallery_labels[positions] != labels)).nonzero()
     if len(wrong):
         anchor = int(wrong[0])
         place = int(positions[anchor])
         raise ValueError(
-            f"positions says that anchor {anchor} of label {labels[anchor]} stands at {place}, where gallery_labels "
-            f"has {gallery_labels[place]}; an anchor needs the position of its own copy, or -1"
+            f"positions has {place} for anchor {anchor} of label {labels[anchor]}, but gallery_labels[{place}] is "
+            f"{gallery_labels[place]}; it must be the position of the anchor's own copy, or -1"
         )

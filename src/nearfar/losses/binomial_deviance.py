@@ -15,23 +15,32 @@ from nearfar.utils.validation import number, positive
 
 @register
 class BinomialDeviance(PairLoss):
-    """A smooth contrastive loss: each pair counts by its own similarity.
+    """Weights each pair by its own similarity: a smooth contrastive loss.
 
     Formula:
         ℓ_i = mean_P log(1 + e^(alpha (base − s))) + mean_N log(1 + e^(beta (s − base)))
 
     Args:
-        alpha: Sharpness for positives, 2.
-        beta: Sharpness for negatives, 50.
-        base: Γ = 0.5, the similarity that separates them.
-        mining: Which pairs count; |P| and |N| are those of the mined sets.
+        alpha: Steepness for positives.
+        beta: Steepness for negatives.
+        base: γ, the similarity that separates positives from negatives.
+        mining: Which pairs are used; the means are over the mined pairs.
 
     Reference:
-        Yi, Lei, Li: Deep Metric Learning for Practical Person Re-Identification, 2014.
+        Yi et al., "Deep Metric Learning for Practical Person Re-Identification", 2014. Unified View 12.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.BinomialDeviance(beta=10.0)(torch.eye(4), labels)
+        tensor(1.3200)
     """
 
     key = "binomial_deviance"
     source = "Unified View 12"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
     minings = tuple(minings.names())
     closed_form = True
 
@@ -44,7 +53,7 @@ class BinomialDeviance(PairLoss):
         return self.deviance(sim, pos, -self.alpha) + self.deviance(sim, neg, self.beta)
 
     def deviance(self, sim: Tensor, mask: Tensor, scale: float) -> Row:
-        """Mean of log(1 + e^(scale (s − base))) over the mask."""
+        """Return the mean of log(1 + e^(scale (s − base))) over the mask."""
         logits = (sim - self.base) * scale
         terms = row_sum(masked(softplus(logits), mask), masked(logits.sigmoid(), mask), scale)
         return terms / count(mask, sim).clamp_(min=1.0)

@@ -16,28 +16,36 @@ from nearfar.utils.validation import number, positive
 
 @register
 class Circle(PairLoss):
-    """Moves each pair at a pace of its own: the farther from where it should be, the faster.
+    """Weights each pair by its distance from the optimum, so that each moves at its own pace.
 
     Formula:
         w_p = [1 + margin − s]+ for positives, w_n = [s + margin]+ for negatives
         ℓ_i = log(1 + Σ_P e^(−scale w_p (s − (1 − margin))) · Σ_N e^(scale w_n (s − margin)))
 
     Args:
-        margin: M = 0.4: positives are wanted above 1 − m, negatives below m.
-        scale: Γ = 80.
-        mining: Which pairs count.
+        margin: m. The goal is a similarity above 1 − m for positives and below m for negatives.
+        scale: γ, the factor of the exponents.
+        mining: Which pairs are used.
 
     Differences:
-        The gradient is the paper's, not the derivative of the value: the weights w are constants. The mean
-        is over the anchors that have both a positive and a negative; other libraries leave out those, too,
-        whose loss is 0 in float32.
+        The gradient is that of the paper, not the derivative of the value: the weights w are constants. The mean is
+        over the anchors with a positive and a negative; other libraries also leave out anchors whose loss is 0 in
+        float32.
 
     Reference:
-        Sun et al.: Circle Loss: A Unified Perspective of Pair Similarity Optimization, 2020.
+        Sun et al., "Circle Loss: A Unified Perspective of Pair Similarity Optimization", CVPR 2020.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.Circle(scale=1.0)(torch.eye(4), labels)
+        tensor(1.5989)
     """
 
     key = "circle"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
     minings = tuple(minings.names())
     closed_form = True
 
@@ -47,15 +55,15 @@ class Circle(PairLoss):
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         margin, scale = self.margin, self.scale
-        pull = _paced(sim - (1.0 - margin), (1.0 + margin - sim).relu_(), pos, -scale)
-        push = _paced(sim - margin, (sim + margin).relu_(), neg, scale)
+        pull = _weighted_logsumexp(sim - (1.0 - margin), (1.0 + margin - sim).relu_(), pos, -scale)
+        push = _weighted_logsumexp(sim - margin, (sim + margin).relu_(), neg, scale)
         both = pull + push
         complete = (both.value > FLOOR / 2).to(sim.dtype)  # an empty sum would be about FLOOR
         return [Mean(both.softplus(), complete)]
 
 
-def _paced(values: Tensor, paces: Tensor, mask: Tensor, scale: float) -> Row:
-    """log Σ exp(scale · paces · values) over the mask, by values; the paces are constants."""
-    total = row_logsumexp(values.mul_(paces), mask, scale)
+def _weighted_logsumexp(values: Tensor, weights: Tensor, mask: Tensor, scale: float) -> Row:
+    """log Σ exp(scale · weights · values) over the mask, with its derivative by values; the weights are constants."""
+    total = row_logsumexp(values.mul_(weights), mask, scale)
     ((factor, probabilities),) = total.parts
-    return Row(total.value, [(factor, probabilities.mul_(paces))])
+    return Row(total.value, [(factor, probabilities.mul_(weights))])

@@ -18,7 +18,7 @@ MARGINS = {"cosine": 0.5, "distance": 1.0}
 
 @register
 class Contrastive(PairLoss):
-    """Pulls every positive, pushes the negatives that are too near.
+    """Pulls every positive, and pushes the negatives that are too near.
 
     Formula:
         cosine:    ℓ_i = Σ_N [s − margin]+ − Σ_P s
@@ -26,21 +26,30 @@ class Contrastive(PairLoss):
 
     Args:
         form: "cosine", or "distance" between unit vectors.
-        margin: Λ = 0.5 for cosine, α = 1 for distance.
-        mining: Which pairs count; "valid_triplet" with margin −1 gives every mined pair the same weight.
-        average: "anchors": sums per anchor, averaged over anchors, as printed; "pairs": positives and
-            negatives are each divided by their number of non-zero terms.
-        normalize: False takes embeddings as they are: distance as NRA 1 prints it.
+        margin: λ = 0.5 for "cosine", α = 1 for "distance".
+        mining: Which pairs are used. "valid_triplet" with margin −1 gives every mined pair the same weight.
+        average: "anchors": sum per anchor, mean over anchors, as printed. "pairs": positives and negatives are each
+            divided by their number of non-zero terms.
+        normalize: False: compare embeddings as they are, for "distance" as in NRA 1.
 
     Differences:
-        Other libraries hinge the positives too, which adds a constant, and average as "pairs".
+        Other libraries also apply a hinge to the positives, which adds a constant, and average over "pairs".
 
     Reference:
-        Hadsell, Chopra, LeCun: Dimensionality Reduction by Learning an Invariant Mapping, 2006.
+        Hadsell et al., "Dimensionality Reduction by Learning an Invariant Mapping", CVPR 2006. Thesis 2.15,
+        Unified View 5, NRA 1.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.Contrastive(form="distance")(torch.eye(4), labels)
+        tensor(2.0000)
     """
 
     key = "contrastive"
     source = "Thesis 2.15, Unified View 5, NRA 1"
+    cuda_graph = True
+    deterministic = True
     closed_form = True
     minings = tuple(minings.names())
     fixed = ("form", "normalize")
@@ -59,6 +68,11 @@ class Contrastive(PairLoss):
         low = -1.0 if form == "cosine" else 0.0
         self.margin = number("margin", MARGINS[form] if margin is None else margin, low=low)
         self.average = one_of("average", average, ("anchors", "pairs"))
+
+    @property
+    def mean_over_anchors(self) -> bool:  # type: ignore[override]
+        """Whether the loss is a mean over all anchors."""
+        return self.average == "anchors"
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
         near = masked(sim, pos)

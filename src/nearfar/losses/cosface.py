@@ -11,24 +11,36 @@ from nearfar.utils.validation import non_negative, positive
 
 @register
 class CosFace(ClassificationLoss):
-    """Classifies by cosines, with a margin taken off the cosine to the own proxy.
+    """Classifies by cosines, with a margin subtracted from the cosine to the own proxy.
 
     Formula:
         ℓ_i = −log e^(scale·(cos θ_y − margin)) / (e^(scale·(cos θ_y − margin)) + Σ_{c≠y} e^(scale·cos θ_c))
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        margin: 0.35.
-        scale: S = 64.
-        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies over that of the network, 10.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        margin: Margin of the cosine. The paper uses 0.35.
+        scale: s, the factor of the cosines. The paper uses 64.
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Reference:
-        Wang et al.: CosFace: Large Margin Cosine Loss for Deep Face Recognition, 2018.
+        Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.CosFace(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "cosface"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
 
     def __init__(
         self,

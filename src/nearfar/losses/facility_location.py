@@ -12,35 +12,42 @@ from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, whole
 
-TIE = 1e-9  # scores as near as this are equal but for rounding, and then the lowest index is taken
+TIE = 1e-9  # scores that differ by less than this are equal up to rounding, and the lowest index is used
 
 
 @register
 class FacilityLocation(Loss):
-    """Wants no other clustering to fit the embeddings as well as the classes do.
+    """Penalizes any clustering that fits the embeddings better than the classes do.
 
     Formula:
         F(S) = −Σ_i min_{j∈S} d_ij,  and for the classes  F(y) = −Σ_c min_{j∈c} Σ_{i∈c} d_ij
         loss = [max over S of F(S) + gamma (1 − NMI(y, ŷ_S)) − F(y)]+,  ŷ_S the nearest medoid of each embedding
 
     Args:
-        gamma: Weight of the clustering's errors, 1.
-        refinements: Most passes over the medoids after the greedy search, 5.
+        gamma: Weight of the clustering error.
+        refinements: Maximum number of passes over the medoids after the greedy search.
 
     Differences:
-        The best S is looked for as in the paper: greedily, one medoid for each class in the batch; then, in
-        passes, each is exchanged for the member of its cluster that raises the score of the whole clustering most
-        (the authors' code counts distances within that cluster only). The gradient takes what is found as given.
-        Ties go to the lowest index, and the search is in float64 so that rounding decides nothing; its time
-        grows with classes · m². NMI is 2 I / (H(y) + H(ŷ)). A sum, as printed: the loss grows with the batch. On a
-        GPU the host waits for the number of classes, and after each pass.
+        The search for S follows the paper: greedy, with one medoid for each class in the batch; then, in passes, each
+        medoid is replaced by the member of its cluster that improves the score of the whole clustering most (the
+        authors' code only counts distances within that cluster). The result is a constant for the gradient. Ties go to
+        the lowest index, and the search runs in float64, so that rounding decides nothing. Its time grows with
+        classes · m². NMI is 2 I / (H(y) + H(ŷ)). The loss is a sum, as printed, and grows with the batch. On a GPU the
+        host waits for the number of classes and after each pass.
 
     Reference:
-        Oh Song et al.: Deep Metric Learning via Facility Location, 2017.
+        Oh Song et al., "Deep Metric Learning via Facility Location", CVPR 2017. RLL 6–7.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.FacilityLocation(gamma=1.0)(torch.eye(4), labels)
+        tensor(0.6563)
     """
 
     key = "facility_location"
     source = "RLL 6–7"
+    deterministic = True
 
     def __init__(self, *, gamma: float = 1.0, refinements: int = 5) -> None:
         super().__init__()
@@ -65,7 +72,7 @@ class FacilityLocation(Loss):
 
 
 class _Search:
-    """Looks for the medoids S with the largest A(S) = F(S) + gamma (1 − NMI)."""
+    """Search for the medoids S with the largest A(S) = F(S) + gamma (1 − NMI)."""
 
     def __init__(self, points: Tensor, labels: Tensor, gamma: float) -> None:
         names, self.classes, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -93,7 +100,7 @@ class _Search:
             before, owners = chosen, self.assign(chosen)[1]
             for slot, old in enumerate(medoids):
                 members = (owners == old) | (self.index == old)
-                # On a GPU the number of members would cost a synchronisation, so there all points are looked at.
+                # On a GPU the number of members would need a synchronization, so all points are candidates.
                 candidates = members.nonzero().squeeze(1) if members.device.type == "cpu" else self.index
                 others = chosen & (self.index != old)
                 scores = self.scores(others, candidates).masked_fill_(~members[candidates], -math.inf)
@@ -107,7 +114,7 @@ class _Search:
         return owners, self.errors(owners, torch.zeros_like(owners, dtype=torch.bool).unsqueeze(1)).squeeze(0)
 
     def assign(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of each point to the nearest of the chosen, infinite if there are none, and which it is."""
+        """The distance of each point to the nearest of the chosen, infinite if there are none, and its index."""
         nearest, owners = self.distances.masked_fill(~chosen, math.inf).min(dim=1)
         return nearest, owners
 
@@ -120,7 +127,7 @@ class _Search:
 
     def errors(self, owners: Tensor, takes: Tensor) -> Tensor:
         """gamma (1 − NMI) after each candidate has taken its points, [m, c], from their owners, [c]."""
-        # The cells of the table classes × owners that are not empty, each named by one of its points.
+        # The non-empty cells of the table classes × owners, each identified by one of its points.
         cells = self.classes * len(owners) + owners
         names = torch.empty(self.size * len(owners), dtype=torch.long, device=cells.device)
         cells = names.scatter_(0, cells, self.index)[cells]
@@ -150,7 +157,7 @@ def _first_best(scores: Tensor) -> Tensor:
 
 
 def _distances(points: Tensor, centers: Tensor) -> Tensor:
-    """From each point to its centre, one of the points, [m]; without a gradient where they are equal."""
+    """From each point to its center, one of the points, [m]; without a gradient where they are equal."""
     squares = (points - points[centers]).square().sum(dim=1)
-    apart = ~(squares <= 0)  # NaN is apart, and shows
+    apart = ~(squares <= 0)  # NaN stays NaN
     return masked(masked(squares, apart, 1.0).sqrt(), apart)

@@ -15,26 +15,34 @@ from nearfar.utils.validation import whole
 
 @register
 class FastAP(PairLoss):
-    """Raises the average precision of each anchor's ranking, read off a soft histogram of its distances.
+    """Increases the average precision of each anchor's ranking, computed from a soft histogram of its distances.
 
     Formula:
         h⁺, h: soft histograms of the anchor's d² to its positives and to all others, on 0, 4/bins, …, 4
-        H⁺, H: the same, cumulated
+        H⁺, H: their cumulative sums
         ℓ_i = 1 − 1/|P| Σ_r h⁺_r H⁺_r / H_r
 
     Args:
-        bins: 10; there is one node more.
+        bins: Number of bins; there is one node more.
 
     Differences:
-        The mean is over the anchors that have a positive. A positive may be pushed to where positives are
-        denser: its pair weight is then negative.
+        The mean is over the anchors that have a positive. A positive can be pushed to where positives are denser: its
+        pair weight is then negative.
 
     Reference:
-        Cakir et al.: Deep Metric Learning to Rank, 2019.
+        Cakir et al., "Deep Metric Learning to Rank", CVPR 2019.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.FastAP(bins=10)(torch.eye(4), labels)
+        tensor(0.6667)
     """
 
     key = "fast_ap"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
     measure = "squared_euclidean"
     closed_form = True
     row_bytes = 40
@@ -51,7 +59,7 @@ class FastAP(PairLoss):
         all_near = masked(all_near, all_near > 0, 1.0)
         precision, share = near / all_near, positives / all_near
         lost = share * precision
-        # A count changes the precision of all nodes from its own on; a positive is also found with its own.
+        # A count changes the precision at its node and all later ones; a positive also adds the precision at its node.
         slopes = running_sum(torch.stack([-lost, share - lost], dim=1), backwards=True)
         slopes[:, 1] += precision
         number = positives.sum(dim=1).round()

@@ -1,4 +1,4 @@
-"""Group loss: the samples of a batch agree on their labels."""
+"""Group loss: similar samples of a batch refine each other's labels."""
 
 from __future__ import annotations
 
@@ -6,45 +6,56 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from nearfar.engine import FLOOR, Step, by_autograd, differentiable, masked, unit
+from nearfar.engine import FLOOR, LossComputation, by_autograd, differentiable, masked, unit
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
-SMALLEST_SUPPORT = 1e-30  # a class that nobody supports costs about 69 in each iteration, not infinity
+SMALLEST_SUPPORT = 1e-30  # a class without support adds about 69 to the loss in each iteration, not infinity
 
 
 @register
 class Group(ProxyLoss):
-    """Classifies each sample after similar ones in the batch have refined its label.
+    """Classifies each sample after similar samples of the batch have refined its label.
 
     Formula:
         X = softmax(w_c·x_i / temperature), one-hot for a few random anchors of each class
-        W = Pearson correlation of raw embeddings, 0 where negative and on the diagonal
+        W = Pearson correlation of the embeddings, 0 where negative and on the diagonal
         iterations times:  Π = W X,  X ← X∘Π, each row divided by its sum
         loss = −mean log X_iy over all but the anchors  +  classification_weight · cross-entropy of w_c·x_i
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        iterations: T = 2 refinements.
-        temperature: Τ = 1.
-        anchors_per_class: Samples of each class whose labels are given, 1; the paper's best are 1 or 2 of 9.
-        keep_diagonal: False; True: a sample also supports itself, as in the authors' code.
-        average_over: "rest", or "all": anchors count as samples without loss, as in the authors' code.
-        classification_weight: 0, as in the paper; above, it also classifies without the others' help.
-        lr_multiplier: Learning rate of the proxies over that of the network, 10.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        iterations: T, the number of refinements.
+        temperature: τ of the softmax.
+        anchors_per_class: Samples of each class whose labels are given. The paper's best values are 1 or 2 of 9.
+        keep_diagonal: True: a sample also supports itself, as in the authors' code.
+        average_over: "rest": samples that are no anchors; "all": anchors count with a loss of 0, as in the authors'
+            code.
+        classification_weight: Weight of the plain cross-entropy. 0 in the paper.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        The layer has no bias. Support below 1e-30 counts as 1e-30, so that no loss is infinite; a sample
-        similar to no other keeps its X. An embedding whose coordinates are all equal is similar to none. The
-        paper first trains with softmax alone for ten epochs.
+        The linear layer has no bias. Support below 1e-30 is raised to 1e-30, so that no loss is infinite; a sample that
+        is similar to no other keeps its X. An embedding whose coordinates are all equal is similar to none. The paper
+        first trains with softmax alone for ten epochs.
 
     Reference:
-        Elezi et al.: The Group Loss for Deep Metric Learning, 2020.
+        Elezi et al., "The Group Loss for Deep Metric Learning", ECCV 2020. Group Loss 1–7.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.Group(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "group"
     source = "Group Loss 1–7"
+    cuda_graph = True
 
     def __init__(
         self,
@@ -68,16 +79,16 @@ class Group(ProxyLoss):
         self.classification_weight = non_negative("classification_weight", classification_weight)
 
     def draw_anchors(self, labels: Tensor) -> Tensor:
-        """Which samples are anchors, [m]: ``anchors_per_class`` of each class, or all it has."""
-        chance = torch.rand(len(labels), dtype=torch.float64, device=labels.device)  # so fine that none are equal
+        """Draw the mask of the anchors, [m]: ``anchors_per_class`` of each class, or all of its samples."""
+        chance = torch.rand(len(labels), dtype=torch.float64, device=labels.device)  # no two are equal
         before = (labels.unsqueeze(1) == labels) & (chance.unsqueeze(1) > chance)
         return before.sum(dim=1) < self.anchors_per_class
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         constants, pairs = (labels, self.draw_anchors(labels)), len(labels) * len(proxies)
-        step = Step(by_autograd(self._loss), constants, self, self.recordable, pairs, lasting=(1,))
-        loss: Tensor = differentiable(step, (embeddings, proxies))
-        return loss
+        loss = by_autograd(self._loss)
+        computation = LossComputation(loss, constants, self, self.graph_key, pairs, static=(1,))
+        return differentiable(computation, (embeddings, proxies))
 
     def _loss(self, embeddings: Tensor, proxies: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
         logits, own = embeddings @ proxies.T, labels.unsqueeze(1)
@@ -93,25 +104,29 @@ class Group(ProxyLoss):
 
 
 def correlation(embeddings: Tensor, keep_diagonal: bool = False) -> Tensor:
-    """Pearson correlation between embeddings, [m, m], without what is negative and, unless kept, the diagonal."""
-    centred = embeddings - embeddings.mean(dim=1, keepdim=True)
-    spread, size = (torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in (centred, embeddings))
-    # So little is the rounding of the mean. What has no length, NaN or infinite, is not flat: it shows.
+    """Return Pearson correlations of embeddings, [m, m], with 0 for negative ones and (unless kept) the diagonal."""
+    centered = embeddings - embeddings.mean(dim=1, keepdim=True)
+    spread, size = (torch.linalg.vector_norm(part, dim=1, keepdim=True) for part in (centered, embeddings))
+    # A spread this small is the rounding error of the mean. NaN and infinity are kept, so that they are noticed.
     flat = (spread <= 8 * torch.finfo(size.dtype).eps * size) & size.isfinite()
-    points = unit(masked(centred, ~flat))
+    points = unit(masked(centered, ~flat))
     similarity = points @ points.T
     return (similarity if keep_diagonal else similarity.fill_diagonal_(0.0)).relu()
 
 
 def refine(similarity: Tensor, assignment: Tensor, steps: int) -> Tensor:
-    """Replicator dynamics: X ← X∘(WX), each row divided by its sum, ``steps`` times.
+    """Apply the replicator dynamics X ← X∘(WX), each row divided by its sum.
 
-    ``similarity``, [m, m], is W ≥ 0, and ``assignment``, [m, C], has rows that sum to 1.
+    Args:
+        similarity: W ≥ 0, [m, m].
+        assignment: X, [m, C], with rows that sum to 1.
+        steps: Number of iterations.
 
-    >>> similarity = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    >>> refine(similarity, torch.tensor([[0.5, 0.5], [0.8, 0.2]]), steps=1)
-    tensor([[0.8000, 0.2000],
-            [0.8000, 0.2000]])
+    Example:
+        >>> similarity = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> refine(similarity, torch.tensor([[0.5, 0.5], [0.8, 0.2]]), steps=1)
+        tensor([[0.8000, 0.2000],
+                [0.8000, 0.2000]])
     """
     smallest = torch.finfo(assignment.dtype).tiny
     logarithm = masked(assignment.clamp(min=smallest).log(), assignment > 0, FLOOR)
@@ -119,7 +134,7 @@ def refine(similarity: Tensor, assignment: Tensor, steps: int) -> Tensor:
 
 
 def _refine(similarity: Tensor, assignment: Tensor, steps: int) -> Tensor:
-    """The same from log X to log X, where X∘Π over its sum is softmax(log X + log Π)."""
+    """The same for log X, where X∘Π divided by its sum is softmax(log X + log Π)."""
     for _ in range(steps):
         # One floor for all classes: a row without any support keeps its X.
         support = (similarity @ assignment.exp()).clamp(min=SMALLEST_SUPPORT)

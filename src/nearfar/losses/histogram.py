@@ -12,27 +12,35 @@ from nearfar.utils.validation import whole
 
 @register
 class Histogram(PairLoss):
-    """Makes it unlikely that any negative pair of the batch is more similar than any positive pair.
+    """Reduces the probability that a random negative pair is more similar than a random positive pair.
 
     Formula:
-        h⁺, h⁻: soft histograms of the similarities of all positive and of all negative pairs, each
-        divided by its number of pairs, on the nodes −1, −1 + 2/bins, …, 1
+        h⁺, h⁻: soft histograms of the similarities of all positive and of all negative pairs, each divided by its
+        number of pairs, on the nodes −1, −1 + 2/bins, …, 1
         loss = Σ_r h⁻_r Σ_{q≤r} h⁺_q
 
     Args:
-        bins: 100; there is one node more.
+        bins: Number of bins; there is one node more.
 
     Differences:
-        A function of the whole batch, not of one anchor's row. Without positives or negatives it is 0.
+        A function of the whole batch, not of one anchor's row. Without positives or without negatives it is 0.
 
     Reference:
-        Ustinova, Lempitsky: Learning Deep Embeddings with Histogram Loss, 2016.
+        Ustinova and Lempitsky, "Learning Deep Embeddings with Histogram Loss", NIPS 2016.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.Histogram(bins=100)(torch.eye(4), labels)
+        tensor(1.)
     """
 
     key = "histogram"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
     closed_form = True
-    sums_up = True
+    from_totals = True
     row_bytes = 40
 
     def __init__(self, *, bins: int = 100) -> None:
@@ -42,6 +50,6 @@ class Histogram(PairLoss):
     def totals(self, tile: Tile) -> SoftHistograms:
         return SoftHistograms(tile.values, tile.positives, tile.negatives, low=-1.0, high=1.0, bins=self.bins)
 
-    def of_totals(self, totals: Tensor) -> Tensor:
+    def loss_of_totals(self, totals: Tensor) -> Tensor:
         negatives, positives = (totals / totals.sum(dim=1, keepdim=True).clamp(min=1.0)).unbind()
         return (negatives * running_sum(positives)).sum()

@@ -1,4 +1,4 @@
-"""Lifted structure loss: the original, and the generalised form of later papers."""
+"""Lifted structure loss: the original, and the generalized form of later papers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,36 @@ from nearfar.utils.validation import number
 
 @register
 class LiftedStructure(PairLoss):
-    """Holds each positive pair against all the negatives of both its ends (raw embeddings).
+    """Compares each positive pair with all negatives of both its members; embeddings are not normalized.
 
     Formula:
         J_ij = log(Σ_{k∈N_i} e^(margin − d_ik) + Σ_{l∈N_j} e^(margin − d_jl)) + d_ij
         loss = 1/(2·#pairs) Σ over unordered positive pairs of [J_ij]+²
 
     Args:
-        margin: Α = 1.
-        squared: False leaves out the square, as the Ranked List Loss paper prints it.
+        margin: α, subtracted from the distances of negatives.
+        squared: False: without the square, as printed in the Ranked List Loss paper.
 
     Differences:
         With a gallery, the negatives of a gallery embedding are the anchors of other classes.
 
     Reference:
-        Oh Song et al.: Deep Metric Learning via Lifted Structured Feature Embedding, 2016.
+        Oh Song et al., "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016. NRA 3, RLL 3.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.LiftedStructure(margin=1.0)(torch.eye(4), labels)
+        tensor(2.8472)
     """
 
     key = "lifted_structure"
     source = "NRA 3, RLL 3"
+    cuda_graph = True
+    deterministic = True
     measure = "euclidean"
-    raw = True
-    surveys = True
+    normalize = False
+    needs_column_values = True
     row_bytes = 72
 
     def __init__(self, *, margin: float = 1.0, squared: bool = True) -> None:
@@ -46,14 +54,14 @@ class LiftedStructure(PairLoss):
         self.margin = number("margin", margin)
         self.squared = bool(squared)
 
-    def survey(self, tile: Tile) -> Tensor:
-        """log Σ_N e^(margin − d) of each row."""
+    def column_values(self, tile: Tile) -> Tensor:
+        """Return log Σ_N e^(margin − d) of each row."""
         return masked_logsumexp(self.margin - tile.values, tile.negatives)
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
-        assert tile.survey is not None
+        assert tile.column_values is not None
         columns, filled = positive_columns(tile.positives)
-        ends = torch.logaddexp(self.survey(tile).unsqueeze(1), tile.survey[columns])
+        ends = torch.logaddexp(self.column_values(tile).unsqueeze(1), tile.column_values[columns])
         hinge = masked((ends + tile.values.gather(1, columns)).relu(), filled)
         total = (hinge.square() if self.squared else hinge).sum(dim=1)
         return [Mean(0.5 * total, count(filled, hinge))]
@@ -61,25 +69,35 @@ class LiftedStructure(PairLoss):
 
 @register
 class LiftedStructureGeneralized(PairLoss):
-    """Holds the soft farthest positive against the soft nearest negative.
+    """Compares the soft maximum of the positive distances with that of the negative similarities.
 
     Formula:
         ℓ_i = [log Σ_P e^(margin − s) + log Σ_N e^s]+
 
     Args:
-        margin: Λ = 0.5.
-        mining: Which pairs count.
+        margin: λ, added to the difference.
+        mining: Which pairs are used.
 
     Differences:
-        The unified view prints a minus before the second logarithm, which contradicts the weights it
-        derives; this is the form with those weights. An anchor without positives or negatives costs 0.
+        The Unified View prints a minus sign before the second logarithm, which contradicts the weights derived there;
+        this is the form with those weights. The loss of an anchor without positives or without negatives is 0.
 
     Reference:
-        Hermans, Beyer, Leibe: In Defense of the Triplet Loss for Person Re-Identification, 2017.
+        Hermans et al., "In Defense of the Triplet Loss for Person Re-Identification", 2017. Thesis 2.21,
+        Unified View 9.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.LiftedStructureGeneralized(margin=0.5)(torch.eye(4), labels)
+        tensor(1.1931)
     """
 
     key = "lifted_structure_generalized"
     source = "Thesis 2.21, Unified View 9"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
     minings = tuple(minings.names())
     closed_form = True
 

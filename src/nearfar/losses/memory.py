@@ -1,4 +1,4 @@
-"""Embeddings of earlier batches as more columns for a pair loss: cross-batch memory."""
+"""Cross-batch memory: embeddings of earlier batches as additional columns of a pair loss."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from nearfar.utils.validation import whole
 
 
 class Memory(nn.Module):
-    """The last embeddings of a training and their labels, without gradients, the oldest overwritten first.
+    """A ring buffer of the last embeddings of a training and their labels, without gradients.
 
-    Anchors are always those of the batch. They are compared with the batch itself, where gradients flow both ways, and
-    with what is remembered. While it is filling, only what is there is compared with.
+    The anchors are always those of the batch. They are compared with the batch itself, where both members of a pair
+    get a gradient, and with the stored embeddings.
 
-    It has buffers and no parameters: ``to(device)`` moves it, ``state_dict()`` holds all of it, and an optimiser has
-    nothing to do with it.
+    The memory has buffers and no parameters: ``to(device)`` moves it, ``state_dict()`` contains all of it, and it has
+    nothing to optimize.
 
     Args:
-        size: How many embeddings are remembered.
-        dim: Their dimensions.
-        device: Where they are.
+        size: Number of stored embeddings.
+        dim: Dimension of the embeddings.
+        device: Device of the stored embeddings.
 
     Reference:
-        Wang et al.: Cross-Batch Memory for Embedding Learning. CVPR 2020.
+        Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020.
 
-    >>> from nearfar import losses
-    >>> network, loss, memory = nn.Linear(8, 4), losses.Contrastive(), Memory(64, dim=4)
-    >>> optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    >>> for step in range(3):
-    ...     images, labels = torch.randn(16, 8), torch.arange(16) // 4
-    ...     embeddings = network(images)
-    ...     value = memory.loss(loss, embeddings, labels)
-    ...     optimizer.zero_grad()
-    ...     value.backward()
-    ...     optimizer.step()
-    ...     memory.add(embeddings, labels)
-    >>> len(memory)
-    48
+    Example:
+        >>> from nearfar import losses
+        >>> network, loss, memory = nn.Linear(8, 4), losses.Contrastive(), Memory(64, dim=4)
+        >>> optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+        >>> for step in range(3):
+        ...     images, labels = torch.randn(16, 8), torch.arange(16) // 4
+        ...     embeddings = network(images)
+        ...     value = memory.loss(loss, embeddings, labels)
+        ...     optimizer.zero_grad()
+        ...     value.backward()
+        ...     optimizer.step()
+        ...     memory.add(embeddings, labels)
+        >>> len(memory)
+        48
 
-    Of more than it can hold, the oldest go first:
+        When it is full, the oldest embeddings are overwritten:
 
-    >>> memory = Memory(3, dim=1)
-    >>> memory.add(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 2]))
-    >>> memory.add(torch.tensor([[3.0], [4.0]]), torch.tensor([3, 4]))
-    >>> memory.labels.tolist()
-    [4, 2, 3]
+        >>> memory = Memory(3, dim=1)
+        >>> memory.add(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 2]))
+        >>> memory.add(torch.tensor([[3.0], [4.0]]), torch.tensor([3, 4]))
+        >>> memory.labels.tolist()
+        [4, 2, 3]
     """
 
     all_embeddings: Tensor
@@ -56,37 +57,47 @@ class Memory(nn.Module):
         self.size = whole("size", size)
         self.register_buffer("all_embeddings", torch.zeros(size, whole("dim", dim), device=device))
         self.register_buffer("all_labels", torch.zeros(size, dtype=torch.int64, device=device))
-        self.added = 0  # in all; no buffer, so that the host knows what is where without asking the device
+        self.added = 0  # in total; not a buffer, so that the host can read it without waiting for the device
 
     def __len__(self) -> int:
         return min(self.added, self.size)
 
     @property
     def embeddings(self) -> Tensor:
-        """What is remembered, [n, dim]."""
+        """The stored embeddings, [n, dim]."""
         return self.all_embeddings[: len(self)]
 
     @property
     def labels(self) -> Tensor:
-        """The labels of what is remembered, [n]."""
+        """The labels of the stored embeddings, [n]."""
         return self.all_labels[: len(self)]
 
     @torch.no_grad()
     def add(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Remember a batch; of one that is larger than the memory, its end.
+        """Store a batch; if it is larger than the memory, only its end.
 
-        What is no number is remembered as a vector of zeros, or it would spoil every batch from now on.
+        NaN and infinity are stored as zeros, otherwise every later loss would be NaN.
+
+        Args:
+            embeddings: Embeddings, [m, dim].
+            labels: Labels, [m].
         """
         embeddings, labels = embeddings.detach()[-self.size :].nan_to_num(0.0, 0.0, 0.0), labels[-self.size :]
         start = self.added % self.size
         before_end = min(len(labels), self.size - start)
-        for mine, given in ((self.all_embeddings, embeddings), (self.all_labels, labels)):
-            mine[start : start + before_end] = given[:before_end]
-            mine[: len(labels) - before_end] = given[before_end:]
+        for buffer, given in ((self.all_embeddings, embeddings), (self.all_labels, labels)):
+            buffer[start : start + before_end] = given[:before_end]
+            buffer[: len(labels) - before_end] = given[before_end:]
         self.added += len(labels)
 
     def loss(self, loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch whose columns are the batch and the memory."""
+        """Compute the loss of a batch whose columns are the batch and the memory.
+
+        Args:
+            loss: A loss that accepts a gallery.
+            embeddings: Embeddings of the batch, [m, dim].
+            labels: Labels of the batch, [m].
+        """
         if not len(self):
             plain: Tensor = loss(embeddings, labels)
             return plain
@@ -96,11 +107,11 @@ class Memory(nn.Module):
         return value
 
     def get_extra_state(self) -> Tensor:
-        """How many were added, for ``state_dict``; as a tensor, for files that hold nothing else."""
+        """Return the number of added embeddings as a tensor, since some files contain nothing but tensors."""
         return torch.tensor(self.added)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """What ``get_extra_state`` gave."""
+        """Restore what ``get_extra_state`` returned."""
         self.added = int(state)
 
     def extra_repr(self) -> str:

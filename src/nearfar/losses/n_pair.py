@@ -14,27 +14,37 @@ from nearfar.utils.validation import non_negative
 
 @register
 class NPair(PairLoss):
-    """Tells each positive from all negatives at once (raw embeddings, dot products).
+    """Compares each positive with all negatives at once, by dot products of embeddings that are not normalized.
 
     Formula:
         ℓ_i = mean over j∈P_i of log(1 + Σ_{k∈N_i} e^(s_ik − s_ij)),  plus l2 · mean ‖e‖²
 
     Args:
-        l2: Weight of the squared lengths, 0.02: nothing else keeps raw embeddings small.
-        mining: Which pairs count.
+        l2: Weight of the squared lengths. Nothing else keeps the embeddings small.
+        mining: Which pairs are used.
 
     Differences:
-        Every anchor uses all its positives; a batch of pairs gives the paper's loss. To compare anchors
-        with their positives only, as the paper's two-tower batch does, give the positives as gallery.
+        Every anchor uses all its positives; for a batch of pairs this is the loss of the paper. To compare anchors
+        with the positives of all pairs only, as the paper does, pass the positives as gallery.
 
     Reference:
-        Sohn: Improved Deep Metric Learning with Multi-class N-pair Loss Objective, 2016.
+        Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016. Thesis 2.22, NRA 4,
+        RLL 2.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.NPair(l2=0.0)(torch.eye(4), labels)
+        tensor(1.0986)
     """
 
     key = "n_pair"
     source = "Thesis 2.22, NRA 4, RLL 2"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
     measure = "dot"
-    raw = True
+    normalize = False
     closed_form = True
     minings = ("all", "semi_hard", "hard", "valid_triplet", "random")
 
@@ -51,7 +61,7 @@ class NPair(PairLoss):
 
 
 def against_negatives(sim: Tensor, pos: Tensor, neg: Tensor, scale: float = 1.0) -> tuple[Row, Tensor]:
-    """Σ_{j∈P} log(1 + Σ_{k∈N} e^(scale (s_k − s_j))) of each row, and the number of its positives."""
+    """Compute Σ_{j∈P} log(1 + Σ_{k∈N} e^(scale (s_k − s_j))) of each row, and the number of its positives."""
     negatives = row_logsumexp(sim, neg, scale)
     columns, filled = positive_columns(pos)
     gap = masked(negatives.value.unsqueeze(1) - scale * sim.gather(1, columns), filled, FLOOR)

@@ -9,23 +9,35 @@ from nearfar.utils.validation import positive
 
 @register
 class NormalizedSoftmax(ClassificationLoss):
-    """Classifies by the angle to each proxy.
+    """Classifies by the cosine to the proxy of each class.
 
     Formula:
         ℓ_i = −log e^(cos(x_i, w_y) / temperature) / Σ_c e^(cos(x_i, w_c) / temperature)
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        temperature: Τ = 0.05.
-        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies over that of the network, 10.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        temperature: τ, the divisor of the cosines.
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Reference:
-        Zhai, Wu: Classification is a Strong Baseline for Deep Metric Learning, 2019.
+        Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019. Group Loss [52].
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.NormalizedSoftmax(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "normalized_softmax"
     source = "Group Loss [52]"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
 
     def __init__(
         self,

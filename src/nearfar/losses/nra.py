@@ -16,7 +16,7 @@ from nearfar.utils.validation import positive
 
 @register
 class NRA(PairLoss):
-    """Looks at ranks instead of distances: of the farthest positive and the nearest negative (raw embeddings).
+    """Compares approximate ranks of the farthest positive and the nearest negative; embeddings are not normalized.
 
     Formula:
         r = (d − d_min) / (d_max − d_min) over the anchor's row
@@ -24,22 +24,30 @@ class NRA(PairLoss):
         loss = −mean of log(s⁺ + epsilon) + log(1 − s⁻ + epsilon)
 
     Args:
-        alpha: Steepness of w at r = ½, 4.
-        epsilon: 1e-4, bounds the loss of a pair.
+        alpha: Steepness of w at r = ½.
+        epsilon: Bounds the loss of a pair.
 
     Differences:
-        Anchors without a positive or a negative are left out. Where all distances are equal, r = 0 with no
-        gradient. The gradient goes through all four distances, so the nearest and the farthest neighbour
-        may be moved against their class: their pair weight is then negative. Normalise at evaluation.
+        Anchors without a positive or without a negative are left out. If all distances are equal, r = 0 without a
+        gradient. The gradient flows through all four distances, so the nearest and the farthest neighbor can be moved
+        against their class: their pair weight is then negative. Normalize embeddings for evaluation.
 
     Reference:
-        Schall et al.: Deep Metric Learning using Similarities from Nonlinear Rank Approximations, 2019.
+        Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", 2019. NRA 6–13.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> points, labels = torch.tensor([[0.0], [1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.NRA(alpha=4.0)(points, labels)
+        tensor(3.0802)
     """
 
     key = "nra"
     source = "NRA 6–13"
+    cuda_graph = True
+    deterministic = True
     measure = "euclidean"
-    raw = True
+    normalize = False
 
     def __init__(self, *, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
         super().__init__()
@@ -47,7 +55,7 @@ class NRA(PairLoss):
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         complete = pos.any(dim=1) & neg.any(dim=1)
-        pos, neg = (mask | ~complete.unsqueeze(1) for mask in (pos, neg))  # nothing is empty; weighed 0 below
+        pos, neg = (mask | ~complete.unsqueeze(1) for mask in (pos, neg))  # no empty masks; weight 0 below
         nearest_negative, farthest_negative = _ends(sim, neg)
         nearest_positive, farthest_positive = _ends(sim, pos)
         low = torch.minimum(nearest_negative, nearest_positive)
@@ -59,13 +67,13 @@ class NRA(PairLoss):
         return [Mean(masked(loss, complete), complete.to(sim.dtype))]
 
     def transfer(self, rank: Tensor) -> Tensor:
-        """w(r): ranks to dissimilarities."""
+        """Return w(r), the dissimilarity for a rank."""
         smallest = 1e-6 if self.alpha < 1 else 0.0  # the slope at 0 is infinite
-        lower, upper = ((2 * part).clamp(smallest, 1.0) for part in (rank, 1 - rank))  # the half not used stays finite
+        lower, upper = ((2 * part).clamp(smallest, 1.0) for part in (rank, 1 - rank))  # the unused half stays finite
         return torch.where(rank < 0.5, 0.5 * lower**self.alpha, 1 - 0.5 * upper**self.alpha)
 
     def cost(self, similarity: Tensor) -> Tensor:
-        """−log(s + epsilon): what a similarity costs that should be one."""
+        """Return −log(s + epsilon), the loss for a similarity that should be one."""
         return -(similarity + self.epsilon).log()
 
 

@@ -1,4 +1,4 @@
-"""Normalised temperature-scaled cross-entropy loss."""
+"""Normalized temperature-scaled cross-entropy loss."""
 
 from __future__ import annotations
 
@@ -17,25 +17,33 @@ from nearfar.utils.validation import positive
 
 @register
 class NTXent(PairLoss):
-    """Tells each positive from all negatives at once: the N-pair loss of cosines with a temperature.
+    """Compares each positive with all negatives at once: the N-pair loss of cosines with a temperature.
 
     Formula:
         loss = mean over all positive pairs of log(1 + Σ_{k∈N_i} e^((s_ik − s_ij) / temperature))
 
     Args:
-        temperature: Τ = 0.07.
-        mining: Which pairs count.
+        temperature: τ, the divisor of the cosines.
+        mining: Which pairs are used.
 
     Differences:
-        The mean is over pairs, so anchors count by their number of positives. SimCLR, where everybody has
-        one, has the same loss.
+        The mean is over pairs, so anchors count by their number of positives. In SimCLR every anchor has one positive,
+        and the loss is the same.
 
     Reference:
-        Chen et al.: A Simple Framework for Contrastive Learning of Visual Representations, 2020.
+        Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.NTXent(temperature=0.5)(torch.eye(4), labels)
+        tensor(1.0986)
     """
 
     key = "nt_xent"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
     minings = tuple(minings.names())
     closed_form = True
 

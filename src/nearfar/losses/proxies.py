@@ -1,4 +1,4 @@
-"""Losses that learn a vector, a proxy, for every class."""
+"""Base classes of the losses that learn a vector, a proxy, for every class."""
 
 from __future__ import annotations
 
@@ -14,12 +14,26 @@ from nearfar.utils.validation import number, positive, whole
 
 
 class ProxyLoss(Loss):
-    """A loss of embeddings against learned class vectors, the parameter ``proxies``.
+    """A loss of embeddings against learned vectors of the classes, the parameter ``proxies``.
 
-    ``proxies`` has shape [num_classes, dim], or [num_classes, centers, dim] where a class has several. They
-    learn faster than a network: ``lr_multiplier`` times its learning rate, without weight decay.
+    ``proxies`` has the shape [num_classes, dim], or [num_classes, centers, dim] with several proxies per class. They
+    are trained with ``lr_multiplier`` times the learning rate of the network, without weight decay.
+
+    Args:
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
+        centers: Number of proxies per class; None: one, without a dimension of its own.
+
+    Example:
+        >>> class Pull(ProxyLoss):
+        ...     def against_proxies(self, embeddings, labels, proxies):
+        ...         return (embeddings - proxies[labels]).square().mean()
+        >>> Pull(num_classes=3, dim=8, lr_multiplier=10.0).param_groups(lr=0.5)[0]["lr"]
+        5.0
     """
 
+    shared_columns = False
     fixed = ("num_classes", "dim", "centers")
 
     def __init__(self, num_classes: int, dim: int, lr_multiplier: float, centers: int | None = None) -> None:
@@ -27,7 +41,7 @@ class ProxyLoss(Loss):
         self.num_classes, self.dim = whole("num_classes", num_classes), whole("dim", dim)
         self.lr_multiplier = positive("lr_multiplier", lr_multiplier)
         shape = (self.num_classes, self.dim) if centers is None else (self.num_classes, centers, self.dim)
-        # Directions are uniform and lengths about 1, so that raw and normalised losses start alike.
+        # Uniform directions with lengths of about 1, so that losses with and without normalization start alike.
         self.proxies = nn.Parameter(torch.randn(shape) * self.dim**-0.5)
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
@@ -47,29 +61,49 @@ class ProxyLoss(Loss):
         if embeddings.device != self.proxies.device:
             raise ValueError(f"embeddings are on {embeddings.device} and proxies on {self.proxies.device}")
         check_classes(labels, self.num_classes)
-        # Whichever of the two has more digits; the parameter itself keeps its own.
+        # The higher of the two precisions; the parameter itself keeps its own.
         dtype = torch.promote_types(embeddings.dtype, self.proxies.dtype)
         return self.against_proxies(embeddings.to(dtype), labels, self.proxies.to(dtype))
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
-        """The loss of checked input, a scalar: embeddings [m, dim], labels in [0, num_classes), proxies."""
+        """Compute the loss of checked input, a scalar.
+
+        Args:
+            embeddings: Embeddings, [m, dim].
+            labels: Labels from 0 to num_classes − 1, [m].
+            proxies: The proxies, in the dtype of the embeddings.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define against_proxies(embeddings, labels, proxies)")
 
 
 class ClassificationLoss(ProxyLoss):
     """A cross-entropy over classes: ℓ_i = −target + log(e^target + Σ_{c≠y} e^(scale·s_ic)).
 
-    A subclass says how embeddings are compared (``measure``, ``raw``, ``scale``) and what stands for
-    scale·s_iy, the scaled similarity to the own class (``target``). The engine goes over the classes in tiles, so
-    that a million of them need no batch × classes matrix. With ``sample_rate`` below 1 every step compares
-    with the classes of the batch and a random part of the others.
+    A subclass says how embeddings are compared (``measure``, ``normalize``, ``scale``) and computes the logit of the
+    own class from its scaled similarity (``target``). The engine goes over the classes in tiles, so that a million of
+    them need no batch × classes matrix.
+
+    Args:
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
+        centers: Number of proxies per class; None: one, without a dimension of its own.
+
+    Example:
+        >>> class Shifted(ClassificationLoss):
+        ...     def target(self, own):
+        ...         return own - 0.2, None
+        >>> loss = Shifted(num_classes=3, dim=8, sample_rate=1.0, lr_multiplier=10.0)
+        >>> loss(torch.ones(2, 8), torch.tensor([0, 2])).shape
+        torch.Size([])
     """
 
     measure: str = "cosine"
-    raw: bool = False  # compare the embeddings as they are, not normalised
+    normalize: bool = True  # scale embeddings and proxies to length one before they are compared
     pools: bool = False  # a class has several proxies: see `pool`
-    penalizes: bool = False  # several proxies of a class cost something by themselves: see `penalty`
-    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; settable on any loss
+    penalizes: bool = False  # a term for the proxies of each class is added: see `penalty`
+    memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
     scale: float = 1.0  # of the similarities
     include_positive: bool = True  # the own class is part of the sum
 
@@ -82,27 +116,32 @@ class ClassificationLoss(ProxyLoss):
     @property
     def comparison(self) -> Measure:
         """How embeddings and proxies are compared."""
-        return measure(self.measure, raw=self.raw)
+        return measure(self.measure, normalize=self.normalize)
 
     @property
     def sharpness(self) -> float:
-        """What similarities are multiplied by in the sum: the scale, unless a loss has another word for it."""
+        """The factor of the similarities in the sum: ``scale``, unless the loss has another name for it."""
         return self.scale
 
+    @property
+    def draws(self) -> bool:
+        """Whether a call may draw random numbers."""
+        return not self.deterministic or self.sample_rate < 1.0
+
     def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What stands for the scaled similarity to the own class, [m], and its derivative by that; None: 1."""
+        """Return the logit of the own class given its scaled similarity, [m], and the derivative; None: 1."""
         return own, None
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """Similarities to proxies, [m, c, k], as similarities to classes, [m, c], and the derivatives, [m, c, k]."""
+        """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
         raise NotImplementedError(f"{type(self).__name__} sets pools and must define pool(similarities)")
 
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        """What the similarities within each class, [c, k, k], cost in sum, and its derivative by them."""
+        """Return the summed cost of the similarities within each class, [c, k, k], and its derivative by them."""
         raise NotImplementedError(f"{type(self).__name__} sets penalizes and must define penalty(similarities)")
 
     def sample_classes(self, labels: Tensor) -> Tensor:
-        """The classes of the batch and random others, sample_rate · num_classes of them (or enough for the batch)."""
+        """Draw sample_rate · num_classes classes (or enough for the batch): those of the batch and random others."""
         share = math.ceil(round(self.sample_rate * self.num_classes, 6))  # 0.55 · 20 is 11.000000000000002
         count = max(share, min(len(labels), self.num_classes))
         chance = torch.rand(self.num_classes, dtype=torch.float32, device=labels.device)
@@ -110,5 +149,4 @@ class ClassificationLoss(ProxyLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
-        loss: Tensor = class_loss(self, embeddings, labels, proxies, sampled)
-        return loss
+        return class_loss(self, embeddings, labels, proxies, sampled)

@@ -1,11 +1,11 @@
-"""Proxy-Anchor: proxies are the anchors, the batch is what they look at."""
+"""Proxy-Anchor: proxies are the anchors, the batch is their gallery."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from nearfar.engine import Batch, Row, RowLoss, Tile, row_logsumexp, row_loss
+from nearfar.engine import Row, RowLoss, Tile, row_logsumexp, row_loss
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import number, positive
@@ -13,24 +13,35 @@ from nearfar.utils.validation import number, positive
 
 @register
 class ProxyAnchor(ProxyLoss, RowLoss):
-    """Lets each proxy pull its embeddings and push all others, the hardest most.
+    """Each proxy pulls the embeddings of its class and pushes all others, the hardest most.
 
     Formula:
         loss = mean over proxies w with embeddings in the batch of log(1 + Σ_{x∈X_w} e^(−alpha (w·x − margin)))
              + mean over all proxies w of log(1 + Σ_{x∉X_w} e^(alpha (w·x + margin)))
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        alpha: Sharpness, 32.
-        margin: Λ = 0.1.
-        lr_multiplier: Learning rate of the proxies over that of the network, 100.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        alpha: Steepness. The paper uses 32.
+        margin: λ. The paper uses 0.1.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Reference:
-        Kim et al.: Proxy Anchor Loss for Deep Metric Learning, 2020.
+        Kim et al., "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020. Thesis 2.31–2.32.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.ProxyAnchor(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.param_groups(lr=1e-4)[0]["lr"]
+        0.01
     """
 
     key = "proxy_anchor"
     source = "Thesis 2.31–2.32"
+    cuda_graph = True
+    deterministic = True
     closed_form = True
 
     def __init__(
@@ -47,9 +58,8 @@ class ProxyAnchor(ProxyLoss, RowLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
-        batch = Batch(self, classes, labels)
-        loss: Tensor = row_loss(batch, proxies, embeddings, share_of_present(proxies, labels))
-        return loss
+        weights = share_of_present(proxies, labels)
+        return row_loss(self, proxies, classes, embeddings, labels, anchor_values=weights)
 
     def on_tile(self, tile: Tile) -> Row:
         push = row_logsumexp(tile.values, tile.negatives, self.alpha) + self.alpha * self.margin
@@ -57,13 +67,16 @@ class ProxyAnchor(ProxyLoss, RowLoss):
 
 
 def pull(tile: Tile, alpha: float, margin: float) -> Row:
-    """What each proxy costs for the embeddings of its class."""
+    """Return the loss of each proxy for the embeddings of its class."""
     assert tile.anchor_values is not None
     total = row_logsumexp(tile.values, tile.positives, -alpha) + alpha * margin
     return total.softplus() * tile.anchor_values
 
 
 def share_of_present(proxies: Tensor, labels: Tensor) -> Tensor:
-    """C / |W⁺| for the proxies with embeddings in the batch, 0 for others: a mean over all becomes one over W⁺."""
+    """Return C / |W⁺| for the proxies with embeddings in the batch, 0 for others.
+
+    With these weights the mean over all proxies is the mean over those in W⁺.
+    """
     present = proxies.new_zeros(len(proxies)).scatter_(0, labels, 1.0)
     return present * (len(proxies) / present.sum())

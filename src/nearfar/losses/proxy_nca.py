@@ -9,31 +9,43 @@ from nearfar.utils.validation import positive
 
 @register
 class ProxyNCA(ClassificationLoss):
-    """Pulls to the own proxy with constant force, pushes from the other proxies, the nearest most.
+    """Pulls each embedding to its own proxy with a constant force and pushes it from the others, the nearest most.
 
     Formula:
         ℓ_i = −scale·cos(x_i, w_y) + log Σ_{c≠y} e^(scale·cos(x_i, w_c))
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        scale: 18: papers give both vectors a length of 3 and compare squared distances,
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        scale: Factor of the cosines. The papers scale both vectors to length 3 and compare squared distances:
             −9‖x − w‖² = 18·cos + const.
-        include_positive: False as printed; True: the own class is in the sum as well, which is ProxyNCA++
-            (with the temperature 1/9 of its paper on unit vectors, scale = 2·9 = 18).
-        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies over that of the network, 100.
+        include_positive: True: the own class is part of the sum, which is ProxyNCA++ (its temperature of 1/9 on unit
+            vectors is scale = 2·9 = 18).
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        The loss is computed from logarithms, so that an embedding whose probability is too small for a float
-        is not lost. With a single class there is nothing to tell apart, and the loss is 0.
+        The loss is computed from logarithms, so embeddings whose probability underflows are not lost. With a single
+        class the loss is 0.
 
     Reference:
-        Movshovitz-Attias et al.: No Fuss Distance Metric Learning using Proxies, 2017.
-        Teh, DeVries, Taylor: ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis, 2020.
+        Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017. Thesis 2.27–2.28, RLL 5.
+        Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.ProxyNCA(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "proxy_nca"
     source = "Thesis 2.27–2.28, RLL 5"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Proxy-Repel: the thesis's own loss, in which proxies push each other."""
+"""Proxy-Repel: proxies push each other apart."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import (
-    Batch,
+    LossComputation,
     Row,
     RowLoss,
-    Step,
     Tile,
     by_autograd,
     differentiable,
@@ -28,29 +27,40 @@ from nearfar.utils.validation import number, positive
 
 @register
 class ProxyRepel(ProxyLoss, RowLoss):
-    """Lets each proxy pull its embeddings, and the proxies push each other.
+    """Each proxy pulls the embeddings of its class, and proxies push each other apart.
 
     Formula:
         loss = mean over proxies w with embeddings in the batch of log(1 + Σ_{x∈X_w} e^(−alpha (w·x − margin)))
              + mean over all proxies w of log(1 + Σ_{v≠w} e^(alpha (w·v + margin)))
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        alpha: Sharpness, 32.
-        margin: Λ = 0.1.
-        through_batch: False; True: proxies are compared through the batch, Σ_x (w·x)(x·v) instead of w·v.
-        lr_multiplier: Learning rate of the proxies over that of the network, 100.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        alpha: Steepness. The thesis uses 32.
+        margin: λ. The thesis uses 0.1.
+        through_batch: True: proxies are compared through the batch, by Σ_x (w·x)(x·v) instead of w·v.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        Compared through a batch of m embeddings, two proxies can be up to m alike, so the second term grows
-        with the batch. All pairs of proxies are compared: the time grows with the square of the classes.
+        Through a batch of m embeddings, two proxies can have a similarity of up to m, so the second term grows with
+        the batch. All pairs of proxies are compared: the time grows with the square of the number of classes.
 
     Reference:
-        Psomas: Metric Learning: A Deep Dive, 2020, chapter 6.
+        Psomas, "Metric Learning: A Deep Dive", 2020, chapter 6. Thesis 6.1–6.2.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.ProxyRepel(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "proxy_repel"
     source = "Thesis 6.1–6.2"
+    cuda_graph = True
+    deterministic = True
     closed_form = True
 
     def __init__(
@@ -69,25 +79,24 @@ class ProxyRepel(ProxyLoss, RowLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
-        pulls = row_loss(Batch(self, classes, labels), proxies, embeddings, share_of_present(proxies, labels))
+        weights = share_of_present(proxies, labels)
+        pulls = row_loss(self, proxies, classes, embeddings, labels, anchor_values=weights)
         repulsion = _Repulsion(
             alpha=self.alpha,
             margin=self.margin,
-            raw=self.through_batch,
+            normalize=not self.through_batch,
             memory_budget=self.memory_budget,
-            record=self.recordable() is not None,
+            cuda_graph=self.graph_key() is not None,
         )
         if not self.through_batch:
-            return pulls + row_loss(Batch(repulsion, classes, classes, owner=self), proxies, None, None)
+            return pulls + row_loss(repulsion, proxies, classes, owner=self)
 
         def through(proxies: Tensor, embeddings: Tensor, classes: Tensor) -> Tensor:
-            batch = Batch(repulsion, classes, classes, owner=self)
-            return row_loss(batch, unit(proxies) @ unit(embeddings).T, None, None)
+            return row_loss(repulsion, unit(proxies) @ unit(embeddings).T, classes, owner=self)
 
         pairs = len(proxies) * (len(proxies) + len(labels))
-        step = Step(by_autograd(through), (classes,), self, repulsion.recordable, pairs, lasting=(0,))
-        pushes: Tensor = differentiable(step, (proxies, embeddings))
-        return pulls + pushes
+        computation = LossComputation(by_autograd(through), (classes,), self, repulsion.graph_key, pairs, static=(0,))
+        return pulls + differentiable(computation, (proxies, embeddings))
 
     def on_tile(self, tile: Tile) -> Row:
         return pull(tile, self.alpha, self.margin)
@@ -95,18 +104,18 @@ class ProxyRepel(ProxyLoss, RowLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class _Repulsion(RowLoss):
-    """Every proxy, as the others see it."""
+    """The loss of each proxy for the similarities to all others."""
 
     alpha: float
     margin: float
-    raw: bool  # seen through the batch, proxies are rows of numbers and their dot products count
+    normalize: bool  # compared through the batch, proxies are rows of similarities and not normalized
     memory_budget: int
-    record: bool
+    cuda_graph: bool
     measure = "dot"
     closed_form = True
 
-    def recordable(self) -> Hashable:
-        return self if self.record else None
+    def graph_key(self) -> Hashable:
+        return self if self.cuda_graph else None
 
     def on_tile(self, tile: Tile) -> Row:
         others = row_logsumexp(tile.values, tile.negatives, self.alpha) + self.alpha * self.margin

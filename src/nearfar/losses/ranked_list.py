@@ -16,7 +16,7 @@ from nearfar.utils.validation import non_negative, one_of, positive
 
 @register
 class RankedList(PairLoss):
-    """Pulls positives into a ball and pushes negatives beyond a boundary; only the query moves.
+    """Pulls positives into a ball and pushes negatives beyond a boundary; only the query is moved.
 
     Formula:
         L_P = mean of d − (alpha − margin) over the positives beyond alpha − margin
@@ -24,23 +24,31 @@ class RankedList(PairLoss):
         ℓ_i = L_P + balance · L_N
 
     Args:
-        alpha: The boundary of negatives, 1.2.
-        margin: M = 0.4 between the two boundaries.
-        temperature: T = 10, how much the nearest negatives outweigh the others.
-        balance: Λ = 1.
-        query_weighting: "mean": every query counts alike; "violation": by the summed weights of its
-            pairs (1 for a positive, w for a negative), as the authors' layer does.
+        alpha: The boundary of negatives.
+        margin: m, the difference between the boundaries of negatives and positives.
+        temperature: T, how much the nearest negatives outweigh the others.
+        balance: λ, the weight of the negatives.
+        query_weighting: "mean": every query has the same weight. "violation": queries are weighted by the summed
+            weights of their pairs (1 for a positive, w for a negative), as in the authors' layer.
 
     Differences:
-        The gradient is the paper's, not the derivative of the value: the other embeddings of a list and
-        the weights w are constants.
+        The gradient is that of the paper, not the derivative of the value: the other embeddings of a list and the
+        weights w are constants.
 
     Reference:
-        Wang et al.: Ranked List Loss for Deep Metric Learning, 2019.
+        Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019. RLL 8–14.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.RankedList(alpha=1.2, margin=0.4)(torch.eye(4), labels)
+        tensor(0.6142)
     """
 
     key = "ranked_list"
     source = "RLL 8–14"
+    cuda_graph = True
+    deterministic = True
     measure = "euclidean"
     query_only = True
     closed_form = True
@@ -64,6 +72,11 @@ class RankedList(PairLoss):
                 "must be ≤ 120, since the weights span e^(temperature · alpha)"
             )
 
+    @property
+    def mean_over_anchors(self) -> bool:  # type: ignore[override]
+        """Whether the loss is a mean over all anchors."""
+        return self.query_weighting == "mean"
+
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row | Sequence[Mean]:
         distance, inner = sim, self.alpha - self.margin
         far = pos & (distance > inner)
@@ -76,7 +89,7 @@ class RankedList(PairLoss):
         loss = pull + push * self.balance
         if self.query_weighting == "mean":
             return loss
-        # In units of e^(T alpha / 2), halfway between a positive and the nearest negative there can be.
+        # In units of e^(T alpha / 2), halfway between the weight of a positive and the largest of a negative.
         half = self.temperature * self.alpha / 2
         violation = math.exp(-half) * pulled.sum(dim=1) + (closeness + half).exp().sum(dim=1)
         return [Mean(loss * violation, violation)]

@@ -1,4 +1,4 @@
-"""Losses by name."""
+"""The registry of losses: creation by name, and descriptions from the docstrings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ _LOSSES: dict[str, type[Loss]] = {}
 
 
 def register(loss: L) -> L:
-    """Class decorator: make a loss known by its ``key``."""
+    """Register a loss class under its ``key``, as a class decorator.
+
+    Args:
+        loss: The class, with the attributes ``key`` and ``source``.
+
+    Raises:
+        ValueError: If another class has the same key.
+    """
     if _LOSSES.get(loss.key, loss).__qualname__ != loss.__qualname__:
         raise ValueError(f"two losses have the key {loss.key!r}: {_LOSSES[loss.key].__name__} and {loss.__name__}")
     _LOSSES[loss.key] = loss
@@ -22,22 +29,44 @@ def register(loss: L) -> L:
 
 
 def names() -> list[str]:
-    """The keys of all losses."""
+    """Return the keys of all losses, sorted.
+
+    Example:
+        >>> "multi_similarity" in names()
+        True
+    """
     return sorted(_LOSSES)
 
 
 def get(key: str) -> type[Loss]:
-    """The class behind a key."""
+    """Return the class of a key.
+
+    Args:
+        key: Name of the loss, such as "multi_similarity".
+
+    Example:
+        >>> get("raw").__name__
+        'Raw'
+    """
     if key not in _LOSSES:
         raise ValueError(f"loss is {key!r}{nearest(key, names())}; allowed are {', '.join(names())}")
     return _LOSSES[key]
 
 
 def create(key: str, **settings: Any) -> Loss:
-    """A loss by key.
+    """Create a loss by its key.
 
-    >>> create("raw", alpha=3.0).alpha
-    3.0
+    Args:
+        key: Name of the loss, such as "multi_similarity".
+        **settings: Arguments of its constructor.
+
+    Raises:
+        ValueError: If there is no such loss, or a value is not allowed.
+        TypeError: If the loss has no such setting, or a setting without default is missing.
+
+    Example:
+        >>> create("raw", alpha=3.0).alpha
+        3.0
     """
     loss = get(key)
     allowed = defaults(key)
@@ -47,21 +76,37 @@ def create(key: str, **settings: Any) -> Loss:
 
 
 def defaults(key: str) -> dict[str, Any]:
-    """The settings of a loss and their defaults (``inspect.Parameter.empty`` where one must be given)."""
+    """Return the settings of a loss and their defaults (``inspect.Parameter.empty`` if there is none).
+
+    Args:
+        key: Name of the loss.
+
+    Example:
+        >>> defaults("circle")
+        {'margin': 0.4, 'scale': 80.0, 'mining': 'all'}
+    """
     parameters = inspect.signature(get(key).__init__).parameters
     return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
 
 
 def describe(key: str) -> str:
-    """Meaning, formula, settings, differences and reference of a loss, as text."""
+    """Return the signature of a loss and its documentation: formula, settings, differences, reference, example.
+
+    Args:
+        key: Name of the loss.
+    """
     loss = get(key)
     settings = ", ".join(
         name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in defaults(key).items()
     )
     text = inspect.cleandoc(loss.__doc__ or "")
-    return f"{loss.__name__}({settings})\n\n{textwrap.indent(text, '  ')}\n\n  Paper: {loss.source}\n"
+    return f"{loss.__name__}({settings})\n\n{textwrap.indent(text, '  ')}\n"
 
 
 def summary(key: str) -> str:
-    """The first line of a loss's description."""
+    """Return the first line of the documentation of a loss.
+
+    Args:
+        key: Name of the loss.
+    """
     return inspect.cleandoc(get(key).__doc__ or "").partition("\n")[0]

@@ -16,31 +16,37 @@ from nearfar.utils.validation import positive
 
 @register
 class SmoothAP(PairLoss):
-    """Raises the average precision of each anchor's ranking, with ranks made smooth.
+    """Increases the average precision of each anchor's ranking, with smooth ranks.
 
     Formula:
         rank⁺_j = 1 + Σ_{k∈P, k≠j} σ((s_ik − s_ij) / temperature), rank_j the same over P ∪ N
         ℓ_i = 1 − mean over j∈P_i of rank⁺_j / rank_j
 
     Args:
-        temperature: Τ = 0.01, how smooth: σ is the logistic function, a step where τ is 0.
+        temperature: τ of the logistic function σ, which is a step for τ → 0.
 
     Differences:
-        Classes may be of any size, the mean is over the anchors that have a positive, and the anchor is not
-        part of its own ranking. Common code needs classes of one size and ranks the anchor as well: give
-        the batch as its own gallery, without positions, for that. A positive may be moved to make
-        room for another one: its pair weight is then negative. Time grows with the number of positives,
-        and on a GPU, where that number is not known, with the cube of the batch.
+        Classes may have any size, the mean is over the anchors that have a positive, and the anchor is not part of its
+        own ranking. Common implementations need classes of one size and rank the anchor as well: pass the batch as its
+        own gallery, without positions, for that. A positive can be moved to make room for another one: its pair weight
+        is then negative. Time grows with the number of positives and, on a GPU, where that number is not known, with
+        the cube of the batch.
 
     Reference:
-        Brown et al.: Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval, 2020.
+        Brown et al., "Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval", ECCV 2020.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.SmoothAP(temperature=0.1)(torch.eye(4), labels)
+        tensor(0.5000)
     """
 
     key = "smooth_ap"
     source = "beyond the five papers"
+    deterministic = True  # no CUDA graph: on a GPU a step has as many kernels as the batch has members
     closed_form = True
     row_bytes = 128
-    record = False  # on a GPU a step has as many kernels as the batch has members
 
     def __init__(self, *, temperature: float = 0.01) -> None:
         super().__init__()
@@ -51,12 +57,12 @@ class SmoothAP(PairLoss):
         columns, filled = positive_columns(pos)
         near = scaled.gather(1, columns)
         positives, negatives = masked(near, filled, -math.inf), masked(scaled, neg, -math.inf)
-        near = masked(near, filled, math.inf).unsqueeze(2)  # nobody is before an empty slot
+        near = masked(near, filled, math.inf).unsqueeze(2)  # an empty slot is ranked first
         total, weights, by_positives = torch.zeros_like(sim[:, 0]), torch.zeros_like(sim), torch.zeros_like(positives)
         for slots in slot_chunks(columns.shape[1], sim, self.memory_budget):
             positives_before, moved_by_positives = _before(positives, near[:, slots])
             negatives_before, moved_by_negatives = _before(negatives, near[:, slots])
-            rank = positives_before + 0.5  # each is level with itself, which counts as ½ and should as 1
+            rank = positives_before + 0.5  # each is compared with itself, which counts as ½ instead of 1
             rank_of_all = rank + negatives_before
             total += (rank / rank_of_all * filled[:, slots]).sum(dim=1)
             slope = filled[:, slots] / rank_of_all.square()
@@ -74,7 +80,7 @@ class SmoothAP(PairLoss):
 
 
 def _before(values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """How many values, [a, n], are above each of ``own``, [a, c, 1], smoothly; and the derivatives, [a, c, n]."""
+    """The smooth number of values, [a, n], above each of ``own``, [a, c, 1], and the derivatives, [a, c, n]."""
     above = (values.unsqueeze(1) - own).sigmoid_()
     number = above.sum(dim=2)
     return number, torch.addcmul(above, above, above, value=-1.0, out=above)

@@ -1,4 +1,4 @@
-"""SoftTriple: several centres for each class."""
+"""SoftTriple: several centers for each class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nearfar.utils.validation import non_negative, positive, whole
 
 @register
 class SoftTriple(ClassificationLoss):
-    """Classifies by the nearest of several centres, softly, and lets centres of a class merge.
+    """Classifies by a soft maximum over several centers per class, and lets the centers of a class merge.
 
     Formula:
         S_c = Σ_k softmax_k(gamma · x·w_ck) x·w_ck
@@ -21,24 +21,36 @@ class SoftTriple(ClassificationLoss):
         loss = mean of ℓ_i + tau · Σ_c Σ_{t<u} √(2 − 2 w_ct·w_cu) / (C·K(K − 1))
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        centers: K = 10 for each class, the parameter ``proxies`` of shape [num_classes, centers, dim].
-        alpha: Sharpness over classes, 20.
-        gamma: Sharpness over the centres of a class, 10. It multiplies; some codes divide by it.
-        tau: Weight of the distances between centres, 0.2.
-        margin: Λ = 0.1 (the paper: 0.01).
-        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies over that of the network, 100.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        centers: Number K of centers per class; the parameter ``proxies`` has the shape [num_classes, centers, dim].
+        alpha: Steepness over classes.
+        gamma: Steepness over the centers of a class. It is a factor; some implementations divide by it.
+        tau: Weight of the distances between centers.
+        margin: λ. The paper uses 0.01.
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        The thesis prints the case of one centre. Equal centres do not move each other.
+        The thesis prints the formula for one center. Equal centers do not move each other.
 
     Reference:
-        Qian et al.: SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, 2019.
+        Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019. Thesis 2.30.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.SoftTriple(num_classes=2, dim=4, centers=3)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 3, 4])
     """
 
     key = "soft_triple"
     source = "Thesis 2.30"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
     pools = True
     penalizes = True
 
@@ -55,9 +67,9 @@ class SoftTriple(ClassificationLoss):
         sample_rate: float = 1.0,
         lr_multiplier: float = 100.0,
     ) -> None:
-        self_centers = whole("centers", centers)
-        super().__init__(num_classes, dim, sample_rate, lr_multiplier, self_centers)
-        self.centers = self_centers
+        count = whole("centers", centers)
+        super().__init__(num_classes, dim, sample_rate, lr_multiplier, count)
+        self.centers = count
         self.alpha = positive("alpha", alpha)
         self.gamma, self.tau = non_negative("gamma", gamma), non_negative("tau", tau)
         self.margin = non_negative("margin", margin)
@@ -80,16 +92,17 @@ class SoftTriple(ClassificationLoss):
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         distances = _distances(similarities)
         weight = self.tau / max(1, self.centers * (self.centers - 1))
-        # Each pair stands in the matrix twice, and d/ds √(2 − 2s) = −1/√(2 − 2s).
+        # Each pair occurs in the matrix twice, and d/ds √(2 − 2s) = −1/√(2 − 2s).
         return 0.5 * weight * distances.sum(), masked(distances.reciprocal(), distances > 0).mul_(-weight)
 
     @torch.no_grad()
     def distinct_centers(self, tolerance: float = 0.1) -> Tensor:
-        """How many different centres each class still has, [num_classes].
+        """Count the distinct centers that each class still has, [num_classes].
 
-        A centre counts if it is farther than ``tolerance`` (a distance of unit vectors) from every centre
-        counted before it. The regulariser draws superfluous centres together, so this tells whether
-        ``centers`` was large enough: it was where the numbers are below it.
+        The regularizer merges superfluous centers. So if the numbers are below ``centers``, it was large enough.
+
+        Args:
+            tolerance: A center counts if its distance to every center counted before it is larger than this.
         """
         non_negative("tolerance", tolerance)
         points = unit(self.proxies)
@@ -101,7 +114,7 @@ class SoftTriple(ClassificationLoss):
 
 
 def _distances(similarities: Tensor) -> Tensor:
-    """Distances of unit vectors from their cosines, [c, k, k]; 0 on the diagonal and where rounding decides."""
+    """Distances of unit vectors from their cosines, [c, k, k]; 0 on the diagonal and below the rounding error."""
     squares = 2.0 - 2.0 * similarities
     squares.diagonal(dim1=1, dim2=2).zero_()
     return squares.clamp_(min=0.0).sqrt_()

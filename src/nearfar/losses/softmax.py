@@ -8,27 +8,39 @@ from nearfar.losses.registry import register
 
 @register
 class Softmax(ClassificationLoss):
-    """Classifies raw embeddings with a linear layer.
+    """Classifies embeddings with a linear layer, without normalization.
 
     Formula:
         ℓ_i = −log e^(w_y·x_i) / Σ_c e^(w_c·x_i)
 
     Args:
-        num_classes, dim: How many classes, and the length of an embedding.
-        sample_rate: 1; below: compare with the classes of the batch and a random part of the others.
-        lr_multiplier: Learning rate of the proxies over that of the network, 10.
+        num_classes: Number of classes.
+        dim: Dimension of the embeddings.
+        sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
+        lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        The layer has no bias, as the formula has none: at retrieval there are no classes it could belong to.
+        The layer has no bias, as in the formula: retrieval has no classes that a bias could belong to.
 
     Reference:
-        Zhai, Wu: Classification is a Strong Baseline for Deep Metric Learning, 2019.
+        Zhai and Wu, "Classification is a Strong Baseline for Deep Metric Learning", BMVC 2019. Thesis 2.25–2.26.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> loss = nf.losses.Softmax(num_classes=2, dim=4)
+        >>> loss(torch.eye(4), labels).backward()
+        >>> loss.proxies.grad.shape
+        torch.Size([2, 4])
     """
 
     key = "softmax"
     source = "Thesis 2.25–2.26"
+    cuda_graph = True
+    deterministic = True
+    mean_over_anchors = True
     measure = "dot"
-    raw = True
+    normalize = False
 
     def __init__(self, *, num_classes: int, dim: int, sample_rate: float = 1.0, lr_multiplier: float = 10.0) -> None:
         super().__init__(num_classes, dim, sample_rate, lr_multiplier)

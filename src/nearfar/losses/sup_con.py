@@ -17,25 +17,33 @@ from nearfar.utils.validation import positive
 
 @register
 class SupCon(PairLoss):
-    """Makes the positives as likely as can be among all others.
+    """Maximizes the likelihood of the positives among all others.
 
     Formula:
         ℓ_i = −mean over j∈P_i of log(e^(s_ij / temperature) / Σ_{k∈P_i∪N_i} e^(s_ik / temperature))
 
     Args:
-        temperature: Τ = 0.1.
-        mining: Which pairs count.
+        temperature: τ, the divisor of the cosines.
+        mining: Which pairs are used.
 
     Differences:
-        The mean is over the anchors that have a positive. A positive stands in the denominator of the
-        others, so one that is much nearer than they are is pushed: its pair weight is then negative.
+        The mean is over the anchors that have a positive. A positive is part of the denominator of the others, so one
+        that is much nearer than the others is pushed: its pair weight is then negative.
 
     Reference:
-        Khosla et al.: Supervised Contrastive Learning, 2020.
+        Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.SupCon(temperature=0.5)(torch.eye(4), labels)
+        tensor(1.0986)
     """
 
     key = "sup_con"
     source = "beyond the five papers"
+    cuda_graph = True
+    deterministic = True
     minings = tuple(minings.names())
     closed_form = True
 

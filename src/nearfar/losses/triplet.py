@@ -1,4 +1,4 @@
-"""Triplet loss, over mined triplets or over all of them without listing any."""
+"""Triplet loss, over mined triplets or over all of them without enumerating any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Choice, Paired, Triplets
+from nearfar.mining import Choice, TripletMining, Triplets
 from nearfar.utils.validation import number, one_of
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
@@ -22,34 +22,43 @@ MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
 
 @register
 class Triplet(PairLoss):
-    """Wants each positive nearer than each negative by a margin.
+    """Makes each positive nearer than each negative by a margin.
 
     Formula:
         cosine:            mean over triplets of [s_an − s_ap + margin]+
         squared_distance:  mean over triplets of [d²_ap − d²_an + margin]+
-        soft_margin:       log(1 + e^x) in the place of [x]+
+        soft_margin:       log(1 + e^x) instead of [x]+
 
     Args:
         form: "cosine", or "squared_distance" between unit vectors.
-        margin: Λ = 0.1 for cosine, m = 1 for squared_distance; 0 with a soft margin, which it shifts.
-        mining: "semi_hard", "hard", "random" and "distance_weighted" choose triplets; "all" and
-            "valid_triplet" choose sets and mean every triplet of them, in O(m² log m).
-        average: "all": over the chosen triplets; "active": over those with a loss.
-        normalize: False takes embeddings as they are: squared_distance as NRA 2 and RLL 1 print it.
-        soft_margin: False; True: a triplet goes on learning beyond the margin, less and less.
+        margin: λ = 0.1 for "cosine", m = 1 for "squared_distance", and 0 with a soft margin.
+        mining: "semi_hard", "hard", "random" and "distance_weighted" choose triplets. "all" and "valid_triplet" choose
+            sets and use every triplet of them, in O(m² log m).
+        average: "all": over the chosen triplets; "active": over those with a loss above zero.
+        normalize: False: compare embeddings as they are, for "squared_distance" as in NRA 2 and RLL 1.
+        soft_margin: True: a triplet keeps learning beyond the margin, with a decreasing gradient.
 
     Differences:
-        With a soft margin every triplet has a loss, so both averages are the same, and there is nothing to count:
-        the time of "all" and "valid_triplet" grows with the number of triplets, on a GPU with the cube of the
-        batch; the memory does not. The paper compares distances that are not squared.
+        With a soft margin every triplet has a loss, so both averages are the same. The time of "all" and
+        "valid_triplet" then grows with the number of triplets, on a GPU with the cube of the batch; the memory does
+        not. The soft-margin paper compares distances that are not squared.
 
     Reference:
-        Schroff, Kalenichenko, Philbin: FaceNet, 2015.
-        Hermans, Beyer, Leibe: In Defense of the Triplet Loss for Person Re-Identification, 2017 (soft margin).
+        Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.17
+        and 2.20, NRA 2, RLL 1.
+        Hermans et al., "In Defense of the Triplet Loss for Person Re-Identification", 2017 (soft margin).
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.Triplet(margin=0.2, mining="all")(torch.eye(4), labels)
+        tensor(0.2000)
     """
 
     key = "triplet"
     source = "Thesis 2.17 and 2.20, NRA 2, RLL 1"
+    cuda_graph = True
+    deterministic = True
     minings = tuple(minings.names())
     closed_form = True
     fixed = ("form", "normalize")
@@ -73,17 +82,17 @@ class Triplet(PairLoss):
 
     @property
     def bytes_per_pair(self) -> int:
-        return self.mining.bytes_per_pair + (16 if isinstance(self.mining, Paired) else 60)
+        return self.mining.bytes_per_pair + (16 if isinstance(self.mining, TripletMining) else 60)
 
-    def recordable(self) -> Hashable:
-        # On a GPU a step of every soft triplet may have as many kernels as the batch has members.
-        return None if self.soft_margin and not isinstance(self.mining, Paired) else super().recordable()
+    def graph_key(self) -> Hashable:
+        # On a GPU a step over all soft triplets can have as many kernels as the batch has members.
+        return None if self.soft_margin and not isinstance(self.mining, TripletMining) else super().graph_key()
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         sim, triplets = tile.similarity, self.mining.triplets(tile)
         chosen: tuple[Tensor, ...]
         if triplets is not None:
-            chosen = (triplets.real,)
+            chosen = (triplets.valid,)
             total, active = listed_triplets(sim, triplets, self.margin, soft=self.soft_margin)
         else:
             chosen = self.mining.select(tile)
@@ -100,21 +109,21 @@ class Triplet(PairLoss):
 
 
 def listed_triplets(sim: Tensor, triplets: Triplets, margin: float, *, soft: bool) -> tuple[Row, Tensor]:
-    """Σ of [s_n − s_p + margin]+, or softly, over each row's triplets, and the number of active ones."""
-    positive, negative, real = triplets
+    """Sum [s_n − s_p + margin]+, or its softplus, over each row's triplets; also return the number of active ones."""
+    positive, negative, valid = triplets
     gap = sim.gather(1, negative) - sim.gather(1, positive) + margin
-    terms = masked(softplus(gap) if soft else gap.relu_(), real)
-    slopes = masked(gap.sigmoid_(), real) if soft else terms.sign()
+    terms = masked(softplus(gap) if soft else gap.relu_(), valid)
+    slopes = masked(gap.sigmoid_(), valid) if soft else terms.sign()
     weights = torch.zeros_like(sim).scatter_add_(1, negative, slopes).scatter_add_(1, positive, -slopes)
-    return row_sum(terms, weights), count(real, sim) if soft else slopes.sum(dim=1)
+    return row_sum(terms, weights), count(valid, sim) if soft else slopes.sum(dim=1)
 
 
 def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Row, Tensor]:
-    """Σ over all (p, n) of [s_n − s_p + margin]+ for each row, and the number of active triplets.
+    """Sum [s_n − s_p + margin]+ over all (p, n) of each row; also return the number of active triplets.
 
     A triplet is active when s_n is above the threshold s_p − margin. With c_n the number of thresholds below
     s_n, and c_p the number of negatives above the threshold of p, the sum is
-    Σ c_n s_n − Σ c_p (s_p − margin), and c_n and −c_p are its derivatives. Counting them needs order, not triplets.
+    Σ c_n s_n − Σ c_p (s_p − margin), and c_n and −c_p are its derivatives. Counting needs sorting, not triplets.
     """
     counted = count_by_comparing(sim, pos, neg, margin) if sim.device.type == "cpu" else None
     total, weights, active = counted or count_by_sorting(sim, pos, neg, margin)
@@ -122,7 +131,10 @@ def every_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple
 
 
 def count_by_comparing(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The sum, c_n for negatives and −c_p for positives, [a, n], and Σ c_p: a pass for each positive, if few."""
+    """Return the sum, c_n for negatives and −c_p for positives, [a, n], and Σ c_p; None if there are many positives.
+
+    There is one pass for each positive.
+    """
     columns, filled = positive_columns(pos)
     if columns.shape[1] > MOST_PASSES:
         return None
@@ -139,8 +151,8 @@ def count_by_comparing(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> 
 
 
 def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with one sort of thresholds and negatives, however many positives there are."""
-    # A negative that is level with a threshold is not above it: it has to come first.
+    """Return the same as ``count_by_comparing`` for any number of positives, with one sort."""
+    # A negative equal to a threshold is not above it, so it has to come first.
     just_above = torch.nextafter(sim - margin, torch.full_like(sim, math.inf))
     order = masked(torch.where(pos, just_above, sim), pos | neg, math.inf).argsort(dim=1)
     is_positive, is_negative = (mask.gather(1, order).to(torch.int32) for mask in (pos, neg))
@@ -153,9 +165,9 @@ def count_by_sorting(sim: Tensor, pos: Tensor, neg: Tensor, margin: float) -> tu
 
 
 def every_soft_triplet(sim: Tensor, pos: Tensor, neg: Tensor, margin: float, budget: int) -> tuple[Row, Tensor]:
-    """Σ over all (p, n) of log(1 + e^(s_n − s_p + margin)) for each row, and the number of triplets.
+    """Sum log(1 + e^(s_n − s_p + margin)) over all (p, n) of each row; also return the number of triplets.
 
-    Every triplet has a loss of its own, so all are computed, those of some positives at a time.
+    Every triplet has a loss above zero, so all are computed, those of some positives at a time.
     """
     columns, filled = positive_columns(pos)
     thresholds = masked(sim.gather(1, columns) - margin, filled, math.inf)

@@ -100,7 +100,7 @@ def curves(
     if isinstance(loss, ProxyLoss):
         return _proxy_curves(loss, similarity, seed)
     assert isinstance(loss, PairLoss)
-    anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.Drawn) else 1, dtype=torch.float64))
+    anchors = _at(torch.ones(COPIES if isinstance(loss.mining, mining.RandomTripletMining) else 1, dtype=torch.float64))
     anchor_labels = torch.zeros(len(anchors), dtype=torch.long)
     still = torch.tensor([*positives, *negatives], dtype=torch.float64)
     classes = torch.tensor([0] * len(positives) + [1] * len(negatives))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
+from typing import Any
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
@@ -84,3 +86,34 @@ def refuse_missing(owner: str, given: Collection[str], defaults: Mapping[str, ob
     missing = [name for name, value in defaults.items() if value is inspect.Parameter.empty and name not in given]
     if missing:
         raise TypeError(f"{owner} needs {' and '.join(missing)}")
+
+
+def check_constructor(cls: type) -> None:
+    """Make the constructor of a class suggest the nearest name when it gets a setting that it does not have.
+
+    Call it from ``__init_subclass__``. The signature stays as it is.
+
+    >>> class Base:
+    ...     def __init_subclass__(cls):
+    ...         check_constructor(cls)
+    >>> class Circle(Base):
+    ...     def __init__(self, *, radius=1.0):
+    ...         self.radius = radius
+    >>> Circle(raduis=2.0)
+    Traceback (most recent call last):
+    TypeError: Circle has no setting 'raduis' (did you mean 'radius'?); it has radius
+    """
+    original: Any = vars(cls).get("__init__")
+    if original is None:
+        return
+    _, *parameters = inspect.signature(original).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    allowed = [parameter.name for parameter in parameters]
+
+    @functools.wraps(original)
+    def constructor(self: object, *arguments: Any, **settings: Any) -> None:
+        refuse_unknown(type(self).__name__, settings, allowed)
+        original(self, *arguments, **settings)
+
+    cls.__init__ = constructor  # type: ignore[misc]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import nearfar as nf
-from nearfar.training.loop.distributed import World, global_loss, way, world
+from nearfar.training.loop.distributed import World, draws, global_loss, way, world
 
 CASES = {case.id: case for case in cases.CASES}
 
@@ -119,6 +119,35 @@ def test_a_loss_of_ones_own_is_computed_whole() -> None:
 
     assert way(Mine()) == "whole"
     assert way(lambda embeddings, labels: embeddings.sum()) == "whole"
+
+
+def test_a_loss_of_ones_own_is_shared_if_its_class_says_so() -> None:
+    class Columns(nf.losses.PairLoss):
+        deterministic = mean_over_anchors = True
+
+    class Rows(nf.losses.ProxyLoss):
+        deterministic = mean_over_anchors = True
+
+    class Drawing(nf.losses.PairLoss):
+        mean_over_anchors = True  # and may draw random numbers, since it does not say that it does not
+
+    assert way(Columns()) == "columns"
+    assert way(Rows(num_classes=3, dim=2, lr_multiplier=1.0)) == "rows"
+    assert way(Drawing()) == "whole"
+    assert way(nf.losses.PairLoss()) == "whole"
+
+
+def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no() -> None:
+    class Silent(nf.losses.Raw):
+        pass
+
+    class Deterministic(nf.losses.Raw):
+        deterministic = True
+
+    assert draws(Silent())
+    assert not draws(Deterministic())
+    assert draws(Deterministic(mining="random"))
+    assert draws(lambda embeddings, labels: embeddings.sum())
 
 
 def test_a_world_of_one_changes_nothing() -> None:

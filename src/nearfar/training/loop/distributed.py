@@ -35,7 +35,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nearfar import losses
-from nearfar.losses import ClassificationLoss, PairLoss
 from nearfar.utils.inputs import as_device
 from nearfar.utils.validation import one_of
 
@@ -156,28 +155,12 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def draws(loss: LossFunction) -> bool:
-    """Whether a loss asks for random numbers: anchors, negatives or classes. One of your own may.
+    """Whether a loss may draw random numbers: anchors, negatives or classes. Any other function may.
 
     >>> draws(losses.create("raw")), draws(losses.create("raw", mining="random"))
     (False, True)
     """
-    if not type(loss).__module__.startswith("nearfar.losses."):
-        return True
-    if isinstance(loss, PairLoss):
-        return loss.mining.draws
-    return isinstance(loss, losses.Group) or getattr(loss, "sample_rate", 1.0) < 1.0
-
-
-# A mean over all anchors of a function of the anchor's row, and nothing else.
-_MEAN_OVER_ANCHORS: dict[type[PairLoss], Callable[[Any], bool]] = {
-    losses.Raw: lambda loss: True,
-    losses.MultiSimilarity: lambda loss: True,
-    losses.BinomialDeviance: lambda loss: True,
-    losses.NPair: lambda loss: True,
-    losses.LiftedStructureGeneralized: lambda loss: True,
-    losses.Contrastive: lambda loss: bool(loss.average == "anchors"),
-    losses.RankedList: lambda loss: bool(loss.query_weighting == "mean"),
-}
+    return not isinstance(loss, losses.Loss) or loss.draws
 
 
 def way(loss: LossFunction) -> str:
@@ -188,12 +171,9 @@ def way(loss: LossFunction) -> str:
     >>> way(losses.create("softmax", num_classes=3, dim=2))
     'rows'
     """
-    if isinstance(loss, PairLoss):
-        exact = _MEAN_OVER_ANCHORS.get(type(loss), lambda loss: False)
-        return "columns" if exact(loss) and not loss.mining.draws else "whole"
-    if isinstance(loss, ClassificationLoss) and type(loss).__module__.startswith("nearfar.losses."):
-        return "rows" if loss.sample_rate == 1.0 else "whole"
-    return "whole"
+    if not isinstance(loss, losses.Loss) or loss.draws or not loss.mean_over_anchors:
+        return "whole"
+    return "columns" if loss.shared_columns else "rows"
 
 
 def global_loss(
@@ -231,7 +211,7 @@ def global_loss(
             return shared
         if how == "columns":
             gallery, gallery_labels, positions = world.gather(embeddings, labels)
-            assert isinstance(loss, PairLoss)
+            assert isinstance(loss, losses.Loss)
             part = loss(embeddings, labels, gallery, gallery_labels, positions=positions) / world.ranks
         else:
             part = loss(embeddings, labels) / world.ranks
