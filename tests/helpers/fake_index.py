@@ -1,4 +1,4 @@
-"""An index in memory: colours as vectors. The server's own specifications need no network."""
+"""An index in memory with colors as vectors, so that tests of the server need no network."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearfar.search.items import Hit, Item, MissingItem
+from nearfar.search import filters
+from nearfar.search.items import Item, MissingItem
+from nearfar.search.query import VectorQuery
+from nearfar.search.results import Neighbor
 
 SIDE = 4
 DIM = 3 * SIDE * SIDE
 
 
 class FakeIndex:
-    """Vectors are tiny pictures, centred and of length one."""
+    """Vectors are tiny images, centered and of unit length."""
 
     def __init__(self, count: int = 0, classes: int = 4, *, model: str | None = "fake") -> None:
         self._lock = threading.Lock()
@@ -52,31 +55,33 @@ class FakeIndex:
         self.item(id)
         return self._vectors[id]
 
-    def embed(self, images: Sequence[Image.Image]) -> NDArray[np.float32]:
+    def embed(self, images: Sequence[Image.Image | NDArray[np.uint8]]) -> NDArray[np.float32]:
         self.batches.append(len(images))
-        pixels = np.stack([np.asarray(image.convert("RGB").resize((SIDE, SIDE)), dtype=np.float32) for image in images])
+        small = [as_image(image).convert("RGB").resize((SIDE, SIDE)) for image in images]
+        pixels = np.stack([np.asarray(image, dtype=np.float32) for image in small])
         vectors = pixels.reshape(len(images), -1) - 127.5
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6), dtype=np.float32)
 
-    def search_vectors(
-        self, vectors: NDArray[np.float32], k: int, *, where: Mapping[str, Any] | None = None
-    ) -> list[list[Hit]]:
-        label = (where or {}).get("label")
-        kept = [id for id, item in self._items.items() if label is None or item.label == label]
-        if not kept:
-            return [[] for _ in vectors]
-        scores = vectors @ np.stack([self._vectors[id] for id in kept]).T
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        return [[Hit(kept[at], float(row[at])) for at in order] for row, order in zip(scores, best, strict=True)]
+    def select(self, where: Mapping[str, Any]) -> NDArray[np.int64]:
+        return filters.select(self.items, where)
 
-    def add_images(self, images: Sequence[tuple[str, Image.Image, str | None, Mapping[str, Any]]]) -> list[int]:
+    def search_batch(self, queries: Sequence[VectorQuery]) -> list[list[Neighbor]]:
+        return [self._search(query) for query in queries]
+
+    def _search(self, query: VectorQuery) -> list[Neighbor]:
+        kept = list(self._items) if query.where is None else self.select(query.where).tolist()
+        scores = {id: float(query.vector @ self._vectors[id]) for id in kept if id != query.exclude}
+        best = sorted(scores, key=lambda id: -scores[id])[: query.k]
+        return [Neighbor(self._items[id], scores[id]) for id in best]
+
+    def add_images(self, images: Sequence[tuple[str, Any, str | None, Mapping[str, Any]]]) -> list[int]:
         vectors = self.embed([image for _, image, _, _ in images])
         with self._lock:
             ids = list(range(self._next, self._next + len(images)))
             self._next += len(images)
             for id, (name, image, label, metadata), vector in zip(ids, images, vectors, strict=True):
                 self._items = {**self._items, id: Item(id, name, label, metadata=metadata)}
-                self._vectors[id], self._pictures[id] = vector, image
+                self._vectors[id], self._pictures[id] = vector, as_image(image)
         return ids
 
     def remove(self, ids: Sequence[int]) -> None:
@@ -98,8 +103,12 @@ class FakeIndex:
         self.closed = True
 
 
+def as_image(image: Image.Image | NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(image) if isinstance(image, np.ndarray) else image
+
+
 def picture(number: int, classes: int = 4, side: int = 32) -> Image.Image:
-    """Pictures of one class look alike."""
+    """Images of one class are similar."""
     base = np.random.default_rng(number % classes).integers(0, 256, (SIDE, SIDE, 3))
     noise = np.random.default_rng(1000 + number).integers(-40, 40, (SIDE, SIDE, 3))
     small = np.clip(base + noise, 0, 255).astype(np.uint8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -44,7 +44,7 @@ class Batcher(Generic[Item, Result]):
 
     def __init__(
         self,
-        work: Callable[[list[Item]], Sequence[Result]],
+        work: Callable[[list[Item]], Iterable[Result]],
         *,
         max_size: int = 32,
         max_waiting: int = 256,

@@ -103,7 +103,7 @@ class RemoveResponse(BaseModel):
     removed: int
 
 
-class VectorQuery(BaseModel):
+class VectorSearchRequest(BaseModel):
     """A vector to search with."""
 
     model_config = ConfigDict(extra="forbid")

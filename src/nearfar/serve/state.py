@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from nearfar.search.items import Hit, Item
+from nearfar.search.items import Item
+from nearfar.search.query import VectorQuery
+from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
 from nearfar.serve.catalog import Catalog
 from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
-from nearfar.serve.uploads import UploadDecoder
+from nearfar.serve.uploads import Pixels, UploadDecoder
 
 if TYPE_CHECKING:
     from nearfar.search import Index
 
 Vector = NDArray[np.float32]
-NewImage = tuple[str, Image.Image, str | None, Mapping[str, Any]]  # name, image, label, metadata
-
-
-class VectorSearch(NamedTuple):
-    """A queued search."""
-
-    vector: Vector
-    k: int
-    label: str | None
+NewImage = tuple[str, Pixels, str | None, Mapping[str, Any]]  # name, image, label, metadata
 
 
 class ServerState:
@@ -52,15 +44,15 @@ class ServerState:
         self.dim = int(info["dim"])
         self.has_model = info.get("model") is not None
         self._write_lock = threading.Lock()
-        self.embed: Batcher[Image.Image, Vector] = Batcher(self._embed, **self._settings("embed"))
-        self.search: Batcher[VectorSearch, list[Hit]] = Batcher(self._search, **self._settings("search"))
+        self.embed: Batcher[Pixels, Vector] = Batcher(index.embed, **self._settings("embed"))
+        self.search: Batcher[VectorQuery, list[Neighbor]] = Batcher(index.search_batch, **self._settings("search"))
         self.add: Batcher[NewImage, int] = Batcher(self._add, retry=False, **self._settings("add"))
         self._batchers: dict[str, Batcher[Any, Any]] = {"embed": self.embed, "search": self.search, "add": self.add}
         self.metrics.index_items.set_function(lambda: len(index))
         for work, batcher in self._batchers.items():
             self.metrics.waiting.labels(work).set_function(batcher.__len__)
         if self.has_model:  # load the model now, so that a missing one is reported before anything is served
-            index.embed([Image.new("RGB", (64, 64))])
+            index.embed([np.zeros((64, 64, 3), dtype=np.uint8)])
 
     def start(self) -> None:
         """Start the worker threads."""
@@ -97,9 +89,9 @@ class ServerState:
                 raise _no_item(id) from None
             self.catalog.invalidate()
 
-    def check_label(self, label: str | None) -> None:
+    def check_label(self, label: str) -> None:
         """Raise a 404 error for a class that the index does not have."""
-        if label is not None and label not in self.catalog.snapshot().by_label:
+        if label not in self.catalog.snapshot().by_label:
             raise ApiError(404, f"label is {label!r}; the index has no such class", code="no_label")
 
     def check_writable(self) -> None:
@@ -107,28 +99,10 @@ class ServerState:
         if self.read_only:
             raise ApiError(403, "this server is read-only", code="read_only")
 
-    def check_model(self) -> None:
-        """Raise a 409 error if the index has no model."""
-        if not self.has_model:
-            message = "this index was built from vectors and has no model; search by item or vector"
-            raise ApiError(409, message, code="no_model")
-
-    def _embed(self, images: list[Image.Image]) -> list[Vector]:
-        return list(self.index.embed(images))
-
-    def _search(self, searches: list[VectorSearch]) -> list[list[Hit]]:
-        """Run searches with the same filter in one pass over the index."""
-        groups: dict[str | None, list[int]] = defaultdict(list)
-        for place, each in enumerate(searches):
-            groups[each.label].append(place)
-        results: list[list[Hit]] = [[] for _ in searches]
-        for label, places in groups.items():
-            where: Mapping[str, Any] | None = None if label is None else {"label": label}
-            vectors = np.stack([searches[place].vector for place in places])
-            k = max(searches[place].k for place in places)
-            for place, hits in zip(places, self.index.search_vectors(vectors, k, where=where), strict=True):
-                results[place] = list(hits[: searches[place].k])
-        return results
+    def no_model(self) -> ApiError:
+        """Return the 409 error for an image sent to an index without a model."""
+        message = "this index was built from vectors and has no model; search by item or vector"
+        return ApiError(409, message, code="no_model")
 
     def _add(self, images: list[NewImage]) -> list[int]:
         with self._write_lock:

@@ -6,13 +6,17 @@ import asyncio
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 from fastapi import UploadFile
+from numpy.typing import NDArray
 from PIL import Image
 
 from nearfar.data.store.decode import BadImage, decode
 from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
+
+Pixels = NDArray[np.uint8]
 
 SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
 LONGEST = 8 * SIDE  # pixels of the longer side that are kept
@@ -36,14 +40,14 @@ class UploadDecoder:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
         self._waiting = 0
 
-    async def read(self, upload: UploadFile) -> Image.Image:
+    async def read(self, upload: UploadFile) -> Pixels:
         """Decode an upload.
 
         Args:
             upload: An uploaded image file of any supported format.
 
         Returns:
-            An upright RGB image; large images are shrunk.
+            Pixels [height, width, 3] of an upright image; large images are shrunk.
 
         Raises:
             ApiError: If the upload is not an image, is too large or takes too long, or too many uploads are waiting.
@@ -66,12 +70,16 @@ class UploadDecoder:
         finally:
             self._waiting -= 1
 
-    def _decode(self, data: bytes) -> Image.Image:
-        image = Image.fromarray(decode(data, max_pixels=self._limits.pixels, side=SIDE))
-        if max(image.size) > MAX_ASPECT * min(image.size):
+    def _decode(self, data: bytes) -> Pixels:
+        pixels = decode(data, max_pixels=self._limits.pixels, side=SIDE)
+        longer, shorter = max(pixels.shape[:2]), min(pixels.shape[:2])
+        if longer > MAX_ASPECT * shorter:
             raise BadImage(f"one side is more than {MAX_ASPECT} times as long as the other")
-        image.thumbnail((LONGEST, LONGEST), Image.Resampling.BILINEAR, reducing_gap=None)
-        return image
+        if longer > LONGEST:
+            image = Image.fromarray(pixels)
+            image.thumbnail((LONGEST, LONGEST), Image.Resampling.BILINEAR, reducing_gap=None)
+            pixels = np.asarray(image)
+        return pixels
 
     def close(self) -> None:
         """Stop the threads; waiting uploads are dropped."""

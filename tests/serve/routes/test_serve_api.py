@@ -214,7 +214,7 @@ def test_errors_are_json_with_a_sentence(
 
 def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
     index = FakeIndex(4)
-    index.search_vectors = lambda *_, **__: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    index.search_batch = lambda *_, **__: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     answer = client(index).post(f"{API}/search/id/1")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "failed")
     assert "division" not in answer.text
@@ -290,7 +290,7 @@ def test_both_sides_of_an_upload_are_bounded(client: Client) -> None:
 
     class Watching(FakeIndex):
         def embed(self, images: Any) -> Any:
-            kept.extend(image.size for image in images)
+            kept.extend(np.asarray(image).shape for image in images)
             return super().embed(images)
 
     served = client(Watching(8))
@@ -298,4 +298,95 @@ def test_both_sides_of_an_upload_are_bounded(client: Client) -> None:
     for size in ((20_000, 800), (640, 480)):
         image = {"image": ("long.png", encoded(Image.new("RGB", size)), "image/png")}
         assert served.post(f"{API}/search", files=image).status_code == 200
-    assert kept == [(6144, 246), (640, 480)]
+    assert kept == [(246, 6144, 3), (480, 640, 3)]
+
+
+# --- filters and re-ranking: the same query code as in Python and on the command line ---------------------------
+
+
+def garden(folder: Path) -> Index:
+    """Vectors on a circle with labels, names and metadata."""
+    angles = np.linspace(0, np.pi, 30, dtype=np.float32)
+    return Index.from_vectors(
+        np.stack([np.cos(angles), np.sin(angles)], axis=1),
+        out=folder / "garden.index",
+        names=[f"garden/{n}.jpg" if n % 2 else f"field/{n}.jpg" for n in range(30)],
+        labels=["jay", "wren", "owl"] * 10,
+        metadata=[{"year": 2010 + n} for n in range(30)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "settings"),
+    [
+        ({"where": ["year>=2019"]}, {"where": {"year": {">=": 2019}}}),
+        ({"where": ["year>=2019", "year<2025"]}, {"where": {"year": {">=": 2019, "<": 2025}}}),
+        ({"where": ["name~garden/*", "label!=jay,owl"]}, {"where": {"name": {"~": "garden/*"}, "label": "wren"}}),
+        ({"where": ["year>=2019"], "label": "owl"}, {"where": {"year": {">=": 2019}, "label": "owl"}}),
+        ({"rerank": "k_reciprocal"}, {"rerank": "k_reciprocal"}),
+        ({"expand": 3}, {"expand": 3}),
+        ({"expand": 2, "rerank": "k_reciprocal", "where": ["label=jay,wren"]}, {"where": {"label": ["jay", "wren"]}}),
+    ],
+)
+@pytest.mark.parametrize("by_vector", [False, True])
+def test_http_searches_like_python(
+    client: Client, tmp_path: Path, params: dict[str, Any], settings: dict[str, Any], by_vector: bool
+) -> None:
+    index = garden(tmp_path)
+    settings = {"expand": params.get("expand", 0), "rerank": params.get("rerank"), **settings}
+    query = index.vector(4) if by_vector else 4
+    expected = index.search(query, 6, **settings)
+    body = {"json": {"vector": index.vector(4).tolist()}} if by_vector else {}
+    path = f"{API}/search/vector" if by_vector else f"{API}/search/id/4"
+    hits = client(index).post(path, params={"k": 6, **params}, **body).json()["hits"]
+    assert [hit["id"] for hit in hits] == expected.ids
+    assert [hit["score"] for hit in hits] == pytest.approx(expected.scores, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"where": "year"}, "where is 'year'; it must be KEY=VALUE"),
+        ({"where": "yaer>2019"}, "where has 'yaer' (did you mean 'year'?); items have"),
+        ({"where": ["label=jay", "label=wren"]}, "where has 'label' twice"),
+        ({"where": "label=jay", "label": "wren"}, "where has 'label' twice"),
+        ({"where": ["year>1"] * 21}, "where is ["),
+        ({"rerank": "magic"}, "rerank is 'magic'; allowed are k_reciprocal"),
+        ({"expand": -1}, "expand is '-1'; input should be greater than or equal to 0"),
+    ],
+)
+def test_bad_filters_and_rerankings_are_refused(
+    client: Client, tmp_path: Path, params: dict[str, Any], message: str
+) -> None:
+    answer = client(garden(tmp_path)).post(f"{API}/search/id/4", params=params)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_value")
+    assert message in answer.json()["error"]["message"]
+
+
+def test_the_schema_describes_filters_and_rerankings(client: Client) -> None:
+    paths = client().get(f"{API}/openapi.json").json()["paths"]
+    for path in ("", "/id/{id}", "/vector"):
+        found = {each["name"]: each for each in paths[f"{API}/search{path}"]["post"]["parameters"]}
+        assert "year>=2019" in found["where"]["description"]
+        assert found["rerank"]["schema"]["enum"] == ["k_reciprocal"]
+        assert {"k", "label", "expand"} <= set(found)
+
+
+def test_an_upload_is_decoded_once(
+    client: Client, small_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from nearfar.search import encoder
+    from nearfar.serve import uploads
+
+    calls: list[str] = []
+    decode = uploads.decode
+    monkeypatch.setattr(
+        uploads, "decode", lambda *data, **settings: (calls.append("upload"), decode(*data, **settings))[1]
+    )
+    monkeypatch.setattr(encoder, "decode", lambda *_, **__: calls.append("encoder"))
+    served = client(Index.open(shutil.copytree(small_index, tmp_path / "my.index"), device="cpu"))
+    assert served.post(f"{API}/search", files=upload(3)).status_code == 200
+    assert served.post(f"{API}/items", files=upload(50)).status_code == 201
+    assert calls == ["upload", "upload"]

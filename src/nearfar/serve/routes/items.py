@@ -37,7 +37,8 @@ def router(state: ServerState) -> APIRouter:
         shuffle: Annotated[int | None, Query(ge=0, le=LARGEST, description="Seed to draw items at random.")] = None,
     ) -> ItemsResponse:
         """List items by id, or draw some at random."""
-        state.check_label(label)
+        if label is not None:
+            state.check_label(label)
         total, items = state.catalog.snapshot().page(offset, limit, label=label, shuffle=shuffle)
         return ItemsResponse(total=total, items=[ItemOut.model_validate(item) for item in items])
 
@@ -87,7 +88,8 @@ def router(state: ServerState) -> APIRouter:
     ) -> AddResponse:
         """Add an image. It is on disk when the response is sent."""
         state.check_writable()
-        state.check_model()
+        if not state.has_model:
+            raise state.no_model()
         decoded = await state.uploads.read(image)
         clean = visible(label) or None if label is not None else None
         return AddResponse(id=await state.add((file_name(name or image.filename), decoded, clean, {})))

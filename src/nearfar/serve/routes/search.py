@@ -3,79 +3,127 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, File, Query, UploadFile
+from fastapi import APIRouter, Depends, File, Query, UploadFile
+from starlette.concurrency import run_in_threadpool
 
+from nearfar.search.filters import combine, parse
+from nearfar.search.query import VectorQuery
+from nearfar.search.reranking import RERANKINGS
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.routes.items import ItemId
-from nearfar.serve.schemas import HitOut, ItemOut, SearchResponse, VectorQuery
-from nearfar.serve.state import ServerState, Vector, VectorSearch
+from nearfar.serve.schemas import HitOut, ItemOut, SearchResponse, VectorSearchRequest
+from nearfar.serve.state import ServerState, Vector
 
 DEFAULT_K = 24
+MAX_CONDITIONS = 20
 
-Label = Annotated[str | None, Query(max_length=200, description="Search among items of this class only.")]
+LABEL = Query(None, max_length=200, description="Search among items of this class only.")
+WHERE = Query(
+    None,
+    max_length=MAX_CONDITIONS,
+    description="Search among items that meet this condition on label, name or metadata only: label=jay, "
+    "label!=jay,wren, year>=2019, name~garden/*. Repeatable; all conditions must be met.",
+)
+RERANK = Query(
+    None,
+    json_schema_extra={"enum": list(RERANKINGS)},
+    description="k_reciprocal ranks items first that would find the query in turn.",
+)
+
+
+class SearchSettings(NamedTuple):
+    """Settings that all searches share.
+
+    Attributes:
+        k: Number of items to find.
+        where: Filter of the items; None for all.
+        expand: Search again with the mean of the query and this many of its neighbors.
+        rerank: Name of a re-ranking method, or None.
+        began: When the request arrived.
+    """
+
+    k: int
+    where: Mapping[str, Any] | None
+    expand: int
+    rerank: str | None
+    began: float
 
 
 def router(state: ServerState) -> APIRouter:
     """Create the routes for searching."""
     routes = APIRouter(prefix=f"{API}/search", tags=["search"])
     most = state.limits.neighbours
-    number = Query(min(DEFAULT_K, most), ge=1, le=most, description="Number of items to find.")
 
-    async def search(vector: Vector, k: int, label: str | None, began: float, own: int | None = None) -> SearchResponse:
-        found = await state.search(VectorSearch(vector, k if own is None else k + 1, label))
-        hits = []
-        for id, score in [hit for hit in found if hit.id != own][:k]:
-            try:
-                item = state.index.item(int(id))
-            except KeyError:  # removed in the meantime
-                continue
-            hits.append(
-                HitOut(
-                    id=item.id,
-                    name=item.name,
-                    label=item.label,
-                    metadata=dict(item.metadata),
-                    score=round(float(score), 6),
-                )
+    async def read_settings(
+        k: int = Query(min(DEFAULT_K, most), ge=1, le=most, description="Number of items to find."),
+        label: str | None = LABEL,
+        where: list[str] | None = WHERE,
+        expand: int = Query(
+            0, ge=0, le=most, description="Search again with the mean of the query and this many of its neighbors."
+        ),
+        rerank: str | None = RERANK,
+    ) -> SearchSettings:
+        began = time.perf_counter()
+        if rerank not in (None, *RERANKINGS):
+            raise ApiError(422, f"rerank is {rerank!r}; allowed are {', '.join(RERANKINGS)}")
+        if label is not None:
+            state.check_label(label)
+        if not where:
+            return SearchSettings(k, None if label is None else {"label": label}, expand, rerank, began)
+        try:
+            conditions = [parse(each) for each in where]
+            found = combine(conditions if label is None else [("label", label), *conditions])
+            await run_in_threadpool(state.index.select, found)  # cached; unknown keys are reported before an upload
+        except (ValueError, TypeError) as error:
+            raise ApiError(422, str(error)) from None
+        return SearchSettings(k, found, expand, rerank, began)
+
+    shared = Depends(read_settings)
+
+    async def search(vector: Vector, settings: SearchSettings, own: int | None = None) -> SearchResponse:
+        k, where, expand, rerank, began = settings
+        query = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
+        hits = [
+            HitOut(
+                id=item.id,
+                name=item.name,
+                label=item.label,
+                metadata=dict(item.metadata),
+                score=round(float(score), 6),
             )
-        query = None if own is None else ItemOut.model_validate(state.item(own))
-        return SearchResponse(query=query, hits=hits, milliseconds=round(1000 * (time.perf_counter() - began), 2))
+            for item, score in ((each.item, each.score) for each in await state.search(query))
+        ]
+        shown = None if own is None else ItemOut.model_validate(state.item(own))
+        return SearchResponse(query=shown, hits=hits, milliseconds=round(1000 * (time.perf_counter() - began), 2))
 
     @routes.post("", responses=error_responses(404, 408, 409, 413, 503))
     async def search_by_image(
         image: Annotated[UploadFile, File(description="JPEG, PNG, WebP, GIF, TIFF, BMP, AVIF, …")],
-        k: int = number,
-        label: Label = None,
+        settings: SearchSettings = shared,
     ) -> SearchResponse:
         """Find the items nearest to an image."""
-        began = time.perf_counter()
-        state.check_model()
-        state.check_label(label)
-        vector = await state.embed(await state.uploads.read(image))
-        return await search(vector, k, label, began)
+        if not state.has_model:
+            raise state.no_model()
+        return await search(await state.embed(await state.uploads.read(image)), settings)
 
     @routes.post("/id/{id}", responses=error_responses(404, 503))
-    async def search_by_item(id: ItemId, k: int = number, label: Label = None) -> SearchResponse:
+    async def search_by_item(id: ItemId, settings: SearchSettings = shared) -> SearchResponse:
         """Find the items nearest to an item, which itself is not among the results."""
-        began = time.perf_counter()
-        state.item(id)
-        state.check_label(label)
-        return await search(state.vector(id), k, label, began, id)
+        return await search(state.vector(id), settings, id)
 
     @routes.post("/vector", responses=error_responses(404, 408, 413, 503))
-    async def search_by_vector(query: VectorQuery, k: int = number, label: Label = None) -> SearchResponse:
+    async def search_by_vector(query: VectorSearchRequest, settings: SearchSettings = shared) -> SearchResponse:
         """Find the items nearest to a vector."""
-        began = time.perf_counter()
-        state.check_label(label)
         if len(query.vector) != state.dim:
             raise ApiError(422, f"vector has {len(query.vector)} numbers; the index has {state.dim}")
         vector = np.array(query.vector, dtype=np.float32)
         if not vector.any():
             raise ApiError(422, "vector has only zeros; at least one other number is required")
-        return await search(vector, k, label, began)
+        return await search(vector, settings)
 
     return routes

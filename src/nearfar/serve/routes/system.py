@@ -82,7 +82,7 @@ def customize_schema(app: FastAPI, state: ServerState) -> None:
     def schema() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            vector = found["components"]["schemas"]["VectorQuery"]["properties"]["vector"]
+            vector = found["components"]["schemas"]["VectorSearchRequest"]["properties"]["vector"]
             vector["minItems"] = vector["maxItems"] = state.dim
             for name in ("HTTPValidationError", "ValidationError"):
                 found["components"]["schemas"].pop(name, None)
