@@ -15,7 +15,7 @@ import pytest
 from board_runs import write_board, write_run
 
 from nearfar.bench.comparison import outcomes, ranking, tournament
-from nearfar.reports import leaderboard, shell
+from nearfar.reports import leaderboard, pages
 
 LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
 
@@ -42,16 +42,16 @@ def rows(section: str) -> list[list[str]]:
     """Cells of all bodies of tables."""
     return [
         [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)]
-        for body in re.findall(r"<tbody>(.*?)</tbody>", section)
-        for line in re.findall(r"<tr[^>]*>(.*?)</tr>", body)
+        for body in re.findall(r"<tbody>(.*?)</tbody>", section, re.DOTALL)
+        for line in re.findall(r"<tr[^>]*>(.*?)</tr>", body, re.DOTALL)
     ]
 
 
 def test_all_parts_are_there(shown: str) -> None:
     assert list(sections(shown)) == [
-        "✓ A fair comparison",
+        "✓ Fair comparison",
         "Tournament",
-        "Recall@1 at a glance",
+        "Recall@1 by experiment",
         "Leaderboard",
         "By size of the embedding",
         "By network",
@@ -71,11 +71,11 @@ def test_all_that_rank_first_stand_out(tmp_path: Path) -> None:
     for dim in (64, 128):
         for loss in ("nra", "raw"):
             write_run(tmp_path / f"{loss}{dim}", loss, 0.5, dim=dim)
-    assert sections(leaderboard.html(outcomes.find(tmp_path)))["Recall@1 at a glance"].count("<strong>") == 4
+    assert sections(leaderboard.html(outcomes.find(tmp_path)))["Recall@1 by experiment"].count("<strong>") == 4
 
 
 def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: str) -> None:
-    found = rows(sections(shown)["Recall@1 at a glance"])
+    found = rows(sections(shown)["Recall@1 by experiment"])
     assert [line[0] for line in found] == ["proxy_anchor", "contrastive", "n_pair", "frozen"]
     assert all(len(line) == 5 for line in found)
 
@@ -93,7 +93,7 @@ def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, sh
     assert last.rank is None
     line = next(line for line in rows(sections(shown)["Leaderboard"]) if line[0] == "proxy_anchor")
     assert line[1:3] == ["1", f"{100 * first.score:.2f}"]
-    assert line[7:9] == ["1:19", "2,048"]
+    assert line[7:9] == ["1 min 19 s", "2,048"]
 
 
 def test_plots_are_of_losses_by_size_network_and_epoch(shown: str) -> None:
@@ -137,7 +137,7 @@ def unlike(tmp_path: Path) -> Path:
 def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike: Path) -> None:
     text = leaderboard.html(outcomes.find(unlike))
     parts = sections(text)
-    assert "optimizer.lr: " in parts["✗ Not a fair comparisonUNFAIR"]
+    assert "optimizer.lr: " in parts["✗ Unfair comparisonUNFAIR"]
     assert "rank" not in re.findall(r"<span>(.*?)</span>", parts["Leaderboard"])
     assert [line[0] for line in rows(parts["Leaderboard"])] == ["margin", "triplet"]
     assert 'class="best"' not in text
@@ -156,7 +156,7 @@ def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike: Path) -
 def test_one_run_is_a_page(tmp_path: Path) -> None:
     write_run(tmp_path / "one", "triplet", 0.5, validation=False, queries=False, memory=None, epochs=1)
     parts = sections(leaderboard.html(outcomes.find(tmp_path)))
-    assert list(parts) == ["✓ A fair comparison", "Leaderboard"]
+    assert list(parts) == ["✓ Fair comparison", "Leaderboard"]
     assert "No intervals" in parts["Leaderboard"]
     assert "memory, MiB" not in parts["Leaderboard"]
 
@@ -167,7 +167,7 @@ def test_losses_that_not_all_experiments_have_stay_out_of_the_tournament(tmp_pat
     parts = sections(leaderboard.html(outcomes.find(tmp_path)))
     assert "Only the 3 losses take part" in parts["Tournament"]
     assert "triplet" not in [line[0] for line in rows(parts["Tournament"])]
-    assert ["triplet", "90.0", "–"] in rows(parts["Recall@1 at a glance"])
+    assert ["triplet", "90.0", "–"] in rows(parts["Recall@1 by experiment"])
 
 
 def test_a_loss_of_one_size_is_in_the_tables_and_not_among_the_lines(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_settings_of_a_grid_have_charts_of_their_own(tmp_path: Path) -> None:
     assert parts["By setting"].count("<svg") == 2
     assert "group, flip=True" in parts["By setting"]
     assert "nra, classes=16" in parts["By setting"]
-    assert "the loss and its own settings, sampler.classes, augmentation.flip" in parts["✓ A fair comparison"]
+    assert "the loss and its own settings, sampler.classes, augmentation.flip" in parts["✓ Fair comparison"]
     assert "By setting" not in sections(leaderboard.html(outcomes.find(write_run(tmp_path / "plain", "nra", 0.5))))
 
 
@@ -201,14 +201,14 @@ def test_curves_are_of_what_selects(tmp_path: Path) -> None:
         log = folder / "log.jsonl"
         log.write_text(log.read_text(encoding="utf-8").replace("recall@1", "map@r"), encoding="utf-8")
     found = sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
-    assert "MAP@R of the validation classes after epochs. It selects the epoch that counts." in found
+    assert "MAP@R of the validation classes after each evaluated epoch. This metric selects the epoch." in found
     write_run(tmp_path / "margin", "margin", 0.5)
-    assert "It selects" not in sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
+    assert "selects the epoch" not in sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
 
 
 def test_without_validation_curves_are_of_the_test_and_the_page_says_what_that_means(tmp_path: Path) -> None:
     write_run(tmp_path / "one", "triplet", 0.5, validation=False)
-    assert "the last epoch counts" in sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
+    assert "the last epoch is used" in sections(leaderboard.html(outcomes.find(tmp_path)))["Convergence"]
 
 
 def test_runs_without_a_test_and_unfinished_ones_are_named(tmp_path: Path) -> None:
@@ -272,10 +272,11 @@ def test_only_its_own_script_may_run() -> None:
     import base64
     import hashlib
 
-    digest = base64.b64encode(hashlib.sha256(shell.SCRIPT.encode()).digest()).decode()
-    text = shell.document("a", "b", [])
+    source = pages.script_source()
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    text = pages.render("base.html", "a", script=True)
     assert f"script-src 'sha256-{digest}'" in text
-    assert f"<script>{shell.SCRIPT}</script>" in text
+    assert f"<script>{source}</script>" in text
 
 
 def test_a_browser_sorts_numbers_as_numbers_and_words_as_words(tmp_path: Path) -> None:
@@ -284,9 +285,11 @@ def test_a_browser_sorts_numbers_as_numbers_and_words_as_words(tmp_path: Path) -
     if chromium is None:
         pytest.skip("there is no Chromium")
     cells = [("b", 9.0), ("a", 10.0), ("c", None)]
-    table = shell.table(["loss", "score"], [[name, shell.number(value)] for name, value in cells], numbers=[1])
+    rows = [[pages.TableCell(name), pages.number_cell(value)] for name, value in cells]
+    table = pages.SortableTable(["loss", "score"], rows, numbers=[1])
     file = tmp_path / "page.html"
-    file.write_text(shell.document("a", "b", [table]), encoding="utf-8")
+    page = pages.render("tuning.html", "a", script=True, figures=[], edges=[], history=[], settings=[], trials=table)
+    file.write_text(page, encoding="utf-8")
     with playwright.sync_playwright() as session:
         browser = session.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         tab = browser.new_page(viewport={"width": 390, "height": 800})

@@ -79,12 +79,12 @@ def test_everything_about_a_run_is_on_the_page(digits: Path) -> None:
     assert file == digits / "report.html"
     page = Page(file)
     assert page.titles == [
-        "How it learned",
+        "Training curves",
         "Metrics",
-        "What it finds",
-        "Where it fails",
+        "Nearest neighbors",
+        "Worst queries",
         "Map of unseen classes",
-        "The loss, pair by pair",
+        "Pair weights of the loss",
         "Settings",
     ]
     text = " ".join(page.text)
@@ -138,16 +138,16 @@ def test_frames_tell_whether_a_neighbour_is_of_the_class(digits: Path) -> None:
     run = read_run(digits)
     assert run.queries is not None
     chosen = gallery.spread(run.queries.labels, 5)
-    found = gallery.neighbours(run.queries.points, chosen, None)
+    found = gallery.neighbors(run.queries.points, chosen, None)
     labels = run.queries.labels
-    assert good == sum(int((labels[one.neighbours] == labels[one.query]).sum()) for one in found)
+    assert good == sum(int((labels[one.neighbors] == labels[one.query]).sum()) for one in found)
     marks = [attributes["aria-label"] for attributes in page.with_class("sign")]  # not by colour alone
     assert (marks.count("same class"), marks.count("another class")) == (good, bad)
 
 
 def test_the_worst_queries_come_first(digits: Path) -> None:
     page = Page(report(digits, queries=0, worst=3))
-    assert "What it finds" not in page.titles
+    assert "Nearest neighbors" not in page.titles
     assert len(page.with_class("asked")) == 3
     found = measured(read_run(digits))
     assert found is not None
@@ -159,7 +159,8 @@ def test_thumbnails_are_the_pictures(digits: Path) -> None:
     dataset = nf.data.open("digits")
     uri = gallery.thumbnail(dataset, 3)
     assert uri is not None
-    image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    assert uri.is_small
+    image = Image.open(io.BytesIO(base64.b64decode(uri.uri.partition(",")[2])))
     assert np.array_equal(np.array(image), dataset.source.array[3].reshape(8, 8))  # type: ignore[attr-defined]
 
 
@@ -169,7 +170,7 @@ def test_vectors_are_drawn_as_squares(tmp_path: Path) -> None:
     data = {"name": "digits", "settings": {"vectors": True}}
     run = write_run(tmp_path / "run", dataset.labels[rows], rows, data=data, network={"name": "linear", "dim": 8})
     page = Page(report(run))
-    assert "A vector is drawn as a square of its numbers." in " ".join(page.text)
+    assert "A vector is drawn as a square of its values." in " ".join(page.text)
     assert len([tag for tag, _ in page.tags if tag == "img"]) == len(page.with_class("hit")) > 0
 
 
@@ -180,16 +181,16 @@ def test_queries_look_in_their_gallery(tmp_path: Path) -> None:
     found = read_run(run)
     assert found.queries is not None
     assert found.gallery is not None
-    (first,) = gallery.neighbours(found.queries.points, [2], found.gallery.points, count=1)
+    (first,) = gallery.neighbors(found.queries.points, [2], found.gallery.points, count=1)
     similarity = torch.nn.functional.cosine_similarity(found.queries.points[2:3], found.gallery.points)
-    assert first.neighbours == [int(similarity.argmax())]
+    assert first.neighbors == [int(similarity.argmax())]
     assert "Metrics" in Page(report(run)).titles
 
 
 def test_a_run_under_way_has_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), finished=False)
     page = Page(report(run))
-    assert page.titles == ["How it learned", "The loss, pair by pair", "Settings"]
+    assert page.titles == ["Training curves", "Pair weights of the loss", "Settings"]
     assert "not been evaluated yet" in " ".join(page.text)
 
 
@@ -197,7 +198,7 @@ def test_data_that_is_gone_leaves_numbers_of_rows(folder: Path, tmp_path: Path) 
     (tmp_path / "photos").rename(tmp_path / "elsewhere")
     page = Page(report(folder))
     assert not [tag for tag, _ in page.tags if tag == "img"]
-    assert "The data is not there" in " ".join(page.text)
+    assert "The dataset could not be opened" in " ".join(page.text)
 
 
 @pytest.mark.parametrize(("loss", "drawn"), [("proxy_anchor", True), ("group", False)])
@@ -206,7 +207,7 @@ def test_losses_with_proxies_have_a_weight_view_and_those_of_whole_batches_none(
 ) -> None:
     labels = np.repeat(np.arange(5, 10), 4)
     page = Page(report(write_run(tmp_path / "run", labels, np.arange(20), loss={"name": loss})))
-    assert ("The loss, pair by pair" in page.titles) is drawn
+    assert ("Pair weights of the loss" in page.titles) is drawn
     assert ("a sample to the proxy of its class" in " ".join(page.text)) is drawn
 
 

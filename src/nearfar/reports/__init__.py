@@ -1,1 +1,1 @@
-"""HTML pages, charts and contact sheets."""
+"""HTML pages and images of results: run reports, leaderboards, tuning studies and searches."""

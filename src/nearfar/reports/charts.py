@@ -1,6 +1,6 @@
-"""Charts as SVG, drawn by hand: no library, no script, colours from the page so that they turn with dark mode.
+"""Charts as SVG, without libraries and scripts. Colors are those of the page, so that they follow dark mode.
 
-Numbers are told apart by more than colour: lines have different dashes and their names at the end.
+Lines are distinguished by more than color: they have different dashes and their names at the end.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from nearfar.utils import formatting
+
 Point = tuple[float, float]
 
 WIDTH, HEIGHT = 520, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 84, 14, 42
-MOST_POINTS = 600  # of a line; more than pixels tell nothing
+MAX_POINTS = 600  # of a line; more would not be visible
 DASHES = ("", "7 4", "2 4", "10 4 2 4")
-WIDE_ENOUGH = 13  # pixels between two names at the ends of lines
-LETTER = 7.2  # pixels that one takes in such a name
+LINE_HEIGHT = 13  # pixels between the names at the ends of lines
+LETTER = 7.2  # width of a letter of such a name in pixels
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,12 @@ class Line:
     """A named line.
 
     Args:
-        name: What stands at its end.
+        name: The name at its end.
         points: (x, y), in the order of x.
-        color: Number of one of the page's colours, from 1.
-        faint: Whether it is the background of another one: thin, and without its name.
+        color: Number of one of the page's colors, from 1.
+        faint: Whether it is drawn thin and without its name, as the background of another line.
         dots: Whether each point is marked.
-        joined: Whether there is a line at all; marks alone have no name at an end.
+        joined: Whether the points are joined by a line. Otherwise there is no name at the end.
     """
 
     name: str
@@ -42,7 +44,7 @@ class Line:
 
     @property
     def named(self) -> bool:
-        """Whether its name stands at its end."""
+        """Whether its name is written at its end."""
         return self.joined and not self.faint
 
 
@@ -56,14 +58,19 @@ def line_chart(
     from_zero: bool = False,
     ticks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Lines over a common axis.
+    """Lines over a common x axis.
 
     Args:
-        title: For those who do not see the chart.
-        x, y: What the axes show.
-        percent: Y is a share of 1.
-        from_zero: Whether 0 has to be on the y axis.
-        ticks: What stands where on the x axis, if that is not numbers at even distances.
+        lines: The lines; those without points are left out.
+        title: Description for screen readers.
+        x: Label of the x axis.
+        y: Label of the y axis.
+        percent: Whether y is a share of 1, shown in percent.
+        from_zero: Whether the y axis includes 0.
+        ticks: Positions and labels on the x axis; by default numbers at even distances.
+
+    Returns:
+        SVG, or an empty text without points.
     """
     shown = [line for line in lines if line.points]
     if not shown:
@@ -71,9 +78,9 @@ def line_chart(
     xs = [point[0] for line in shown for point in line.points]
     ys = [point[1] for line in shown for point in line.points]
     named = [line for line in shown if line.named]
-    # The frame stays; room for long names and for many of them is added around it.
+    # The frame is fixed; space for long names and for many of them is added around it.
     width = WIDTH + max(0, round(max((LETTER * len(line.name) for line in named), default=0) + 12 - RIGHT))
-    height = max(HEIGHT, TOP + BOTTOM + WIDE_ENOUGH * len(named))
+    height = max(HEIGHT, TOP + BOTTOM + LINE_HEIGHT * len(named))
     across = _Scale(
         [*xs, *(place for place, _ in ticks)],
         LEFT,
@@ -100,7 +107,7 @@ def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> s
     if line.dots or len(kept) == 1:
         size = 3 if line.joined else 4
         for px, py in kept:
-            value = shown_number(py, percent)
+            value = formatting.percent(py) if percent else formatting.number(py)
             tip = f"<title>{escape(line.name)}: {value} at {px:g}</title>"
             drawn += (
                 f'<circle class="dot c{line.color}" cx="{across(px):.1f}" cy="{up(py):.1f}" r="{size}">{tip}</circle>'
@@ -109,15 +116,15 @@ def _line(line: Line, across: _Scale, up: _Scale, percent: bool, dash: str) -> s
 
 
 def _names(lines: Sequence[Line], up: _Scale, bottom: int) -> list[str]:
-    """Names at the ends of lines, moved apart where they would cover each other."""
+    """Names at the ends of lines, moved apart where they would overlap."""
     ends = sorted(((up(line.points[-1][1]), line) for line in lines), key=lambda end: end[0])
     places: list[float] = []
     for height, _ in ends:
-        places.append(max(height, places[-1] + WIDE_ENOUGH) if places else height)
+        places.append(max(height, places[-1] + LINE_HEIGHT) if places else height)
     lowest = float(bottom - BOTTOM)
-    for number in reversed(range(len(places))):  # those that were pushed below the frame push the others up
+    for number in reversed(range(len(places))):  # names below the frame push the others up
         places[number] = lowest = min(places[number], lowest)
-        lowest -= WIDE_ENOUGH
+        lowest -= LINE_HEIGHT
     return [
         f'<text class="name c{line.color}" x="{WIDTH - RIGHT + 8}" y="{place + 4:.1f}">{escape(line.name)}</text>'
         for place, (_, line) in zip(places, ends, strict=True)
@@ -125,10 +132,16 @@ def _names(lines: Sequence[Line], up: _Scale, bottom: int) -> list[str]:
 
 
 def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, labels: bool, side: int = 620) -> str:
-    """Points of named groups on a map: (name, hue in degrees, points). A name shows above a group's points.
+    """Points of named groups on a map. A tooltip shows the name of a group.
 
     Args:
-        labels: Whether names also stand at the middle of their groups.
+        groups: Name, hue in degrees and points of each group.
+        title: Description for screen readers.
+        labels: Whether names are also written in the middle of their groups.
+        side: Width in pixels.
+
+    Returns:
+        SVG, or an empty text without points.
     """
     points = [point for _, _, members in groups for point in members]
     if not points:
@@ -155,7 +168,13 @@ def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, l
 
 
 def whiskers(low: float, value: float, high: float) -> str:
-    """A value from 0 to 1 and its interval, small enough for a table."""
+    """A value and its interval, small enough for a table.
+
+    Args:
+        low: Lower end, from 0 to 1.
+        value: The value, from 0 to 1.
+        high: Upper end, from 0 to 1.
+    """
     start, middle, stop = (4 + 152 * min(max(part, 0.0), 1.0) for part in (low, value, high))
     return (
         '<svg class="whiskers" viewBox="0 0 160 16" width="160" height="16" aria-hidden="true">'
@@ -165,19 +184,12 @@ def whiskers(low: float, value: float, high: float) -> str:
     )
 
 
-def shown_number(value: float, percent: bool) -> str:
-    """A number for people.
-
-    >>> shown_number(0.1234, True), shown_number(1234.5, False), shown_number(0.00012345, False)
-    ('12.3 %', '1,234', '0.000123')
-    """
-    if percent:
-        return f"{100 * value:.1f} %"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
-    """The mean of each point and those up to ``window`` − 1 before it.
+    """Moving average over the last points.
+
+    Args:
+        points: (x, y), in the order of x.
+        window: Number of points of each average.
 
     >>> smoothed([(0, 4.0), (1, 2.0), (2, 0.0)], 2)
     [(0, 4.0), (1, 3.0), (2, 1.0)]
@@ -189,8 +201,12 @@ def smoothed(points: Sequence[Point], window: int) -> list[Point]:
     return found
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]:
-    """Points evenly left out until few enough are left; the first and the last stay.
+def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> Sequence[Point]:
+    """Evenly spaced points, if there are too many. The first and the last are kept.
+
+    Args:
+        points: (x, y), in the order of x.
+        most: Number of points to keep.
 
     >>> thinned([(n, 0.0) for n in range(9)], 3)
     [(0, 0.0), (4, 0.0), (8, 0.0)]
@@ -201,7 +217,7 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> Sequence[Point]
 
 
 class _Scale:
-    """From numbers to places on the page."""
+    """Maps numbers to pixels."""
 
     def __init__(
         self,
@@ -230,7 +246,7 @@ class _Scale:
 
 
 def _nice(step: float) -> float:
-    """The nearest of 1, 2 and 5 times a power of ten that is not smaller."""
+    """The smallest of 1, 2 and 5 times a power of ten that is not below a step."""
     power = 10.0 ** math.floor(math.log10(step))
     return next((factor * power for factor in (1.0, 2.0, 5.0) if factor * power >= step * (1 - 1e-9)), 10.0 * power)
 

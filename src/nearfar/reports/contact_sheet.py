@@ -1,4 +1,4 @@
-"""What queries found, as one picture."""
+"""Search results as one image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 
 def sheet(found: Sequence[Results]) -> Image.Image:
-    """A line for each query: the query, then what it found, framed green where it is of the query's class, else red.
+    """Draw a line for each query: the query and its neighbors, framed green if they have its class and red otherwise.
+
+    Args:
+        found: Results of one or several queries.
 
     >>> sheet([Results("a.jpg", "jay", ())]).size
     (196, 236)
@@ -36,25 +39,30 @@ def sheet(found: Sequence[Results]) -> Image.Image:
         top = MARGIN + line * height
         cells: list[tuple[Any, str, str]] = [(ASKED, results.name, results.label or "")]
         for each, right in zip(results, results.right, strict=True):
-            colour = {None: NEITHER, True: GOOD, False: BAD}[right]
+            color = {None: NEITHER, True: GOOD, False: BAD}[right]
             name = each.item.label if each.item.label is not None else each.item.name.rpartition("/")[2]
-            cells.append((colour, f"{each.score:.3f}", name))
-        for column, ((colour, upper, lower), picture) in enumerate(zip(cells, pictures, strict=True)):
+            cells.append((color, f"{each.score:.3f}", name))
+        for column, ((color, upper, lower), picture) in enumerate(zip(cells, pictures, strict=True)):
             left = MARGIN + column * width
             _place(canvas, picture, left, top)
-            draw.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), outline=colour, width=FRAME)
+            draw.rectangle((left, top, left + SIDE - 1, top + SIDE - 1), outline=color, width=FRAME)
             draw.text((left, top + SIDE + 4), _fitting(upper, font), fill=INK, font=font)
             draw.text((left, top + SIDE + FONT + 8), _fitting(lower, font), fill=SOFT, font=font)
     return canvas
 
 
 def write(found: Sequence[Results], file: Path) -> None:
-    """The sheet as a file, in the format of its ending."""
+    """Write a contact sheet to a file.
+
+    Args:
+        found: Results of one or several queries.
+        file: The file; its extension selects the format.
+    """
     if file.suffix.lower() not in ENDINGS:
         raise ValueError(f"the file is {str(file)!r}; its name must end in {', '.join(ENDINGS)}")
-    picture = sheet(found)
+    image = sheet(found)
     with whole_file(file) as draft:
-        picture.save(draft, ENDINGS[file.suffix.lower()])
+        image.save(draft, ENDINGS[file.suffix.lower()])
 
 
 def _place(canvas: Image.Image, picture: bytes, left: int, top: int) -> None:

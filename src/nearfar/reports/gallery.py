@@ -1,4 +1,4 @@
-"""Pictures for a report: what a query finds, and thumbnails of what that is."""
+"""Examples for a run report: nearest neighbors of queries, thumbnails, and projections of embeddings."""
 
 from __future__ import annotations
 
@@ -19,27 +19,56 @@ from nearfar.data.store.sources import Arrays
 from nearfar.utils.validation import one_of
 
 THUMBNAIL = 128  # pixels of the longer side
-SMALL = 48  # pictures up to this side are shown pixel by pixel
-MOST_PLACED = 2000  # points of a map
+SMALL = 48  # images up to this side are shown pixel by pixel
+MAX_POINTS = 2000  # of a map
 METHODS = ("pca", "tsne", "umap")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A query and its nearest neighbours, nearest first: numbers of rows in queries and gallery."""
+class NeighborRow:
+    """A query and its nearest neighbors, nearest first.
+
+    Args:
+        query: Row of the query.
+        neighbors: Rows of the neighbors in the gallery, or among the queries if there is none.
+        values: Their cosines, or distances.
+    """
 
     query: int
-    neighbours: list[int]
-    values: list[float]  # cosines, or distances
+    neighbors: list[int]
+    values: list[float]
 
 
-def neighbours(
+@dataclass(frozen=True)
+class Thumbnail:
+    """A small image for a page.
+
+    Args:
+        uri: The image as a data URI.
+        is_small: Whether it is so small that its pixels should be shown sharply.
+    """
+
+    uri: str
+    is_small: bool
+
+
+def neighbors(
     queries: Tensor, chosen: Sequence[int], gallery: Tensor | None, *, count: int = 8, measure: str = "cosine"
-) -> list[Found]:
-    """The nearest rows to chosen queries, in the gallery or else among the other queries.
+) -> list[NeighborRow]:
+    """The nearest neighbors of chosen queries, in the gallery or among the other queries.
+
+    Args:
+        queries: [n, d], all queries.
+        chosen: Rows of the queries to look up.
+        gallery: [m, d], or None to search the other queries.
+        count: Number of neighbors.
+        measure: "cosine" or "euclidean".
+
+    Returns:
+        A row for each chosen query.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
-    >>> neighbours(points, [0], None, count=2)[0].neighbours
+    >>> neighbors(points, [0], None, count=2)[0].neighbors
     [1, 2]
     """
     columns = queries if gallery is None else gallery
@@ -54,12 +83,17 @@ def neighbours(
             values[query] = -math.inf
         best = values.topk(min(count, len(columns) - (gallery is None)))
         shown = best.values if measure == "cosine" else best.values.neg()
-        found.append(Found(query, best.indices.tolist(), shown.tolist()))
+        found.append(NeighborRow(query, best.indices.tolist(), shown.tolist()))
     return found
 
 
 def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
-    """Rows drawn at random, of as many different classes as there are.
+    """Random rows of as many different classes as possible.
+
+    Args:
+        labels: [n], the classes.
+        count: Number of rows.
+        seed: Random seed.
 
     >>> rows = spread(torch.tensor([0, 0, 0, 0, 1, 2]), 3)
     >>> sorted(torch.tensor([0, 0, 0, 0, 1, 2])[rows].tolist())
@@ -75,8 +109,16 @@ def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
     return [row for _, _, row in sorted(ranked)[:count]]
 
 
-def thumbnail(dataset: Dataset, index: int) -> str | None:
-    """A picture of the data set as a data URI; a vector as a square of its numbers. None where it cannot be read."""
+def thumbnail(dataset: Dataset, index: int) -> Thumbnail | None:
+    """A thumbnail of an image, or of a vector drawn as a square of its values.
+
+    Args:
+        dataset: The dataset.
+        index: Row of the dataset.
+
+    Returns:
+        The thumbnail, or None if the image cannot be read.
+    """
     from PIL import Image
 
     try:
@@ -86,10 +128,11 @@ def thumbnail(dataset: Dataset, index: int) -> str | None:
     gray = pixels.ndim == 2 or pixels.shape[2] == 1
     image = Image.fromarray(pixels.reshape(pixels.shape[:2]) if gray else pixels)
     image.thumbnail((THUMBNAIL, THUMBNAIL))
-    kind = "png" if max(image.size) <= SMALL else "jpeg"
+    is_small = max(image.size) <= SMALL
+    kind = "png" if is_small else "jpeg"
     file = io.BytesIO()
     image.save(file, kind, **({"quality": 85} if kind == "jpeg" else {"optimize": True}))
-    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+    return Thumbnail(f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}", is_small)
 
 
 def _pixels(dataset: Dataset, index: int) -> NDArray[np.uint8]:
@@ -104,7 +147,10 @@ def _pixels(dataset: Dataset, index: int) -> NDArray[np.uint8]:
 
 
 def as_square(vector: NDArray[Any]) -> NDArray[np.uint8]:
-    """The numbers of a vector as shades of a square, row by row, from its smallest (dark) to its largest.
+    """The values of a vector as shades of a square, row by row; the smallest is dark.
+
+    Args:
+        vector: [d].
 
     >>> as_square(np.array([0.0, 1.0, 0.5])).tolist()
     [[0, 255], [128, 255]]
@@ -119,21 +165,26 @@ def as_square(vector: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def flatten(points: Tensor, method: str = "pca", seed: int = 0) -> NDArray[np.float64]:
-    """Embeddings as places on a plane, [n, 2].
+    """Project embeddings to a plane.
 
     Args:
-        method: "pca": the two directions with the most spread. "tsne" and "umap" keep neighbours together and tell
-            little of distances; the latter needs the package umap-learn.
+        points: [n, d].
+        method: "pca": the two directions of largest variance. "tsne" and "umap" keep neighbors together and do not
+            preserve distances; the latter needs the package umap-learn.
+        seed: Random seed.
+
+    Returns:
+        [n, 2].
     """
     one_of("map", method, METHODS)
     values = points.double().cpu()
     if method == "pca":
-        centred = values - values.mean(dim=0)
-        # Of the d × d matrix: quick, however many points there are.
-        axes = torch.linalg.eigh(centred.T @ centred).eigenvectors.flip(1)[:, :2]
-        # Eigenvectors have no sign; the largest part of each points up, so that pages stay the same.
+        centered = values - values.mean(dim=0)
+        # The d × d matrix is small, however many points there are.
+        axes = torch.linalg.eigh(centered.T @ centered).eigenvectors.flip(1)[:, :2]
+        # Eigenvectors have no sign; making the largest component positive keeps pages reproducible.
         largest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
-        placed = centred @ (axes * largest.sign())
+        placed = centered @ (axes * largest.sign())
         if placed.shape[1] < 2:
             placed = torch.cat([placed, torch.zeros_like(placed)], dim=1)
         flat: NDArray[np.float64] = placed.numpy()

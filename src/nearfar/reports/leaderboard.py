@@ -1,26 +1,30 @@
-"""The leaderboard: runs on one page, ranked where that is fair.
-
-The page is a single file that asks nothing of the network. Its only script sorts tables; what comes from runs (names of
-folders, losses, data) is text and never markup.
-"""
+"""The leaderboard: many runs on one page, ranked where the comparison is fair."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nearfar.bench.comparison import outcomes as results
-from nearfar.bench.comparison import ranking, tournament
+from nearfar.bench.comparison import ranking, tables, tournament
 from nearfar.bench.comparison.fairness import Verdict
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.packed import SUFFIX
-from nearfar.bench.comparison.tables import UNFAIR, left_out_note
-from nearfar.reports import leaderboard_sections as parts
-from nearfar.reports import shell
+from nearfar.bench.comparison.ranking import Experiment, RankedLoss, Standings
+from nearfar.reports.charts import Line, line_chart, whiskers
+from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
+from nearfar.reports.run_data import metric_points
+from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
 
 NAME = "leaderboard.html"
+OTHER_METRICS = ("recall@2", "recall@4", "recall@8", "recall@10", "recall@100", "recall@1000", "map@r", "nmi")
+
+Chart = tuple[str, str]  # title and SVG
 
 
 def html(
@@ -32,51 +36,57 @@ def html(
     left_out: Sequence[str] = (),
     watch: Watch = lambda work: None,
 ) -> str:
-    """Runs as a page.
+    """The leaderboard of finished runs as a page.
 
     Args:
-        outcomes: Finished runs; those that were not tested, such as trials of a tuning, are left out.
-        title: What stands above it.
-        metric: What losses are compared by, of the test classes.
-        anyway: Rank what is unfair as well; the page then says UNFAIR wherever something is ranked.
-        left_out: What to say of runs that are not here.
-        watch: Told what work begins.
+        outcomes: Finished runs. Runs that were not tested, such as trials of a tuning, are left out.
+        title: The title of the page.
+        metric: The test metric that losses are ranked by.
+        anyway: Rank unfair comparisons as well; the page is then marked UNFAIR wherever something is ranked.
+        left_out: Notes on runs that are not shown.
+        watch: Called with the name of each long computation.
+
+    Returns:
+        The HTML source.
+
+    Raises:
+        ValueError: If no run has the metric.
     """
     every = list(outcomes)
     tested = [run for run in every if run.has(metric)]
     if not tested:
         raise ValueError(f"there is nothing to show: none of {len(every)} runs has {metric!r} of the test classes")
-    missing = len(every) - len(tested)
-    left_out = [*left_out, *([f"{missing} runs have no {metric} of the test classes"] if missing else [])]
-    judged = ranking.judge_experiments(tested)
-    ranked = judged.fair or anyway
-    stamp = UNFAIR if anyway and not judged.fair else ""
-    tell = watch("comparing")
-    if tell is not None:
-        tell(0, 1)
+    if missing := len(every) - len(tested):
+        left_out = [*left_out, f"{missing} runs have no {metric} of the test classes"]
+    progress = watch("comparing")
+    if progress is not None:
+        progress(0, 1)
+    verdict = ranking.judge_experiments(tested)
     found = ranking.experiments(tested, metric=metric, anyway=anyway)
     found.sort(key=lambda one: (one.data, one.protocol, one.network, one.dim))
-    colored = parts.colors(found)
-    held = _standings(tested, [one.name for one in found], metric, judged) if ranked else None
-    standings = held.rows if held else []
-    names = list(held.scores) if held else []
-    left = left_out_note(held) if held else ""
-    left = f" {left[:1].upper()}{left[1:]}." if left else ""
-    lead = " · ".join(
-        dict.fromkeys([*(one.data for one in found), *(one.network for one in found), *(one.protocol for one in found)])
+    standings = _standings(tested, found, metric, verdict) if verdict.fair or anyway else None
+    colors = _colors(found)
+    names = [[one.data for one in found], [one.network for one in found], [one.protocol for one in found]]
+    return render(
+        "leaderboard.html",
+        title,
+        lead=" · ".join(dict.fromkeys(name for each in names for name in each)),
+        script=True,
+        metric=metric,
+        anyway=anyway,
+        verdict=verdict,
+        notes=[*left_out, *verdict.notes],
+        stamp=tables.UNFAIR if anyway and not verdict.fair else "",
+        figures=_figures(found, standings, metric, ranked=verdict.fair or anyway),
+        tournament=_tournament(standings) if standings is not None and len(standings.scores) > 1 else None,
+        left_out=tables.left_out_note(standings) if standings is not None else "",
+        overview=_overview(found) if len(found) > 1 else None,
+        experiments=_experiments(found, metric, anyway),
+        by_dim=_by_dim(found, metric, colors),
+        by_network=_by_network(found, metric, colors),
+        by_setting=_by_setting(found, metric),
+        convergence=_convergence(found, metric, colors),
     )
-    sections = [
-        parts.figures(found, standings, metric, ranked),
-        parts.verdict(judged, anyway, left_out),
-        parts.tournament(standings, names, left, stamp),
-        parts.overview(found, metric, stamp),
-        parts.leaderboard(found, metric, anyway),
-        parts.by_dim(found, metric, colored, stamp),
-        parts.by_network(found, metric, colored, stamp),
-        parts.by_setting(found, metric, stamp),
-        parts.convergence(found, metric, colored, stamp),
-    ]
-    return shell.document(title, lead, sections)
 
 
 def write(
@@ -88,38 +98,294 @@ def write(
     anyway: bool = False,
     watch: Watch = lambda work: None,
 ) -> Path:
-    """Write the page of some runs and say where it is.
+    """Write the leaderboard of the runs in some folders.
 
     Args:
-        places: Run folders, or folders that hold some.
-        out: The file; leaderboard.html in the first place unless told.
-        title: What stands above it; the name of the first place unless told.
-        metric: What losses are compared by.
-        anyway: Rank what is unfair as well.
-        watch: Told what work begins.
+        places: Run folders, folders that hold some, or packed grids.
+        out: The file; by default leaderboard.html in the first folder, or beside the first packed grid.
+        title: The title of the page; the name of the first place by default.
+        metric: The test metric that losses are ranked by.
+        anyway: Rank unfair comparisons as well.
+        watch: Called with the name of each long computation.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: If no place is given, or the file cannot be written there.
     """
     if not places:
-        raise ValueError("places is empty; needed are run folders, or folders that hold some")
+        raise ValueError("places is empty; needed are run folders, folders that hold some, or packed grids")
     first = Path(places[0])
     outcomes = results.find(*places)
     packed = first.suffix == SUFFIX and first.is_file()
     file = Path(out) if out is not None else first.with_suffix(".html") if packed else first / NAME
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
-    waiting = [f"{folder} is not finished" for folder in results.unfinished(*places)]
+    unfinished = [f"{folder} is not finished" for folder in results.unfinished(*places)]
     named = title or (first.stem if packed else first.absolute().name)
-    page = html(outcomes, title=named, metric=metric, anyway=anyway, left_out=waiting, watch=watch)
-    write_text(file, page)
+    write_text(file, html(outcomes, title=named, metric=metric, anyway=anyway, left_out=unfinished, watch=watch))
     return file
 
 
 def _standings(
-    outcomes: Sequence[Outcome], order: Sequence[str], metric: str, verdict: Verdict
-) -> ranking.Standings | None:
+    outcomes: Sequence[Outcome], found: Sequence[Experiment], metric: str, verdict: Verdict
+) -> Standings | None:
     """The tournament of the losses that all experiments have; None with fewer than two of them."""
     every = tournament.scores(outcomes, metric)
-    scores = {name: every[name] for name in order if name in every}
-    kept, left_out = tournament.shared(scores)
-    if not kept or len(next(iter(kept.values()))) < 2:
+    scores = {one.name: every[one.name] for one in found if one.name in every}
+    common, left_out = tournament.shared(scores)
+    if not common or len(next(iter(common.values()))) < 2:
         return None
-    return ranking.Standings(metric, scores, tournament.tournament(kept), left_out, verdict, True)
+    return Standings(metric, scores, tournament.tournament(common), left_out, verdict, ranked=True)
+
+
+def _ordered(one: Experiment) -> list[RankedLoss]:
+    """The rows with baselines last; best first if ranked, by name otherwise."""
+    return sorted(one.rows, key=lambda row: (row.is_baseline, -row.score if one.ranking.ranked else 0.0, row.loss))
+
+
+def _colors(found: Sequence[Experiment]) -> dict[str, int]:
+    """A color for each loss, the same in all charts. Baselines are gray."""
+    rows = [row for one in found for row in _ordered(one)]
+    losses = dict.fromkeys(row.loss for row in rows if not row.is_baseline)
+    colors = {loss: 1 + position % (COLORS - 1) for position, loss in enumerate(losses)}
+    return colors | {row.loss: COLORS for row in rows if row.is_baseline}
+
+
+def _figures(
+    found: Sequence[Experiment], standings: Standings | None, metric: str, *, ranked: bool
+) -> list[tuple[str, str, str]]:
+    """The most important numbers: name, value and remark."""
+    entries = []
+    if standings is not None and len(found) > 1:
+        first = standings.rows[0]
+        remark = f"average rank {first.average:.2f} in {len(first.ranks)} experiments"
+        entries.append(("First in the tournament", first.loss, remark))
+    best = max((one.ranking.best for one in found if one.ranking.best), key=lambda row: row.score, default=None)
+    if best is not None and ranked:
+        run = best.runs[0]
+        remark = f"{best.loss}, {run.network}, {run.dim}-d"
+        entries.append((f"Highest {metric_name(metric)}", formatting.percent(best.score), remark))
+    runs = [run for one in found for row in one.rows for run in row.runs]
+    losses = {row.runs[0].loss for one in found for row in one.rows if not row.is_baseline}
+    entries.append(("Losses", str(len(losses)), f"in {formatting.plural(len(found), 'experiment')}"))
+    entries.append(("Runs", str(len(runs)), formatting.plural(len({run.seed for run in runs}), "seed")))
+    entries.append(("Training time", formatting.duration(sum(run.seconds for run in runs)), "all runs together"))
+    return entries
+
+
+def _tournament(standings: Standings) -> SortableTable:
+    """The standings over all experiments."""
+    places = [1 + sum(other.total < row.total for other in standings.rows) for row in standings.rows]
+    rows = []
+    for place, row in zip(places, standings.rows, strict=True):
+        counts = [number_cell(place, 0), number_cell(row.total, 0), number_cell(row.average, 2)]
+        ranks = [number_cell(rank, 0) for rank in row.ranks]
+        rows.append([TableCell(row.loss), *counts, number_cell(row.std, 2), *ranks])
+    heads = ["loss", "place", "total", "average", "std", *standings.scores]
+    kinds = ["best" if place == 1 else "" for place in places]
+    return SortableTable(heads, rows, range(1, len(heads)), kinds)
+
+
+def _overview(found: Sequence[Experiment]) -> SortableTable:
+    """Scores of all losses in all experiments; baselines last."""
+    lines = []
+    for loss in dict.fromkeys(row.loss for one in found for row in _ordered(one)):
+        own = [one.ranking.row(loss) for one in found]
+        cells = [TableCell(loss)]
+        for row in own:
+            cell = number_cell(row.score if row else None, 1, percent=True)
+            cells.append(TableCell(cell.text, cell.key, strong=row is not None and row.rank == 1))
+        lines.append(("base" if any(row is not None and row.is_baseline for row in own) else "", cells))
+    lines.sort(key=lambda line: line[0] == "base")
+    heads = ["loss", *(one.name for one in found)]
+    return SortableTable(heads, [cells for _, cells in lines], range(1, len(heads)), [kind for kind, _ in lines])
+
+
+def _experiments(found: Sequence[Experiment], metric: str, anyway: bool) -> list[dict[str, Any]]:
+    """A table for each experiment; that of the most losses is open."""
+    largest = max(found, key=lambda one: len(one.rows))
+    return [
+        {
+            "name": one.name,
+            "stamp": tables.UNFAIR if anyway and not one.ranking.verdict.fair else "",
+            "is_open": one is largest,
+            "table": _table(one, metric),
+            "notes": tables.interval_notes(one.ranking, "intervals"),
+        }
+        for one in found
+    ]
+
+
+def _table(one: Experiment, metric: str) -> SortableTable:
+    rows = _ordered(one)
+    trained = [row for row in rows if not row.is_baseline] or rows  # a low baseline would compress the others
+    low = min(row.score if row.low is None else row.low for row in trained)
+    high = max(row.score if row.high is None else row.high for row in trained)
+    scale = f"{formatting.percent(low, 0, unit=False)} – {formatting.percent(high, 0)}"
+    columns = {
+        "loss": [TableCell(row.loss) for row in rows],
+        "rank": [number_cell(row.rank, 0) for row in rows],
+        f"{metric_name(metric)}, %": [number_cell(row.score, 2, percent=True) for row in rows],
+        "± of runs": [number_cell(row.std, 2, percent=True) for row in rows],
+        "95 % interval": [TableCell(formatting.interval(row.low, row.high), row.low) for row in rows],
+        scale: [_whiskers(row, low, high) for row in rows],
+        "p": [TableCell("< 0.001", row.p) if (row.p or 1.0) < 0.001 else number_cell(row.p, 3) for row in rows],
+        "time": [
+            TableCell(formatting.duration(row.seconds), row.seconds) if row.seconds else number_cell(None)
+            for row in rows
+        ],
+        "memory, MiB": [number_cell(row.memory, 0) for row in rows],
+        **{
+            f"{metric_name(name)}, %": [number_cell(row.mean(name), 1, percent=True) for row in rows]
+            for name in OTHER_METRICS
+            if name != metric
+        },
+        "runs": [number_cell(len(row.runs), 0) for row in rows],
+        "epochs": [number_cell(None if row.is_baseline else row.runs[0].epochs, 0) for row in rows],
+    }
+    kept = {head: cells for head, cells in columns.items() if any(cell.key is not None for cell in cells)}
+    kinds = ["base" if row.is_baseline else "best" if row.rank == 1 else "" for row in rows]
+    numbers = [position for position, head in enumerate(kept) if head not in ("loss", scale)]
+    return SortableTable(list(kept), list(zip(*kept.values(), strict=True)), numbers, kinds)
+
+
+def _whiskers(row: RankedLoss, low: float, high: float) -> TableCell:
+    """The interval of a loss, drawn on the scale of its table."""
+    if row.low is None or row.high is None or high <= low:
+        return TableCell("", None)
+    if row.high <= low:
+        return TableCell("below", row.score)
+    shares = [(value - low) / (high - low) for value in (row.low, row.score, row.high)]
+    return TableCell("", row.score, whiskers(*shares))
+
+
+def _by_dim(found: Sequence[Experiment], metric: str, colors: Mapping[str, int]) -> list[Chart]:
+    """The metric by size of the embedding (Figures 28 to 30 of the thesis)."""
+    charts = []
+    for (data, protocol, network), group in _grouped(found, "data", "protocol", "network").items():
+        dims = sorted({one.dim for one in group})
+        if len(dims) < 2:
+            continue
+        lines = _lines([(math.log2(one.dim), one) for one in group], colors)
+        name = _title(found, data=data, protocol=protocol, network=network) or network
+        ticks = [(math.log2(dim), str(dim)) for dim in dims]
+        chart = line_chart(lines, title=name, x="size of the embedding", y=metric, percent=True, ticks=ticks)
+        charts.append((name, chart))
+    return charts
+
+
+def _by_network(found: Sequence[Experiment], metric: str, colors: Mapping[str, int]) -> list[Chart]:
+    """The metric by network, ordered by the mean over losses (Figure 31 of the thesis)."""
+    charts = []
+    for (data, protocol, dim), group in _grouped(found, "data", "protocol", "dim").items():
+        if len(group) < 2:
+            continue
+        group = sorted(group, key=lambda one: statistics.fmean(row.score for row in one.rows))
+        lines = _lines([(float(position), one) for position, one in enumerate(group)], colors)
+        name = " · ".join(part for part in (_title(found, data=data, protocol=protocol), f"{dim} dimensions") if part)
+        ticks = [(float(position), one.network) for position, one in enumerate(group)]
+        charts.append((name, line_chart(lines, title=name, x="network", y=metric, percent=True, ticks=ticks)))
+    return charts
+
+
+def _by_setting(found: Sequence[Experiment], metric: str) -> list[Chart]:
+    """The metric by each setting that a grid varies, with a line for each loss and choice of the other settings."""
+    charts = []
+    for one in found:
+        for key in dict.fromkeys(key for row in _ordered(one) for key in row.runs[0].settings):
+            rows = [row for row in _ordered(one) if key in row.runs[0].settings]
+            positions = _positions([row.runs[0].settings[key] for row in rows])
+            if len(positions) < 2:
+                continue
+            points: dict[str, list[tuple[float, float]]] = {}
+            for row in rows:
+                run = row.runs[0]
+                others = [f"{_last(other)}={value}" for other, value in run.settings.items() if other != key]
+                line = points.setdefault(", ".join([run.loss, *others]), [])
+                line.append((positions[str(run.settings[key])], row.score))
+            best = sorted(points.items(), key=lambda item: -max(score for _, score in item[1]))
+            lines = [
+                Line(label, sorted(each), color=1 + position % (COLORS - 1), dots=True)
+                for position, (label, each) in enumerate(best)
+            ]
+            name = f"{one.name} · {_last(key)}" if len(found) > 1 else _last(key)
+            ticks = [(position, value) for value, position in positions.items()]
+            charts.append((name, line_chart(lines, title=name, x=key, y=metric, percent=True, ticks=ticks)))
+    return charts
+
+
+def _convergence(found: Sequence[Experiment], metric: str, colors: Mapping[str, int]) -> dict[str, Any]:
+    """Curves by epoch, of the metric that selects epochs if all runs share it."""
+    rules = {run.selected_by for one in found for row in one.rows if not row.is_baseline for run in row.runs}
+    rule = rules.pop() if len(rules) == 1 else None
+    metric = rule or metric
+    charts, parts = [], set()
+    for one in found:
+        lines = []
+        for row in _ordered(one):
+            part, points = _curve(row.runs, metric)
+            if points:
+                parts.add(part)
+                lines.append(Line(row.loss, points, color=colors[row.loss]))
+        if lines:
+            lines.sort(key=lambda line: -line.points[-1][1])
+            chart = line_chart(lines, title=f"Convergence, {one.name}", x="epoch", y=metric, percent=True)
+            charts.append((one.name, chart))
+    shown = sorted(parts, reverse=True)
+    return {"charts": charts, "metric": metric, "parts": shown, "selects": rule is not None}
+
+
+def _curve(runs: Sequence[Outcome], metric: str) -> tuple[str, list[tuple[float, float]]]:
+    """The part that was measured after epochs, and the mean of its metric over the runs of a loss."""
+    logs = [run.history() for run in runs]
+    for part in ("validation", "test"):
+        every = [dict(metric_points(log, part, metric)) for log in logs]
+        epochs = sorted(set.intersection(*map(set, every))) if every else []
+        if len(epochs) > 1:
+            return part, [(epoch, statistics.fmean(points[epoch] for points in every)) for epoch in epochs]
+    return "", []
+
+
+def _lines(group: Sequence[tuple[float, Experiment]], colors: Mapping[str, int]) -> list[Line]:
+    """A line for each trained loss through its experiments, which have positions on the x axis.
+
+    A loss with a single point is left to the tables, unless all losses have one.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for x, one in group:
+        for row in _ordered(one):
+            if not row.is_baseline:
+                found.setdefault(row.loss, []).append((x, row.score))
+    most = max(map(len, found.values()), default=0)
+    found = {loss: points for loss, points in found.items() if len(points) > 1 or most == 1}
+    by_end = sorted(found.items(), key=lambda item: -item[1][-1][1])
+    return [Line(loss, sorted(points), color=colors[loss], dots=True) for loss, points in by_end]
+
+
+def _positions(values: Sequence[Any]) -> dict[str, float]:
+    """Positions of values on an axis: numbers in order, others as they come.
+
+    >>> _positions([10, 2, 10]), _positions(["hard", "all"])
+    ({'2': 0.0, '10': 1.0}, {'hard': 0.0, 'all': 1.0})
+    """
+    if all(isinstance(value, (int, float)) for value in values):
+        values = sorted(values)
+    return {text: float(position) for position, text in enumerate(dict.fromkeys(map(str, values)))}
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _grouped(found: Sequence[Experiment], *keys: str) -> dict[tuple[str, ...], list[Experiment]]:
+    groups: dict[tuple[str, ...], list[Experiment]] = {}
+    for one in found:
+        groups.setdefault(tuple(str(getattr(one, key)) for key in keys), []).append(one)
+    return groups
+
+
+def _title(found: Sequence[Experiment], **parts: str) -> str:
+    """The parts that are not the same in all experiments."""
+    return " · ".join(value for key, value in parts.items() if len({str(getattr(one, key)) for one in found}) > 1)

@@ -16,18 +16,18 @@ from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
 
 PARTS = ("train", "validation", "test")
-NUMBERS_OF_CLUSTERS = ("nmi", "ami", "f1")
+CLUSTERING_METRICS = ("nmi", "ami", "f1")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The metrics of the tested embeddings, with what is needed to show where they come from.
+class RunMetrics:
+    """Metrics of the test embeddings of a run.
 
     Args:
-        values: By name.
-        intervals: Of those that are means over queries.
-        precision: [n], average precision of each query; NaN where there was nothing to find.
-        first: [n], place of the first match.
+        values: Metrics by name.
+        intervals: Intervals of the metrics that are means over queries.
+        precision: [n], average precision of each query; NaN if there is no match.
+        first: [n], rank of the first match.
     """
 
     values: dict[str, float]
@@ -36,18 +36,29 @@ class Measured:
     first: Tensor
 
 
-def measured(run: RunData, *, device: str = "cpu", seed: int = 0, watch: Watch = lambda work: None) -> Measured | None:
-    """The metrics of the tested embeddings and their intervals, computed anew."""
+def measured(
+    run: RunData, *, device: str = "cpu", seed: int = 0, watch: Watch = lambda work: None
+) -> RunMetrics | None:
+    """Compute the metrics of the stored test embeddings and their intervals.
+
+    Args:
+        run: The run.
+        device: Device for the computation.
+        seed: Seed of the bootstrap.
+        watch: Called with the name of each long computation.
+
+    Returns:
+        The metrics, or None if the run has no test embeddings yet.
+    """
     if run.queries is None:
         return None
     section = run.recipe.evaluation
     queries, gallery = run.queries, run.gallery
-    where = as_device("device", device)
-    asked = () if gallery is None else (gallery.points.to(where), gallery.labels)
+    target = as_device("device", device)
     found = metrics.retrieval(
-        queries.points.to(where),
+        queries.points.to(target),
         queries.labels,
-        *asked,
+        *(() if gallery is None else (gallery.points.to(target), gallery.labels)),
         ks=section.ks,
         measure=section.measure,
         per_query=True,
@@ -56,17 +67,27 @@ def measured(run: RunData, *, device: str = "cpu", seed: int = 0, watch: Watch =
     per_query: dict[str, Tensor] = {name: values.cpu() for name, values in found.pop("per_query").items()}
     tested = run.metrics.get("test", {})
     values = {name: float(value) for name, value in found.items() if name in per_query}
-    values |= {name: float(tested[name]) for name in NUMBERS_OF_CLUSTERS if name in tested}
-    return Measured(values, metrics.bootstrap(per_query, seed=seed), per_query["map"], 1.0 / per_query["mrr"])
+    values |= {name: float(tested[name]) for name in CLUSTERING_METRICS if name in tested}
+    return RunMetrics(values, metrics.bootstrap(per_query, seed=seed), per_query["map"], 1.0 / per_query["mrr"])
 
 
 def loss_points(log: Sequence[dict[str, Any]]) -> list[Point]:
-    """The loss by step."""
+    """The loss by step.
+
+    Args:
+        log: The lines of a log.
+    """
     return [(line["step"], line["loss"]) for line in log if _is_number(line.get("loss")) and "step" in line]
 
 
 def metric_points(log: Sequence[dict[str, Any]], part: str, metric: str) -> list[Point]:
-    """A metric of a part after each epoch it was measured in, counted from 1."""
+    """A metric after each evaluated epoch, counted from 1.
+
+    Args:
+        log: The lines of a log.
+        part: "train", "validation" or "test".
+        metric: The metric.
+    """
     found = []
     for line in log:
         value = (line.get("metrics") or {}).get(part, {}).get(metric)

@@ -1,23 +1,35 @@
-"""A run as one page: what was trained, what came of it, and where it fails.
-
-The page is a single file without scripts that asks nothing of the network; what comes from data and settings (class
-names, file names) is text and never markup.
-"""
+"""The report of a run: what was trained, its results, and its failures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from nearfar.reports import run_sections as parts
-from nearfar.reports.gallery import METHODS
-from nearfar.reports.html import document
-from nearfar.reports.run_data import measured
+import torch
+
+from nearfar import plots
+from nearfar.losses import PairLoss
+from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
+from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, neighbors, spread, thumbnail
+from nearfar.reports.pages import metric_name, render
+from nearfar.reports.run_data import PARTS, RunMetrics, loss_points, measured, metric_points
+from nearfar.training.recipe import losses
+from nearfar.training.run.loggers import flat
 from nearfar.training.run.reader import RunData, read_run
+from nearfar.utils import formatting
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of, whole
 
 NAME = "report.html"
+NEIGHBORS = 8  # shown for each query
+MAX_LABELS = 16  # classes whose names are written on the map
+METHOD_NAMES = {
+    "pca": "PCA (the two directions of largest variance)",
+    "tsne": "t-SNE, which keeps neighbors together and does not preserve distances",
+    "umap": "UMAP, which keeps neighbors together and does not preserve distances",
+}
 
 
 def report(
@@ -31,17 +43,23 @@ def report(
     seed: int = 0,
     watch: Watch = lambda work: None,
 ) -> Path:
-    """Write the page of a run and say where it is.
+    """Write the report of a run as a page in a single file, without scripts.
 
     Args:
-        folder: The run folder. A run that is under way has a page as well, without what is not known yet.
-        out: The file; report.html in the run folder unless told.
-        map: How embeddings are laid on a plane: "pca", "tsne" or "umap" (needs umap-learn).
-        queries: How many are shown with what they find, drawn at random from different classes.
-        worst: How many of those with the least average precision are shown.
-        device: Where metrics are computed.
-        seed: Of what is drawn.
-        watch: Told what work begins.
+        folder: The run folder.
+        out: The file; report.html in the run folder by default.
+        map: Projection of the embeddings: "pca", "tsne" or "umap" (needs umap-learn).
+        queries: Number of random queries to show with their neighbors, of different classes.
+        worst: Number of queries with the lowest average precision to show.
+        device: Device for the computation of metrics.
+        seed: Random seed.
+        watch: Called with the name of each long computation.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: If a setting is not allowed, or the file cannot be written there.
     """
     one_of("map", map, METHODS)
     whole("queries", queries, low=0)
@@ -51,22 +69,186 @@ def report(
         raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
     run = read_run(folder)
     found = measured(run, device=device, seed=seed, watch=watch)
-    shown = [
-        parts.curves(run),
-        parts.metric_table(run, found),
-        parts.retrieval(run, found, queries, seed),
-        parts.worst_queries(run, found, worst),
-        parts.class_map(run, map, seed),
-        parts.weights(run),
-        parts.settings(run),
-    ]
-    write_text(file, _page(run, [parts.figures(run, found), *shown]))
+    data = run.manifest.get("data", {}).get("name", run.recipe.data.name)
+    page = render(
+        "run_report.html",
+        run.name,
+        lead=f"{run.recipe.loss.name} · {run.recipe.network.name} · {data}",
+        run=run,
+        version=run.manifest.get("versions", {}).get("nearfar"),
+        figures=_figures(run, found),
+        curves=_curves(run),
+        metrics=_metrics(found),
+        parts=[part for part in ("train", "validation") if part in run.metrics],
+        random_queries=_random_queries(run, queries, seed) if found is not None else [],
+        worst_queries=_worst_queries(run, found, worst) if found is not None else [],
+        map=_map(run, map, seed),
+        weights=_weights(run),
+        manifest=_manifest(run),
+    )
+    write_text(file, page)
     return file
 
 
-def _page(run: RunData, sections: list[str]) -> str:
-    network = run.recipe.network
-    pieces = [run.recipe.loss.name, network.name, run.manifest.get("data", {}).get("name", run.recipe.data.name)]
-    version = run.manifest.get("versions", {}).get("nearfar")
-    written = f"Trained by nearfar {version}." if version else "Written by nearfar."
-    return document(run.name, " · ".join(map(str, pieces)), sections, foot=written)
+def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str]]:
+    """The most important numbers: name, value and remark."""
+    entries: list[tuple[str, str, str]] = []
+    for name in ("recall@1", "map@r", "nmi"):
+        if found is not None and name in found.values:
+            each = found.intervals.get(name)
+            remark = formatting.interval(each.low, each.high) if each else "of k-means clusters"
+            entries.append((metric_name(name), formatting.percent(found.values[name]), remark))
+    if run.queries is not None:
+        tested = run.gallery or run.queries
+        classes = f"images of {len(torch.unique(tested.labels)):,} unseen classes"
+        entries.append(("Tested on", f"{len(tested.labels):,}", classes))
+    if "epoch" in run.metrics:
+        entries.append(("Epoch", f"{run.metrics['epoch'] + 1:,}", str(run.metrics.get("selection", ""))))
+    if run.metrics.get("seconds"):
+        steps = formatting.plural(run.metrics.get("steps", 0), "step")
+        entries.append(("Training time", formatting.duration(run.metrics["seconds"]), steps))
+    return entries
+
+
+def _curves(run: RunData) -> list[tuple[str, str]]:
+    """Charts of the loss, and of recall@1 of all measured parts."""
+    charts = []
+    points = loss_points(run.log)
+    if points:
+        lines = [Line("loss", points)]
+        if len(points) >= 40:
+            lines = [Line("loss", points, faint=True), Line("average", smoothed(points, max(5, len(points) // 25)))]
+        charts.append(("Loss", line_chart(lines, title="Loss by step", x="step", y="loss")))
+    lines = [
+        Line(part, found, color=color, dots=True)
+        for color, part in enumerate(PARTS, start=1)
+        if (found := metric_points(run.log, part, "recall@1"))
+    ]
+    if lines:
+        chart = line_chart(lines, title="Recall@1 by epoch", x="epoch", y="recall@1", percent=True)
+        charts.append(("Recall@1", chart))
+    return charts
+
+
+def _metrics(found: RunMetrics | None) -> list[dict[str, Any]]:
+    """All metrics with their intervals."""
+    rows = []
+    for name, value in (found.values if found is not None else {}).items():
+        assert found is not None
+        each = found.intervals.get(name)
+        low, high = (each.low, each.high) if each else (None, None)
+        chart = whiskers(value if low is None else low, value, value if high is None else high)
+        rows.append({"name": name, "value": value, "low": low, "high": high, "chart": chart})
+    return rows
+
+
+def _random_queries(run: RunData, count: int, seed: int) -> list[list[dict[str, Any]]]:
+    """Random queries of different classes with their neighbors."""
+    return _hits(run, spread(run.queries.labels, count, seed)) if run.queries is not None and count else []
+
+
+def _worst_queries(run: RunData, found: RunMetrics, count: int) -> list[list[dict[str, Any]]]:
+    """The queries with the lowest average precision, with their neighbors."""
+    order = found.precision.nan_to_num(nan=torch.inf).argsort(stable=True)
+    chosen = order[: min(count, int((~found.precision.isnan()).sum()))].tolist()
+    notes = {
+        row: f"AP {formatting.percent(float(found.precision[row]))}, first match at {round(float(found.first[row])):,}"
+        for row in chosen
+    }
+    return _hits(run, chosen, notes) if chosen else []
+
+
+def _hits(run: RunData, chosen: Sequence[int], notes: dict[int, str] | None = None) -> list[list[dict[str, Any]]]:
+    """For each query, the query itself and its neighbors."""
+    assert run.queries is not None
+    gallery = None if run.gallery is None else run.gallery.points
+    found = neighbors(run.queries.points, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure)
+    return [_row(run, row, (notes or {}).get(row.query, "")) for row in found]
+
+
+def _row(run: RunData, found: NeighborRow, note: str) -> list[dict[str, Any]]:
+    assert run.queries is not None
+    searched = run.gallery or run.queries
+    label = int(run.queries.labels[found.query])
+    cells = [_hit(run, int(run.queries.rows[found.query]), label, "asked", note)]
+    for row, value in zip(found.neighbors, found.values, strict=True):
+        other = int(searched.labels[row])
+        kind = "good" if other == label else "bad"
+        cells.append(_hit(run, int(searched.rows[row]), other, kind, f"{round(value, 2) + 0.0:.2f}"))  # no -0.00
+    return cells
+
+
+def _hit(run: RunData, index: int, label: int, kind: str, note: str) -> dict[str, Any]:
+    image = None if run.dataset is None else thumbnail(run.dataset, index)
+    file = f"row {index}" if run.dataset is None or run.dataset.is_vectors else run.dataset.source.name(index)
+    return {
+        "index": index,
+        "class_name": run.class_name(label),
+        "file": file,
+        "kind": kind,
+        "note": note,
+        "image": image.uri if image else "",
+        "is_small": image is not None and image.is_small,
+    }
+
+
+def _map(run: RunData, method: str, seed: int) -> dict[str, Any] | None:
+    """The embeddings of unseen classes on a plane."""
+    tested = run.gallery or run.queries
+    if tested is None or len(tested.labels) < 3:
+        return None
+    rows = sorted(spread(tested.labels, MAX_POINTS, seed))
+    labels, points = tested.labels[rows], tested.points[rows]
+    if run.recipe.evaluation.measure == "cosine":
+        points = torch.nn.functional.normalize(points)
+    places = flatten(points, method, seed)
+    groups = [
+        (
+            run.class_name(label),
+            round(360 * (order * 0.618034 % 1)),  # consecutive classes get different hues
+            [(float(x), float(y)) for x, y in places[(labels == label).numpy()]],
+        )
+        for order, label in enumerate(torch.unique(labels).tolist())
+    ]
+    labeled = len(groups) <= MAX_LABELS
+    return {
+        "chart": scatter(groups, title="Map of embeddings", labels=labeled),
+        "method": METHOD_NAMES[method],
+        "labeled": labeled,
+        "shown": len(rows),
+        "total": len(tested.labels),
+    }
+
+
+def _weights(run: RunData) -> dict[str, Any] | None:
+    """The weight that the loss gives to a pair, by its similarity; None for losses without pair weights."""
+    section = run.recipe.loss_of(max(0, len(run.recipe.stages) - 1))
+    loss = losses.create(section, num_classes=plots.CLASSES, dim=plots.DIMENSIONS)
+    if not plots.has_weights(type(loss)):
+        return None
+    found = plots.curves(loss, steps=101)
+    lines = []
+    for name, color, values in (("positive", 3, found.positive), ("negative", 2, found.negative)):
+        largest = float(values.abs().amax())
+        relative = values / largest if largest > 0 else values
+        lines.append(Line(name, list(zip(found.similarity.tolist(), relative.tolist(), strict=True)), color=color))
+    chart = line_chart(
+        lines, title="Pair weight by similarity", x="cosine similarity", y="weight, relative", from_zero=True
+    )
+    is_pair = isinstance(loss, PairLoss)
+    return {
+        "loss": section.name,
+        "chart": chart,
+        "pull": "a positive pair together" if is_pair else "a sample to the proxy of its class",
+        "push": "a negative pair apart" if is_pair else "it away from the proxy of another class",
+    }
+
+
+def _manifest(run: RunData) -> list[tuple[str, str]]:
+    """The manifest as flat keys and values, without the recipe."""
+    facts = flat({key: value for key, value in run.manifest.items() if key != "recipe"}, ".", any_value=True)
+    return [(name, _plain(value)) for name, value in facts.items()]
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "–" if value is None else str(value)

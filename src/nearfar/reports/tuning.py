@@ -1,124 +1,112 @@
-"""A study on a page: how it went, what each setting does, and all trials."""
+"""The page of a tuning study: the course of the search, the effect of each setting, and all trials."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from nearfar.bench.tuning.space import Choices, Parameter, Space
-from nearfar.reports import shell
 from nearfar.reports.charts import Line, line_chart
+from nearfar.reports.pages import SortableTable, TableCell, number_cell, render
+from nearfar.utils import formatting
 
 if TYPE_CHECKING:
     from nearfar.bench.tuning.results import Results, Trial
 
-MOST_TICKS = 9  # names of choices on an axis
+MAX_TICKS = 9  # names of choices on an axis
 SAMPLERS = {
     "tpe": "tree-structured Parzen estimator",
     "random": "random search",
     "grid": "grid",
-    "in_turn": "one setting after the other",
+    "in_turn": "one setting after another",
 }
 
 
 def html(found: Results, space: Space, *, title: str, sampler: str) -> str:
-    """The page.
+    """The page of a study.
 
     Args:
         found: The trials.
-        space: What was searched.
-        sampler: How.
+        space: The search space.
+        title: The title of the page.
+        sampler: The search method: "tpe", "random", "grid" or "in_turn".
+
+    Returns:
+        The HTML source.
     """
     scored = [trial for trial in found.trials if trial.value is not None]
     percent = all(0.0 <= (trial.value or 0.0) <= 1.0 for trial in scored)
-    lead = f"{SAMPLERS[sampler]} over {', '.join(one.key for one in space)}"
-    sections = [
-        _figures(found),
-        _edges(found.best, space),
-        _history(found, scored, percent),
-        _settings(found, scored, space, percent),
-        _table(found, space),
-    ]
-    return shell.document(title, lead, sections)
+    return render(
+        "tuning.html",
+        title,
+        lead=f"{SAMPLERS[sampler]} over {', '.join(one.key for one in space)}",
+        script=True,
+        figures=_figures(found),
+        edges=_edges(found.best, space),
+        history=_history(found, scored, percent) if scored else [],
+        settings=_settings(found, scored, space, percent),
+        trials=_table(found, space),
+    )
 
 
-def _figures(found: Results) -> str:
+def _figures(found: Results) -> list[tuple[str, str, str]]:
+    """The most important numbers: name, value and remark."""
     best = found.best
     entries = []
     if best is not None:
-        entries.append((f"Best {found.metric}", f"{100 * (best.value or 0.0):.1f} %", "of the validation classes"))
-        entries.append(("Trial", str(best.number), "best.toml is its recipe"))
+        entries.append((f"Best {found.metric}", formatting.percent(best.value), "on the validation classes"))
+        entries.append(("Trial", str(best.number), "its recipe is best.toml"))
     ended = f"{found.count('pruned')} pruned, {found.count('failed')} failed"
     entries.append(("Finished", str(found.count("finished")), ended))
     seconds = sum(trial.seconds or 0.0 for trial in found.trials)
     if seconds:
-        entries.append(("Time", duration(seconds), "of finished trials together"))
-    return shell.figures(entries)
+        entries.append(("Time", formatting.duration(seconds), "of all finished trials"))
+    return entries
 
 
-def _edges(best: Trial | None, space: Space) -> str:
-    """A word of caution where the best value is the last one that was allowed."""
-    if best is None:
-        return ""
+def _edges(best: Trial | None, space: Space) -> list[str]:
+    """Settings of the best trial that lie at the edge of their range."""
     kinds = {one.key: one for one in space}
     found = []
-    for key, value in best.values.items():
+    for key, value in (best.values if best is not None else {}).items():
         one = kinds[key]
         if not isinstance(one, Choices) and value in one.ends():
             found.append(f"{key} = {value:g}")
-    if not found:
-        return ""
-    return (
-        f'<p class="note">The best trial is at the edge of what was searched: {escape(", ".join(found))}. '
-        "Better values may lie beyond.</p>"
-    )
+    return found
 
 
-def _history(found: Results, scored: Sequence[Trial], percent: bool) -> str:
-    if not scored:
-        return ""
+def _history(found: Results, scored: Sequence[Trial], percent: bool) -> list[tuple[str, str]]:
+    """Charts of the trials in order, and of each trial by evaluation."""
     points = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "finished"]
-    cut = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "pruned"]
+    pruned = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "pruned"]
     best, so_far = -math.inf, []
-    for place, value in points:
+    for position, value in points:
         best = max(best, value)
-        so_far.append((place, best))
+        so_far.append((position, best))
     if so_far:
         so_far.append((float(max(trial.number for trial in scored)), best))
     lines = [
         Line("best", so_far, color=2),
         Line("finished", points, color=1, dots=True, joined=False),
-        Line("pruned", cut, color=10, dots=True, joined=False),
+        Line("pruned", pruned, color=10, dots=True, joined=False),
     ]
-    chart = line_chart(lines, title="Trials in order", x="trial", y=found.metric, percent=percent)
-    courses = [
-        Line(
-            f"trial {trial.number}",
-            _course(trial),
-            color=1 if trial is found.best else 10,
-            faint=trial is not found.best,
-        )
-        for trial in sorted(found.trials, key=lambda one: one is found.best)
-    ]
-    learned = line_chart(
-        courses, title="Best value so far by evaluation", x="evaluation", y=found.metric, percent=percent
-    )
-    told = (
-        "Blue: trials that finished. Grey: trials that were given up early, with the best they had reached. The test "
-        "classes were not looked at."
-    )
-    drawn = [("In order", chart), ("As they learned", learned if any(len(line.points) > 1 for line in courses) else "")]
-    return shell.section("How the search went", told, shell.charts(drawn))
+    charts = [("In order", line_chart(lines, title="Trials in order", x="trial", y=found.metric, percent=percent))]
+    lines = []
+    for trial in sorted(found.trials, key=lambda one: one is found.best):
+        is_best = trial is found.best
+        course = [(float(position), value) for position, value in enumerate(trial.reports, start=1)]
+        lines.append(Line(f"trial {trial.number}", course, color=1 if is_best else 10, faint=not is_best))
+    if any(len(line.points) > 1 for line in lines):
+        name = "Best value so far by evaluation"
+        chart = line_chart(lines, title=name, x="evaluation", y=found.metric, percent=percent)
+        charts.append(("During training", chart))
+    return charts
 
 
-def _course(trial: Trial) -> list[tuple[float, float]]:
-    return [(float(place), value) for place, value in enumerate(trial.reports, start=1)]
-
-
-def _settings(found: Results, scored: Sequence[Trial], space: Space, percent: bool) -> str:
-    drawn = []
+def _settings(found: Results, scored: Sequence[Trial], space: Space, percent: bool) -> list[tuple[str, str]]:
+    """A chart of the metric by each setting of which several values were tried."""
+    charts = []
     for one in space:
         groups: dict[str, list[tuple[float, float]]] = {"finished": [], "pruned": []}
         for trial in scored:
@@ -134,19 +122,13 @@ def _settings(found: Results, scored: Sequence[Trial], space: Space, percent: bo
         if best is not None and one.key in best.values:
             mark = [(_place(one, best.values[one.key]), best.value or 0.0)]
             lines.append(Line("the best", mark, color=2, dots=True, joined=False))
-        ticks = _ticks(one)
-        chart = line_chart(lines, title=one.key, x=one.key, y=found.metric, percent=percent, ticks=ticks)
-        drawn.append((one.key, chart))
-    if not drawn:
-        return ""
-    told = (
-        "Each point is a trial; the best one is marked. Where several settings change at once, the others scatter it."
-    )
-    return shell.section("What each setting does", told, shell.charts(drawn))
+        chart = line_chart(lines, title=one.key, x=one.key, y=found.metric, percent=percent, ticks=_ticks(one))
+        charts.append((one.key, chart))
+    return charts
 
 
 def _place(one: Parameter, value: Any) -> float:
-    """Where a value stands on an axis."""
+    """The position of a value on an axis."""
     if isinstance(one, Choices):
         return float(one.choices.index(value))
     return math.log10(value) if one.log else float(value)
@@ -154,7 +136,7 @@ def _place(one: Parameter, value: Any) -> float:
 
 def _ticks(one: Parameter) -> list[tuple[float, str]]:
     if isinstance(one, Choices):
-        if len(one.choices) > MOST_TICKS:
+        if len(one.choices) > MAX_TICKS:
             return [(0.0, _short(one.choices[0])), (len(one.choices) - 1.0, _short(one.choices[-1]))]
         return [(float(place), _short(choice)) for place, choice in enumerate(one.choices)]
     if not one.log:
@@ -169,44 +151,30 @@ def _short(value: Any) -> str:
     return text if len(text) <= 14 else text[:13] + "…"
 
 
-def _table(found: Results, space: Space) -> str:
+def _table(found: Results, space: Space) -> SortableTable:
+    """All trials, the best first."""
     order = {"finished": 0, "pruned": 1, "running": 2, "waiting": 3, "failed": 4}
     trials = sorted(found.trials, key=lambda trial: (order[trial.state], -(trial.value or 0.0), trial.number))
     heads = ["trial", "state", f"validation {found.metric}, %", *(one.key for one in space), "time, s"]
     failed = any(trial.error for trial in trials)
     rows, kinds = [], []
     for trial in trials:
-        values = [_value(trial.values.get(one.key)) for one in space]
-        row: list[shell.Cell | str] = [
-            shell.Cell(str(trial.number), float(trial.number)),
-            trial.state,
-            shell.number(trial.value, 2, percent=True),
-            *values,
-            shell.number(trial.seconds),
+        row = [
+            TableCell(str(trial.number), float(trial.number)),
+            TableCell(trial.state),
+            number_cell(trial.value, 2, percent=True),
+            *(_value(trial.values.get(one.key)) for one in space),
+            number_cell(trial.seconds),
         ]
-        rows.append([*row, shell.Cell(trial.error or "", long=True)] if failed else row)
+        rows.append([*row, TableCell(trial.error or "", long=True)] if failed else row)
         kinds.append("best" if trial is found.best else "" if trial.state == "finished" else "base")
-    numbers = [2, *(3 + place for place, one in enumerate(space) if not isinstance(one, Choices)), 3 + len(space)]
-    content = shell.table(
-        [*heads, "why it failed"] if failed else heads, rows, numbers=numbers, kinds=kinds, sorted_by=2
-    )
-    return shell.section("Trials", "Press a head to sort.", content)
+    numbers = [2, *(3 + at for at, one in enumerate(space) if not isinstance(one, Choices)), 3 + len(space)]
+    return SortableTable([*heads, "error"] if failed else heads, rows, numbers, kinds, sorted_by=2)
 
 
-def _value(value: Any) -> shell.Cell:
+def _value(value: Any) -> TableCell:
     if value is None:
-        return shell.Cell("as in the recipe", None)
+        return TableCell("as in the recipe", None)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return shell.Cell(f"{value:.4g}", float(value))
-    return shell.Cell(str(value))
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(3.24), duration(75), duration(7300)
-    ('3.2 s', '1:15', '2:01:40')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+        return TableCell(f"{value:.4g}", float(value))
+    return TableCell(str(value))

@@ -1,0 +1,146 @@
+"""HTML pages from the Jinja2 templates in ``templates/``.
+
+Every page is a single file that loads nothing. Values from data and settings (names of classes, files and runs) are
+escaped by the templates.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from nearfar.utils import formatting
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+COLORS = 10  # line colors defined in tables.css
+METRIC_NAMES = {
+    "map@r": "MAP@R",
+    "map": "mean average precision",
+    "r_precision": "R-precision",
+    "mrr": "mean reciprocal rank",
+    "nmi": "NMI",
+    "ami": "AMI",
+    "f1": "F1 of pairs",
+}
+# Even a mistake in escaping could neither run a script nor fetch anything.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell of a sortable table.
+
+    Args:
+        text: Its text.
+        key: What the column is sorted by, if not by the text. None is sorted last.
+        chart: SVG shown instead of the text.
+        strong: Whether the text is emphasized.
+        long: Whether the text may be broken into lines.
+    """
+
+    text: str
+    key: float | str | None = ""
+    chart: str = ""
+    strong: bool = False
+    long: bool = False
+
+
+@dataclass(frozen=True)
+class SortableTable:
+    """A table that is sorted by the heading that is clicked. Its first column names the rows.
+
+    Args:
+        heads: Headings of the columns.
+        rows: The cells of each row.
+        numbers: Positions of the numeric columns.
+        kinds: A class for each row: "base", "best" or "".
+        sorted_by: The column by which the rows are sorted, largest first; None for another order.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[TableCell]]
+    numbers: Sequence[int] = ()
+    kinds: Sequence[str] = field(default=())
+    sorted_by: int | None = None
+
+
+def number_cell(value: float | None, digits: int = 1, *, percent: bool = False) -> TableCell:
+    """A cell with a number, or a dash if there is none.
+
+    Args:
+        value: The number.
+        digits: Digits after the decimal point.
+        percent: Whether a share of 1 is shown in percent.
+    """
+    text = formatting.percent(value, digits, unit=False) if percent else formatting.number(value, digits)
+    return TableCell(text, None if text == formatting.MISSING else value)
+
+
+def metric_name(metric: str) -> str:
+    """The name of a metric as it is written in text.
+
+    Args:
+        metric: Its key in metrics.json.
+
+    >>> metric_name("recall@1"), metric_name("map@r")
+    ('Recall@1', 'MAP@R')
+    """
+    return METRIC_NAMES.get(metric, metric[:1].upper() + metric[1:])
+
+
+def render(template: str, title: str, *, lead: str = "", script: bool = False, **values: Any) -> str:
+    """Render a page.
+
+    Args:
+        template: Name of a file in ``templates/``.
+        title: The title of the page.
+        lead: A line below the title.
+        script: Whether the page has the script that sorts tables. No other script may run.
+        **values: Variables of the template.
+
+    Returns:
+        The HTML source.
+
+    >>> page = render("base.html", "A & B", lead="two letters")
+    >>> "<h1>A &amp; B</h1>" in page
+    True
+    """
+    source, policy = "", POLICY
+    if script:
+        source = script_source()
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        policy = f"{POLICY}; script-src 'sha256-{digest}'"
+    page = _environment().get_template(template)
+    return page.render(title=title, lead=lead, script=source, policy=policy, **values)
+
+
+def script_source() -> str:
+    """The script that sorts tables."""
+    loader = _environment().loader
+    assert loader is not None
+    return loader.get_source(_environment(), "sort.js")[0]
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("nearfar.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for each in (formatting.number, formatting.percent, formatting.interval, formatting.duration, metric_name):
+        found.filters[each.__name__] = each
+    found.filters["sentence"] = lambda text: f"{text[:1].upper()}{text[1:]}." if text else ""
+    found.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    found.globals["plural"] = formatting.plural
+    return found

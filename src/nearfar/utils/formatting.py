@@ -1,0 +1,84 @@
+"""Numbers, percentages and durations as text, the same on the terminal and on every page."""
+
+from __future__ import annotations
+
+import math
+
+MISSING = "–"
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """A number with thousands separators, or a dash if there is none.
+
+    Args:
+        value: The number; None and NaN are missing.
+        digits: Digits after the decimal point; None keeps three significant digits.
+
+    >>> number(1234.5), number(0.00012345), number(1234.5, 1), number(None)
+    ('1,234', '0.000123', '1,234.5', '–')
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    if digits is not None:
+        return f"{value:,.{digits}f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percent(value: float | None, digits: int = 1, *, unit: bool = True) -> str:
+    """A share of 1 in percent, or a dash if there is none.
+
+    Args:
+        value: The share; None and NaN are missing.
+        digits: Digits after the decimal point.
+        unit: Whether to add the percent sign.
+
+    >>> percent(0.1234), percent(0.1234, 2, unit=False), percent(None)
+    ('12.3 %', '12.34', '–')
+    """
+    text = number(None if value is None else 100 * value, digits)
+    return f"{text} %" if unit and text != MISSING else text
+
+
+def interval(low: float | None, high: float | None, digits: int = 1) -> str:
+    """Two shares of 1 in percent, without the sign.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        digits: Digits after the decimal point.
+
+    >>> interval(0.5, 0.625), interval(None, None)
+    ('50.0 – 62.5', '–')
+    """
+    if low is None or high is None:
+        return MISSING
+    return f"{percent(low, digits, unit=False)} – {percent(high, digits, unit=False)}"
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    Args:
+        seconds: The duration.
+
+    >>> duration(3.24), duration(75), duration(7300)
+    ('3.2 s', '1 min 15 s', '2 h 01 min')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def plural(count: int, noun: str, ending: str = "s") -> str:
+    """A count with its noun.
+
+    Args:
+        count: How many.
+        noun: The noun in the singular.
+        ending: Added for any count but 1.
+
+    >>> plural(1, "run"), plural(2300, "run")
+    ('1 run', '2,300 runs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
