@@ -7,7 +7,7 @@ import json
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from nearfar.training.run.folder import RunError, RunFolder, read_log
 PROTOCOLS = ("standard", "fixed_validation", "k_fold")
 
 
-class Repetition(NamedTuple):
+@dataclass(frozen=True)
+class Repetition:
     """Identity shared by runs that differ only in seed or fold.
 
     Args:
