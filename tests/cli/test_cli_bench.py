@@ -29,19 +29,19 @@ def test_digits_from_a_grid_to_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Grid, interrupted and resumed, comparison, tournament, page."""
-    perform, done = inline.perform, []
+    execute, done = inline.execute, []
 
     def interrupted(job: Job) -> int:
         if len(done) == 3:
             signal.raise_signal(signal.SIGINT)  # while the third cell is finished and the fourth not begun
         done.append(job.name)
-        return perform(job)
+        return execute(job)
 
-    monkeypatch.setattr(inline, "perform", interrupted)
+    monkeypatch.setattr(inline, "execute", interrupted)
     bench = ["bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "--quiet", "--device", "cpu", *QUICK]
     assert run(*bench) == 130
     told = capsys.readouterr().out
-    assert "stopped after 4 of 8 cells; the same command goes on with the rest" in told
+    assert "stopped after 4 of 8 cells; resume with the same command" in told
     assert run(*bench) == 0
     told = capsys.readouterr().out
     assert "8 of 8 cells are finished" in told
@@ -61,8 +61,8 @@ def test_what_is_not_tested_tells_of_validation(tmp_path: Path, capsys: pytest.C
     words = ["--out", tmp_path, "--engine", "inline", "--device", "cpu", *QUICK, "--set", "evaluation.test=false"]
     assert run("bench", "run", GRID, *words, "--only", "contrastive", "--only", "seed0") == 0
     said = capsys.readouterr()
-    assert re.search(r"contrastive-seed0 +\d+\.\d\d of validation", said.out)
-    assert re.search(r"finished: contrastive-seed0  recall@1 \d+\.\d\d of validation", said.err)
+    assert re.search(r"contrastive-seed0 +\d+\.\d\d \(validation\)", said.out)
+    assert re.search(r"finished: contrastive-seed0  recall@1 \d+\.\d\d \(validation\)", said.err)
     assert run("bench", "compare", tmp_path / "digits") == 1
     assert "was not measured on test classes, but on validation" in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_failed_cells_have_a_line_each(
         print("ValueError: nothing goes")
         return 1
 
-    monkeypatch.setattr(inline, "perform", wild)
+    monkeypatch.setattr(inline, "execute", wild)
     assert run("bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "-q", "--only", "contrastive") == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
     assert [line.split(" (")[0] for line in lines] == [
@@ -126,11 +126,11 @@ def test_progress_is_told_in_lines_without_a_terminal(
         (Path(job.folder) / "metrics.json").write_text('{"seconds": 2.5, "test": {"recall@1": 0.75}}')
         return 0
 
-    monkeypatch.setattr(inline, "perform", nothing)
+    monkeypatch.setattr(inline, "execute", nothing)
     run("bench", "run", GRID, "--out", tmp_path, "--engine", "inline", "--only", "contrastive", "--only", "0")
     told: Any = capsys.readouterr()
     assert told.err.splitlines() == [
-        "begins: contrastive-seed0",
+        "started: contrastive-seed0",
         "[1/1] finished: contrastive-seed0  recall@1 75.00  2.5 s",
     ]
     assert [line.split() for line in told.out.splitlines() if "contrastive" in line] == [

@@ -1,4 +1,4 @@
-"""Grids of a second or two, and an engine that needs no processes."""
+"""Grids that train for a second or two, and an executor without processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from training_runs import vectors
 
 from nearfar.bench.executors import local
-from nearfar.bench.executors.job import Job, perform
-from nearfar.bench.grid.console import Nobody
+from nearfar.bench.executors.job import Job, execute
+from nearfar.bench.grid.console import GridDisplay
 from nearfar.bench.grid.records import Record
 
 STEPS = 900
-LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # of which something can be interrupted
+LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # long enough to be interrupted
 
 
 def small(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Two losses on vectors of a few classes."""
+    """A grid of two losses on vectors of a few classes."""
     return {
         "name": "small",
         "recipe": {
@@ -35,8 +35,8 @@ def small(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-class InHere:
-    """Does jobs in this very process, at once."""
+class DirectExecutor:
+    """Runs jobs in this process as soon as they are started."""
 
     def __init__(self, room: Sequence[local.Slot] = (), imports: Sequence[str] = ()) -> None:
         self.started: list[Job] = []
@@ -48,7 +48,7 @@ class InHere:
 
     def start(self, job: Job) -> None:
         self.started.append(job)
-        self._ended.append((job.name, perform(job)))
+        self._ended.append((job.name, execute(job)))
 
     def ended(self) -> list[tuple[str, int]]:
         found, self._ended = self._ended, []
@@ -61,15 +61,15 @@ class InHere:
         pass
 
 
-class Interrupts(Nobody):
-    """Sends this process a signal once a cell is under way."""
+class Interrupts(GridDisplay):
+    """Sends this process a signal once a cell has done its first step."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         self.number: int | None = number
         self.said: list[str] = []
 
-    def show(self, under_way: Sequence[Record]) -> None:
-        if self.number is not None and any(record.steps() for record in under_way):
+    def show(self, running: Sequence[Record]) -> None:
+        if self.number is not None and any(record.steps() for record in running):
             number, self.number = self.number, None
             signal.raise_signal(number)
 

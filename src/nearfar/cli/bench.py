@@ -1,4 +1,4 @@
-"""nearfar bench"""
+"""nearfar bench: run a grid, compare its runs, write reports."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from nearfar.cli.app import app
 from nearfar.cli.output import print_table, say
 
 if TYPE_CHECKING:
-    from nearfar.bench.grid.runner import Ran
+    from nearfar.bench.grid.runner import GridResult
 
 bench = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(bench, name="bench", short_help="Compare losses fairly: run a grid, rank its runs, show them.")
+app.add_typer(bench, name="bench", short_help="Compare losses fairly: run a grid, rank its runs, write a report.")
 
 
 @bench.callback(invoke_without_command=True)
 def bench_root(context: typer.Context) -> None:
-    """Compare losses fairly: run a grid, rank its runs, show them.
+    """Compare losses fairly: run a grid, rank its runs, write a report.
 
     Example: nearfar bench run recipes/grids/digits.toml
     """
@@ -29,38 +29,43 @@ def bench_root(context: typer.Context) -> None:
 
 @bench.command(name="run", short_help="Train all cells of a grid that are not finished yet.")
 def run_grid(
-    grid: Annotated[Path, typer.Argument(metavar="GRID", help="A TOML file, such as recipes/grids/digits.toml.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the folder of the grid is made.")] = Path("bench"),
+    grid: Annotated[
+        Path, typer.Argument(metavar="GRID", help="TOML file of the grid, such as recipes/grids/digits.toml.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder that the folder of the grid is created in.")
+    ] = Path("bench"),
     engine: Annotated[
-        str, typer.Option(help="local (processes), inline (this process, quickest for small cells) or ray.")
+        str, typer.Option(help="local (processes), inline (this process; fastest for small cells) or ray.")
     ] = "local",
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Cells at a time; on processors 1, on GPUs as many as fit.")
+        int | None, typer.Option(metavar="N", help="Cells at a time; by default 1 on the CPU, as many as fit on GPUs.")
     ] = None,
     per_gpu: Annotated[int, typer.Option(metavar="N", help="Cells that share a GPU.")] = 1,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="[LABEL=]ROOT", help="Where the data lies; repeat for archives and data sets."),
+        typer.Option(metavar="[LABEL=]ROOT", help="Location of the data; repeat for several archives or datasets."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where decoded pictures are kept.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = None,
+    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of decoded images.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Only cells with this label; repeatable.")
+        list[str] | None, typer.Option(metavar="LABEL", help="Train only cells with this label; repeatable.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe of every cell; repeatable."),
     ] = None,
-    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Ray cluster.")] = None,
+    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster.")] = None,
     lean: Annotated[
-        bool, typer.Option("--lean", help="Throw weights and embeddings of a cell away once its numbers are there.")
+        bool, typer.Option("--lean", help="Delete weights and embeddings of a cell once its metrics are written.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells and how they stand.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what came out.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells and their state.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results.")] = False,
 ) -> None:
-    """Train all cells of a grid, each in a process of its own. Ctrl-C saves and stops; run it again to go on.
+    """Train all cells of a grid, each in a process of its own.
 
-    What is finished is skipped, and a cell that fails does not stop the others.
+    Finished cells are skipped, and a cell that fails does not stop the others. Ctrl-C saves the running cells and
+    stops; the same command resumes.
 
     Example: nearfar bench run recipes/grids/digits.toml --jobs 2
 
@@ -75,9 +80,9 @@ def run_grid(
         print_table(("cell", "state", "folder"), [(one.name, one.state, one.folder.name) for one in planned.records])
         say(f"{len(planned.records)} cells, folders in {planned.folder / CELLS}")
         return
-    watcher = console.create(quiet=quiet)
+    display = console.create(quiet=quiet)
     try:
-        ran = runner.run(
+        result = runner.run(
             grid,
             out,
             engine=engine,
@@ -90,27 +95,26 @@ def run_grid(
             overrides=overrides,
             ray_address=ray_address,
             lean=lean,
-            watcher=watcher,
+            display=display,
         )
     finally:
-        watcher.close()
-    _tell(ran)
+        display.close()
+    _print(result)
 
 
-def _tell(ran: Ran) -> None:
-    """What came out, and how it ends."""
+def _print(result: GridResult) -> None:
+    """Print the results and exit with the code that fits them."""
     rows = []
-    for record in ran.records:
+    for record in result.records:
         seconds = record.metrics().get("seconds")
-        rows.append((record.name, record.told() or record.state, "–" if seconds is None else f"{seconds:.1f}"))
+        rows.append((record.name, record.score_text() or record.state, "–" if seconds is None else f"{seconds:.1f}"))
     print_table(("cell", "recall@1", "seconds"), rows, right=(1, 2))
-    failed, stopped = ran.having("failed"), ran.having("stopped") + ran.having("new") + ran.having("begun")
+    finished, failed = result.in_state("finished"), result.in_state("failed")
     for record in failed:
         say(f"failed: {record.name}: {record.error} ({record.output})")
-    if stopped:
-        finished = len(ran.having("finished"))
-        say(f"stopped after {finished} of {len(ran.records)} cells; the same command goes on with the rest")
+    if result.in_state("stopped", "new", "begun"):
+        say(f"stopped after {len(finished)} of {len(result.records)} cells; resume with the same command")
         raise typer.Exit(130)
-    say(f"{len(ran.having('finished'))} of {len(ran.records)} cells are finished in {ran.folder}")
+    say(f"{len(finished)} of {len(result.records)} cells are finished in {result.folder}")
     if failed:
         raise typer.Exit(1)

@@ -100,7 +100,7 @@ def test_values_of_settings_are_cells_each_with_each() -> None:
     assert found[2].recipe.sampler.per_class == 8
     chosen = cells.expand(grid.load(tables(settings=settings)), only=["raw", "alpha=4.0", "8"])
     assert [cell.name for cell in chosen] == ["raw-alpha-4.0-per_class-8-seed0"]
-    with pytest.raises(ValueError, match=r"loss.alpha cannot be set for all cells: the settings of the grid say it"):
+    with pytest.raises(ValueError, match=r"loss.alpha cannot be set for all cells: settings of the grid defines it"):
         cells.expand(grid.load(tables(settings=settings)), overrides=["loss.alpha=3"])
 
 
@@ -198,7 +198,7 @@ def test_labels_choose_cells() -> None:
     assert chosen("raw-4d-seed1") == ["raw-4d-seed1"]
     assert len(chosen()) == 12
     assert chosen("raw", "8d", "seed1") == ["raw-8d-seed1"]
-    with pytest.raises(ValueError, match="only is '4', which is a dim and a seed; say 4d or seed4"):
+    with pytest.raises(ValueError, match="only is '4', which is both a dim and a seed; use 4d or seed4"):
         cells.expand(grid.load(tables(dims=[4], seeds=[4])), only=["4"])
     with pytest.raises(ValueError, match=r"only is 'nar' \(did you mean 'nra'\?\); the labels are"):
         chosen("nar")
@@ -211,12 +211,12 @@ def test_labels_choose_cells() -> None:
 def test_what_an_axis_says_cannot_be_set_for_all_cells(key: str, axis: str) -> None:
     section, _, inner = key.partition(".")
     for changes in ({key: 1}, {section: {inner: 1}}):
-        with pytest.raises(ValueError, match=f"{key} cannot be set for all cells: the {axis} of the grid say it"):
+        with pytest.raises(ValueError, match=f"{key} cannot be set for all cells: {axis} of the grid defines it"):
             cells.expand(grid.load(tables(dims=[4])), overrides=changes)
 
 
 def test_a_place_for_data_that_the_grid_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="data is 'foo=photos'; foo is no data set of the grid"):
+    with pytest.raises(ValueError, match="data is 'foo=photos'; the grid has no dataset 'foo'"):
         cells.expand(grid.load(tables()), roots=["foo=photos"])
 
 
@@ -249,31 +249,31 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"lossses": {}}, r"unknown key lossses \(did you mean 'losses'\?\)"),
         ({"losses": {}}, "losses is missing"),
         ({"losses": {"raw": {"los": {}}}}, r"losses.raw: unknown section los \(did you mean 'loss'\?\)"),
-        ({"losses": {"raw": {"loss": "raw"}}}, "losses.raw.loss is 'raw'; needed is a table"),
-        ({"losses": {"frozen": {}}}, "'frozen' is what the baseline is called"),
+        ({"losses": {"raw": {"loss": "raw"}}}, "losses.raw.loss is 'raw'; it must be a table"),
+        ({"losses": {"frozen": {}}}, "'frozen' is the label of the baseline"),
         ({"networks": {"a": {"losses": {"nar": {}}}}}, r"networks.a.losses.nar: no loss has this label \(did you mean"),
-        ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; needed is a table"),
-        ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; each number once is enough"),
+        ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; it must be a table"),
+        ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; numbers must be different"),
         ({"dims": [0]}, "dims is 0; it must be ≥ 1"),
         ({"protocol": "folds"}, "protocol is 'folds'; allowed are standard, fixed_validation, k_fold"),
         ({"protocol_settings": {"share": 0.2}}, "protocol 'standard' has no setting 'share'"),
-        ({"baseline": "yes"}, "baseline is 'yes'; needed is true or false"),
-        ({"settings": {"los.alpha": [1]}}, r"settings.los.alpha is no key of a recipe \(did you mean 'loss'\?\)"),
-        ({"settings": {"loss": [1]}}, "settings.loss is no key of a recipe"),
-        ({"settings": {"loss": {"alpha": 2}}}, "settings.loss.alpha is 2; needed is a list of the values to try"),
-        ({"settings": {"loss.alpha": [2, 2.0]}}, "each value once is enough"),
-        ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is what dims of a grid says"),
-        ({"name": "../up"}, "name is '../up'; needed is the name of a folder"),
-        ({"recipe": {**RECIPE, "split": {"name": "k_fold"}}}, "say how to split"),
+        ({"baseline": "yes"}, "baseline is 'yes'; it must be true or false"),
+        ({"settings": {"los.alpha": [1]}}, r"settings.los.alpha is not a key of a recipe \(did you mean 'loss'\?\)"),
+        ({"settings": {"loss": [1]}}, "settings.loss is not a key of a recipe"),
+        ({"settings": {"loss": {"alpha": 2}}}, "settings.loss.alpha is 2; it must be a list of values"),
+        ({"settings": {"loss.alpha": [2, 2.0]}}, "values must be different"),
+        ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is not allowed; use dims of the grid instead"),
+        ({"name": "../up"}, "name is '../up'; it must be a folder name"),
+        ({"recipe": {**RECIPE, "split": {"name": "k_fold"}}}, "define the split"),
         (
             {"protocol": "fixed_validation", "recipe": {**RECIPE, "split": {"share": 0.6}}},
-            r"split.share 0.6.*say how to split",
+            r"split.share 0.6.*define the split",
         ),
         (
             {"losses": {"proxy_ancor": {"loss": {"margin": 0.1}}}},
-            r"no loss is called 'proxy_ancor' \(did you mean 'proxy_anchor'\?\)",
+            r"there is no loss 'proxy_ancor' \(did you mean 'proxy_anchor'\?\)",
         ),
-        ({"losses": {"proxy_ancor": {}}}, "no loss is called 'proxy_ancor'"),
+        ({"losses": {"proxy_ancor": {}}}, "there is no loss 'proxy_ancor'"),
     ],
 )
 def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -> None:
@@ -300,7 +300,7 @@ def test_a_baseline_of_pretrained_weights_is_measured_once() -> None:
 
 
 def test_two_labels_for_the_same_are_refused() -> None:
-    with pytest.raises(ValueError, match="the cells raw-seed0 and again-seed0 are the same"):
+    with pytest.raises(ValueError, match="cells raw-seed0 and again-seed0 are identical"):
         expanded(losses={"raw": {}, "again": {"loss": {"name": "raw"}}})
 
 

@@ -1,1 +1,1 @@
-"""Where the cells of a grid run: this process, local processes, or Ray."""
+"""Where the cells of a grid are trained: local processes, the current process, or a Ray cluster."""

@@ -1,4 +1,4 @@
-"""Cells one after another in this process: nothing starts anew, which is most of the work where cells are small."""
+"""Jobs one after another in the current process, without the start-up time of a process for each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
-from nearfar.bench.executors.job import Job, perform
+from nearfar.bench.executors.job import Executor, Job, execute
 from nearfar.bench.executors.local import Slot
 
-ASKED_TO_STOP = {128 + signal.SIGINT: signal.SIGINT, 128 + signal.SIGTERM: signal.SIGTERM}
+SIGNALS = {128 + signal.SIGINT: signal.SIGINT, 128 + signal.SIGTERM: signal.SIGTERM}  # by exit code
 
 
-class Inline:
-    """Does jobs here. Libraries and devices are set up once; a job that ends this process ends the grid, too.
+class InlineExecutor(Executor):
+    """Runs jobs in this process. Libraries and devices are set up once; a job that crashes ends the grid as well.
 
     Args:
-        room: See ``nearfar.bench.executors.local.slots``; the first is used.
+        room: Slots of the machine, see ``nearfar.bench.executors.local.slots``; the first one is used.
     """
 
     def __init__(self, room: Sequence[Slot]) -> None:
@@ -29,36 +29,37 @@ class Inline:
 
     @property
     def room(self) -> int:
+        """Number of jobs that can be started now."""
         return 0 if self._ended else 1
 
     def start(self, job: Job) -> None:
-        """Do a job; it has ended when this returns."""
+        """Run a job to its end."""
         if self._device is not None:
             job = replace(job, device=self._device)
         Path(job.output).parent.mkdir(parents=True, exist_ok=True)
         with open(job.output, "a", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
-            code = perform(job)
+            code = execute(job)
         self._ended.append((job.name, code))
-        _tidy()
-        if code in ASKED_TO_STOP:  # the job heard it, and now the grid does
-            os.kill(os.getpid(), ASKED_TO_STOP[code])
+        _free_memory()
+        if code in SIGNALS:  # the job handled the signal; the grid has to see it too
+            os.kill(os.getpid(), SIGNALS[code])
 
     def ended(self) -> list[tuple[str, int]]:
         found, self._ended = self._ended, []
         return found
 
     def stop(self, *, now: bool = False) -> None:
-        """Nothing is under way when this can be called."""
+        """Do nothing: no job is running when this can be called."""
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: no resources are held."""
 
 
-def _tidy() -> None:
-    """Give back what the last job held."""
+def _free_memory() -> None:
+    """Free what the last job held on the device."""
     import torch
 
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch._C._cuda_clearCublasWorkspaces()  # of the streams that recordings were made on
+        torch._C._cuda_clearCublasWorkspaces()  # those of the streams that CUDA graphs were captured on
         torch.cuda.empty_cache()

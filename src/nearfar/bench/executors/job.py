@@ -1,7 +1,7 @@
-"""A cell as a process of its own: ``python -m nearfar.bench.executors.job``, with the job as a line on standard input.
+"""Jobs: one cell of a grid, trained in a process of its own.
 
-Standard input stays open for as long as whoever asked for the job is there. When that goes away, by whatever end, the
-job saves what it has and stops.
+``python -m nearfar.bench.executors.job`` reads a job as one line of JSON from standard input. Standard input stays open
+for as long as the caller lives: when it is closed, the job saves its state and stops.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nearfar.bench.grid.grid import FROZEN
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_json
 
-LABELS = "cell.json"  # what a grid calls a run, beside it
+LABELS = "cell.json"  # file in a run folder with the name, key and labels of its cell
 COMMAND = (sys.executable, "-m", "nearfar.bench.executors.job")
-# What would make a process believe that it is one of many.
-DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TAIL_BYTES = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a process is told.
+    """A cell to train, as it is sent to another process.
 
     Args:
-        name, key, labels: Of the cell; no two jobs have the same name.
+        name: Unique name of the job: the folder name of the cell.
+        key: Key of the cell.
+        labels: Labels of the cell by axis.
         what: "train", or "frozen" for the baseline.
-        recipe: As tables.
-        folder: The run folder; a run that began there goes on.
-        output: The file that all it says goes to.
-        cache: Where decoded pictures are kept.
-        device: Where to compute, if not where the recipe says.
-        lean: Whether weights and embeddings are thrown away once the numbers are there.
-        code: Files of the user's own that are run first.
+        recipe: Recipe as nested dictionaries.
+        folder: Run folder; a run that was interrupted there is resumed.
+        output: File that standard output and standard error are appended to.
+        cache: Folder of decoded images.
+        device: Device that replaces the one in the recipe.
+        lean: Whether to delete weights and embeddings once the metrics are written.
+        plugins: Python files of the user to run first.
     """
 
     name: str
@@ -54,28 +55,56 @@ class Job:
     cache: str | None = None
     device: str | None = None
     lean: bool = False
-    code: Sequence[str] = ()
+    plugins: Sequence[str] = ()
 
-    def line(self) -> bytes:
-        """The job as the process reads it."""
+    def to_line(self) -> bytes:
+        """Return the job as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The environment of such a process."""
-    found = {key: value for key, value in os.environ.items() if key not in DISTRIBUTED}
-    return found | dict(changes)
+class Executor(Protocol):
+    """Runs jobs."""
+
+    @property
+    def room(self) -> int:
+        """Number of jobs that can be started now."""
+
+    def start(self, job: Job) -> None:
+        """Start a job."""
+
+    def ended(self) -> list[tuple[str, int]]:
+        """Return names and exit codes of the jobs that have ended since the last call."""
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask all running jobs to save their state and stop, or kill them ``now``; ``ended`` reports them as usual."""
+
+    def close(self) -> None:
+        """Kill what is still running and release all resources."""
 
 
-def work(job: Job) -> None:
-    """Train the cell, or go on with it, or measure the baseline."""
+def execute(job: Job) -> int:
+    """Run a job in this process and return its exit code; errors are printed with their traceback."""
+    try:
+        _train(job)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseException as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _train(job: Job) -> None:
     from nearfar.bench.grid import baseline
     from nearfar.training.api import start
     from nearfar.training.recipe.files import load
     from nearfar.training.run.console import Lines
     from nearfar.training.run.folder import RunFolder
 
-    plugins.use(*job.code)
+    plugins.use(*job.plugins)
     recipe = load(job.recipe, overrides={"training.device": job.device} if job.device else ())
     run = RunFolder(job.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -91,68 +120,67 @@ def work(job: Job) -> None:
         run.embeddings.unlink(missing_ok=True)
 
 
-def perform(job: Job) -> int:
-    """Do it, and say how it ended as processes do; errors go to standard error, whole."""
-    try:
-        work(job)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-    except KeyboardInterrupt:
-        return 130
-    except BaseException as error:
-        traceback.print_exc()
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    return 0
+def stop_after(wait: Callable[[], object]) -> None:
+    """Send SIGTERM to this process as soon as ``wait``, called in a thread, returns."""
 
-
-def end_with(caller: int) -> None:
-    """From now on this process is asked to stop when the other end of a pipe is gone."""
-
-    def wait() -> None:
-        while os.read(caller, 1):
-            pass
+    def watch() -> None:
+        wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
-def last_words(output: str | Path, *, lines: int = 20) -> list[str]:
-    """The last lines that a job said.
+def last_lines(output: str | Path, *, lines: int = 20) -> list[str]:
+    """Return the last lines of a job's output that are not empty.
 
-    >>> last_words("not there")
-    []
+    Args:
+        output: File with the output; it may be missing.
+        lines: Maximum number of lines.
+
+    Example:
+        >>> last_lines("missing.txt")
+        []
     """
     try:
         with open(output, "rb") as file:
-            file.seek(max(0, os.path.getsize(output) - 20_000))
-            said = file.read().decode(errors="replace").splitlines()
+            file.seek(max(0, os.path.getsize(output) - TAIL_BYTES))
+            text = file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-    return [line.rstrip() for line in said if line.strip()][-lines:]
+    return [line.rstrip() for line in text if line.strip()][-lines:]
 
 
-def why(code: int, said: list[str]) -> str:
-    """Why a job that ended with this code did, in one line.
+def failure_reason(code: int, output: Sequence[str]) -> str:
+    """Return in one line why a job failed.
 
-    >>> why(1, ["Traceback", "ValueError: data.root is missing"])
-    'ValueError: data.root is missing'
-    >>> why(-9, [])
-    'ended by SIGKILL; was there too little memory?'
+    Args:
+        code: Exit code; negative for a signal.
+        output: Last lines of its output.
+
+    Example:
+        >>> failure_reason(1, ["Traceback", "ValueError: data.root is missing"])
+        'ValueError: data.root is missing'
+        >>> failure_reason(-9, [])
+        'killed by SIGKILL (out of memory?)'
     """
     if code < 0:
         name = signal.Signals(-code).name
-        return f"ended by {name}" + ("; was there too little memory?" if name == "SIGKILL" else "")
-    return said[-1] if said else f"ended with code {code} and said nothing"
+        return f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    return output[-1] if output else f"exit code {code} without any output"
 
 
 def main() -> None:
-    """Read the job and do it."""
-    # Unbuffered: a thread that waits in a buffer's lock cannot be left behind when the process ends.
-    with open(0, "rb", buffering=0, closefd=False) as caller:
-        job = Job(**json.loads(caller.readline()))
-    end_with(0)
-    sys.exit(perform(job))
+    """Read a job from standard input and run it."""
+    # Unbuffered: a thread that waits inside a buffered reader holds its lock and blocks the exit of the process.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        job = Job(**json.loads(stdin.readline()))
+
+    def wait_for_caller() -> None:
+        while os.read(0, 1):
+            pass
+
+    stop_after(wait_for_caller)
+    sys.exit(execute(job))
 
 
 if __name__ == "__main__":

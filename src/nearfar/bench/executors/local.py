@@ -1,38 +1,28 @@
-"""Cells on this machine: a process each, a few at a time on every GPU, or on the processors."""
+"""Jobs on this machine: one process each, a few at a time on every GPU or on the CPU."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from nearfar.bench.executors.forkserver import Nursery
-from nearfar.bench.executors.job import Job
-from nearfar.bench.executors.processes import Processes
+from nearfar.bench.executors.job import Executor, Job, execute, stop_after
 from nearfar.utils.system import processors
 from nearfar.utils.validation import whole
 
-
-class Engine(Protocol):
-    """Who does jobs."""
-
-    @property
-    def room(self) -> int:
-        """How many more jobs it would take now."""
-
-    def start(self, job: Job) -> None:
-        """Begin with a job."""
-
-    def ended(self) -> list[tuple[str, int]]:
-        """Names and exit codes of jobs that have ended since it was last asked."""
-
-    def stop(self, *, now: bool = False) -> None:
-        """Ask all jobs to save and stop, or end them ``now``; they are among the ended when they have."""
-
-    def close(self) -> None:
-        """There are no more jobs."""
+# Importing takes longer than training a small cell. On Linux a server process imports everything once and forks for
+# each job; it computes nothing itself and never touches a GPU. Elsewhere PyTorch does not survive a fork.
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+PRELOAD = ("nearfar.bench.grid.baseline", "nearfar.training.api", "nearfar.training.loop.trainer")
+SERVER_LOST = 255  # exit code that multiprocessing reports when the server process was killed
+# Variables that would make a job believe to be one rank of a distributed training.
+DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -40,42 +30,43 @@ class Slot:
     """Room for one job.
 
     Args:
-        device: What the job is to compute on; None leaves it to the recipe.
-        changes: To the environment of its process.
+        device: Device of the job; None keeps the device of the recipe.
+        environment: Environment variables of its process.
     """
 
     device: str | None = None
-    changes: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def slots(*, device: str | None = None, jobs: int | None = None, per_gpu: int = 1) -> list[Slot]:
-    """Room on this machine: ``per_gpu`` jobs on each GPU that can be seen, or ``jobs`` on the processors.
+    """Return the room on this machine: ``per_gpu`` jobs on each visible GPU, or ``jobs`` on the CPU.
 
     Args:
-        device: "auto" (None is the same), "cuda", "cuda:1" or "cpu".
-        jobs: At most so many at a time; on the processors, one unless told.
-        per_gpu: On each GPU.
+        device: "auto" (same as None), "cuda", "cuda:1" or "cpu".
+        jobs: Maximum number of jobs at a time; on the CPU the default is 1.
+        per_gpu: Jobs that share a GPU.
 
-    >>> [slot.device for slot in slots(device="cpu", jobs=2)]
-    ['cpu', 'cpu']
+    Example:
+        >>> [slot.device for slot in slots(device="cpu", jobs=2)]
+        ['cpu', 'cpu']
     """
     whole("per_gpu", per_gpu)
     most = None if jobs is None else whole("jobs", jobs)
     gpus = _gpus(device)
     if gpus:
-        # In turn, so that the first jobs go to different GPUs.
+        # Round-robin, so that the first jobs go to different GPUs.
         found = [Slot("cuda", {"CUDA_VISIBLE_DEVICES": gpu}) for _ in range(per_gpu) for gpu in gpus][:most]
     else:
         found = [Slot("cpu" if device in (None, "auto", "cpu") else device) for _ in range(most or 1)]
     if "OMP_NUM_THREADS" not in os.environ:
         threads = str(max(1, processors() // len(found)))
         for slot in found:
-            slot.changes["OMP_NUM_THREADS"] = threads
+            slot.environment["OMP_NUM_THREADS"] = threads
     return found
 
 
 def _gpus(device: str | None) -> list[str]:
-    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs to use, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
     name, _, number = (device or "auto").partition(":")
@@ -84,63 +75,114 @@ def _gpus(device: str | None) -> list[str]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         if name == "cuda":
-            raise ValueError(f"device is {device!r}, and PyTorch finds no GPU here")
+            raise ValueError(f"device is {device!r}, but PyTorch finds no GPU")
         return []
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    every = [word.strip() for word in seen.split(",")][:count] if seen else [str(each) for each in range(count)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = [word.strip() for word in visible.split(",")][:count] if visible else [str(each) for each in range(count)]
     if not number:
         return every
     if not number.isdecimal() or int(number) >= count:
-        raise ValueError(f"device is {device!r}; GPUs here are cuda:0 to cuda:{count - 1}")
+        raise ValueError(f"device is {device!r}; available are cuda:0 to cuda:{count - 1}")
     return [every[int(number)]]
 
 
-class Workers(Protocol):
-    """Who makes processes: ``Nursery``, or ``Processes`` where a process cannot be forked."""
-
-    def start(self, job: Job, changes: Mapping[str, str]) -> None: ...
-
-    def code(self, name: str) -> int | None: ...
-
-    def stop(self, name: str, *, now: bool = False) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Local:
-    """Does jobs on this machine.
+class LocalExecutor(Executor):
+    """Runs each job in a process of its own, so that a crash, a kill or a lack of memory affects no other job.
 
     Args:
-        room: See ``slots``.
-        imports: Modules that jobs will need, best imported once.
+        room: Slots of the machine, see ``slots``.
+        imports: Further modules that jobs need, imported once.
     """
 
     def __init__(self, room: Sequence[Slot], imports: Sequence[str] = ()) -> None:
         self._free = list(room)
-        self._under_way: dict[str, Slot] = {}
-        self._workers: Workers = Nursery(room[0].changes, imports) if sys.platform == "linux" else Processes()
+        self._running: dict[str, tuple[BaseProcess, Slot]] = {}
+        self._stopping = False
+        self._context: Any = multiprocessing.get_context(METHOD)
+        # Processes import the main module of this one; for the command line that is this package.
+        own = [name for name in ("nearfar.cli",) if name in sys.modules]
+        self._context.set_forkserver_preload([*PRELOAD, *own, *imports])
 
     @property
     def room(self) -> int:
+        """Number of jobs that can be started now."""
         return len(self._free)
 
     def start(self, job: Job) -> None:
         slot = self._free.pop(0)
         if slot.device is not None:
             job = replace(job, device=slot.device)
-        self._under_way[job.name] = slot
-        self._workers.start(job, slot.changes)
+        process = self._context.Process(target=_run, args=(job, slot.environment), name=job.name)
+        # The NVML check tells whether there is a GPU without initializing CUDA, which would break forked processes.
+        with _environment({"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **slot.environment}):
+            process.start()
+        self._running[job.name] = process, slot
 
     def ended(self) -> list[tuple[str, int]]:
-        codes = {name: self._workers.code(name) for name in self._under_way}
-        found = [(name, code) for name, code in codes.items() if code is not None]
-        self._free += [self._under_way.pop(name) for name, _ in found]
+        codes = [(name, process.exitcode) for name, (process, _) in self._running.items()]
+        found = []
+        for name, code in codes:
+            if code is None:
+                continue
+            process, slot = self._running.pop(name)
+            self._free.append(slot)
+            if code == SERVER_LOST and METHOD == "forkserver":
+                # The server is gone, and with it the exit code; the job itself may still run.
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid or 0, signal.SIGTERM)
+                code = 128 + signal.SIGTERM if self._stopping else -signal.SIGKILL
+            found.append((name, code))
         return found
 
     def stop(self, *, now: bool = False) -> None:
-        for name in self._under_way:
-            self._workers.stop(name, now=now)
+        self._stopping = True
+        for process, _ in self._running.values():
+            if now:
+                process.kill()
+            else:
+                process.terminate()
 
     def close(self) -> None:
         self.stop(now=True)
-        self._workers.close()
+        for process, _ in self._running.values():
+            process.join()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Start processes with other environment variables: libraries read some of them only while they are imported."""
+    before = {name: os.environ.get(name) for name in (*DISTRIBUTED, *variables)}
+
+    def change(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    change({**dict.fromkeys(DISTRIBUTED), **variables})
+    try:
+        yield
+    finally:
+        change(before)
+
+
+def _run(job: Job, environment: Mapping[str, str]) -> None:
+    """Run a job as the main function of its process."""
+    if sys.platform != "win32":
+        os.setsid()  # Ctrl-C in the terminal must reach only the caller, which stops its jobs itself
+    for name in DISTRIBUTED:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+    os.makedirs(os.path.dirname(job.output), exist_ok=True)
+    output = os.open(job.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    if "OMP_NUM_THREADS" in environment:
+        import torch
+
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    stop_after(caller.join)
+    sys.exit(execute(job))

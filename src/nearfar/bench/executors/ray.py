@@ -1,4 +1,4 @@
-"""The same cells as tasks of a Ray cluster; folders lie on storage that all its machines share."""
+"""Jobs as tasks of a Ray cluster, with run folders on storage that all its machines share."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.executors.job import COMMAND, Job
+from nearfar.bench.executors.job import COMMAND, Executor, Job
 from nearfar.utils.validation import whole
 
-GLANCE = 0.3  # seconds between a task's looks at whether it should stop
-PATIENCE = 60.0  # seconds that a stopped cell may take to save
+POLL_SECONDS = 0.3  # between two checks of a task whether it should stop
+SAVE_SECONDS = 60.0  # that a stopped job may take to save its state
 
 
-class Ray:
-    """Does jobs on a Ray cluster.
+class RayExecutor(Executor):
+    """Runs jobs on a Ray cluster.
 
     Args:
-        folder: Of the grid, on shared storage.
-        address: Of the cluster, as for ``ray.init``; one on this machine is started unless there is one already.
-        jobs: At most so many at a time; unless told, as many as the cluster has room for.
+        folder: Folder of the grid, on shared storage.
+        address: Address of the cluster, as for ``ray.init``. By default a running cluster is used, or a local one is
+            started.
+        jobs: Maximum number of jobs at a time; by default as many as the cluster has room for.
         per_gpu: Jobs that share a GPU.
-        device: "cpu" leaves GPUs alone.
+        device: "cpu" does not use GPUs.
+
+    Raises:
+        ImportError: If Ray is not installed.
+        ValueError: If ``device`` is a GPU and the cluster has none.
     """
 
     def __init__(
@@ -44,49 +49,52 @@ class Ray:
         has = self._ray.cluster_resources()
         gpus = device != "cpu" and has.get("GPU", 0) > 0
         if not gpus and device is not None and device.startswith("cuda"):
-            raise ValueError(f"device is {device!r}, and the Ray cluster has no GPU")
+            raise ValueError(f"device is {device!r}, but the Ray cluster has no GPU")
         self._device = "cuda" if gpus else "cpu"
         wants = {"num_cpus": 1, "num_gpus": 1 / per_gpu if gpus else 0, "max_retries": 0}
         self._task = self._ray.remote(**wants)(_task())
-        # Enough to fill the cluster and have one more in line: what is not handed out yet can be taken back.
+        # Enough to fill the cluster and queue one more; cells that are not submitted yet need not be cancelled.
         free = min(has.get("CPU", 1), has.get("GPU", 0) * per_gpu) if gpus else has.get("CPU", 1)
-        self._room = self._most or max(1, int(free)) + 1
+        self._limit = self._most or max(1, int(free)) + 1
         self._stop = folder.absolute() / f".stop-{uuid.uuid4().hex}"
-        self._under_way: dict[str, Any] = {}
+        self._running: dict[str, Any] = {}
 
     @property
     def room(self) -> int:
-        return self._room - len(self._under_way)
+        """Number of jobs that can be started now."""
+        return self._limit - len(self._running)
 
     def start(self, job: Job) -> None:
-        line = replace(job, device=self._device).line()
-        self._under_way[job.name] = self._task.remote(COMMAND, line, job.output, str(self._stop), GLANCE, PATIENCE)
+        line = replace(job, device=self._device).to_line()
+        arguments = COMMAND, line, job.output, str(self._stop), POLL_SECONDS, SAVE_SECONDS
+        self._running[job.name] = self._task.remote(*arguments)
 
     def ended(self) -> list[tuple[str, int]]:
-        if not self._under_way:
+        if not self._running:
             return []
-        ready, _ = self._ray.wait(list(self._under_way.values()), num_returns=len(self._under_way), timeout=0)
+        ready, _ = self._ray.wait(list(self._running.values()), num_returns=len(self._running), timeout=0)
         found = []
-        for name, task in list(self._under_way.items()):
+        for name, task in list(self._running.items()):
             if task in ready:
-                del self._under_way[name]
+                del self._running[name]
                 found.append((name, self._code(task)))
         return found
 
     def _code(self, task: Any) -> int:
         try:
             return int(self._ray.get(task))
-        except self._ray.exceptions.RayError:  # the machine is gone, or the task was taken away
+        except self._ray.exceptions.RayError:  # the machine was lost, or the task was cancelled
             return 1
 
     def stop(self, *, now: bool = False) -> None:
         self._stop.touch()
         if now:
-            for task in self._under_way.values():
+            for task in self._running.values():
                 self._ray.cancel(task, force=True)
 
     def close(self) -> None:
-        if self._under_way:
+        """Cancel what is still running, and shut Ray down if it was started here."""
+        if self._running:
             self.stop(now=True)
         self._stop.unlink(missing_ok=True)
         if self._own:
@@ -94,13 +102,13 @@ class Ray:
 
 
 def _task() -> Callable[..., int]:
-    """What a machine of the cluster does: start the process of a job, wait for it, and give its exit code.
+    """Return the task that runs on the cluster: start the process of a job, wait for it, and return its exit code.
 
-    A function within a function travels as it is, with nothing but the standard library: importing this package
-    takes a process seconds, and the job's own does it anyway.
+    Ray pickles a nested function by value. It needs only the standard library, so that the Ray worker does not spend
+    seconds on importing this package; the process of the job does that anyway.
     """
 
-    def task(command: Sequence[str], line: bytes, output: str, stop: str, glance: float, patience: float) -> int:
+    def task(command: Sequence[str], line: bytes, output: str, stop: str, poll: float, grace: float) -> int:
         import os
         import subprocess
 
@@ -113,17 +121,17 @@ def _task() -> Callable[..., int]:
         try:
             process.stdin.write(line)
             process.stdin.flush()
-        except BrokenPipeError:  # it ended before it read anything; the code says how
+        except BrokenPipeError:  # it ended before it read the job; the exit code tells how
             pass
         while process.poll() is None:
             if os.path.exists(stop):
                 process.terminate()
                 try:
-                    return process.wait(patience)
+                    return process.wait(grace)
                 except subprocess.TimeoutExpired:
                     process.kill()
             try:
-                process.wait(glance)
+                process.wait(poll)
             except subprocess.TimeoutExpired:
                 continue
         return process.wait()
@@ -135,5 +143,5 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ImportError("the engine 'ray' needs the package ray: pip install 'nearfar[ray]'") from None
+        raise ImportError("engine 'ray' needs the package ray; install it with: pip install 'nearfar[ray]'") from None
     return ray

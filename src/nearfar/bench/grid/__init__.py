@@ -1,1 +1,1 @@
-"""Grids of runs: cells, protocols, and the runner."""
+"""Grids of training runs: losses, networks, dimensions, datasets, settings and seeds, each with each."""

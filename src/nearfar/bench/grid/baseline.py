@@ -1,4 +1,4 @@
-"""The baseline: how well a network finds unseen classes before any training."""
+"""Baseline: how well a network retrieves unseen classes before any training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from nearfar.utils.atomic import write_json, write_text
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """The same recipe with a network as it comes: pooled features of pretrained weights, without a head.
+    """Return the recipe with pooled features of pretrained weights, without an embedding head.
 
-    A network without such weights stays whole: it is measured with its random ones.
+    Args:
+        recipe: Recipe to change. A network without pretrained weights is kept as it is, with its random weights.
     """
     network = recipe.network
     if network.pretrained is False:
@@ -31,27 +32,31 @@ def frozen(recipe: Recipe) -> Recipe:
 
 
 def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:
-    """Measure what training is compared with, and leave a folder like that of a run.
+    """Evaluate the features of an untrained network and write a run folder.
 
     Args:
-        recipe: That of the runs it is compared with: the same test, pictures looked at in the same way.
-        folder: For manifest.json (which says "baseline"), recipe.toml, metrics.json and what the queries found.
-        cache: Where decoded pictures are kept.
+        recipe: Recipe of the runs that the baseline is compared with; it defines test classes and preprocessing.
+        folder: Run folder for manifest.json (with "baseline"), recipe.toml, metrics.json and the results per query.
+        cache: Folder of decoded images.
 
-    >>> import tempfile
-    >>> from nearfar.training import load_recipe
-    >>> recipe = load_recipe({
-    ...     "data": {"name": "digits", "settings": {"vectors": True}},
-    ...     "sampler": {"classes": 5, "per_class": 8},
-    ...     "network": {"name": "linear", "dim": 8},
-    ...     "loss": {"name": "raw"},
-    ...     "optimizer": {"lr": 0.01},
-    ...     "training": {"epochs": 1, "device": "cpu"},
-    ... })
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     metrics = measure(recipe, folder)
-    >>> metrics["steps"], 0.5 < metrics["test"]["recall@1"] < 1
-    (0, True)
+    Returns:
+        The metrics, as in metrics.json.
+
+    Example:
+        >>> import tempfile
+        >>> from nearfar.training import load_recipe
+        >>> recipe = load_recipe({
+        ...     "data": {"name": "digits", "settings": {"vectors": True}},
+        ...     "sampler": {"classes": 5, "per_class": 8},
+        ...     "network": {"name": "linear", "dim": 8},
+        ...     "loss": {"name": "raw"},
+        ...     "optimizer": {"lr": 0.01},
+        ...     "training": {"epochs": 1, "device": "cpu"},
+        ... })
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     metrics = measure(recipe, folder)
+        >>> metrics["steps"], 0.5 < metrics["test"]["recall@1"] < 1
+        (0, True)
     """
     run = RunFolder(folder)
     with run.owned(), device.chosen(deterministic=recipe.training.deterministic):
@@ -68,7 +73,7 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         judge.write_queries(run.queries, found, queries)
         metrics = {
             "selection": about["selection"],
-            "epoch": -1,  # none
+            "epoch": -1,  # no epoch was trained
             "steps": 0,
             "seconds": round(time.monotonic() - start, 2),
             "memory": round(device.peak_memory(parts.device), 1) or None,

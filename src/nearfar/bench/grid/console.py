@@ -1,67 +1,50 @@
-"""What a person sees of a grid: bars on a terminal, plain lines elsewhere."""
+"""Progress of a grid for the user: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from nearfar.bench.grid.records import Record
 from nearfar.utils.progress import Progress
 
 
-class Watcher(Protocol):
-    """Who is told how a grid goes."""
+class GridDisplay:
+    """Receives the progress of a grid; this base class shows nothing."""
 
     def watch(self, work: str) -> Progress | None:
-        """Other work begins, such as decoding."""
+        """Called when other work begins, such as decoding images.
 
-    def begin(self, done: int, total: int) -> None:
-        """How many cells are finished already, and how many there are."""
+        Args:
+            work: Description of the work.
 
-    def started(self, record: Record) -> None:
-        """A cell begins, or goes on."""
-
-    def ended(self, record: Record) -> None:
-        """A cell is finished, or failed, or was stopped."""
-
-    def show(self, under_way: Sequence[Record]) -> None:
-        """Called now and then with the cells that are being trained."""
-
-    def say(self, text: str) -> None:
-        """Something worth a line of its own."""
-
-    def close(self) -> None:
-        """There is nothing more to tell."""
-
-
-class Nobody:
-    """Sees nothing."""
-
-    def watch(self, work: str) -> Progress | None:
+        Returns:
+            A function that receives the progress of the work, or None.
+        """
         return None
 
     def begin(self, done: int, total: int) -> None:
-        pass
+        """Called once with the number of cells that are finished already, and of all cells."""
 
     def started(self, record: Record) -> None:
-        pass
+        """Called when a cell is started or resumed."""
 
     def ended(self, record: Record) -> None:
-        pass
+        """Called when a cell has finished, failed or stopped."""
 
-    def show(self, under_way: Sequence[Record]) -> None:
-        pass
+    def show(self, running: Sequence[Record]) -> None:
+        """Called about once a second with the cells that are running."""
 
     def say(self, text: str) -> None:
-        pass
+        """Called with a message for the user."""
 
     def close(self) -> None:
-        pass
+        """Called at the end."""
 
 
-class Lines(Nobody):
-    """A line for each cell that begins or ends."""
+class GridLines(GridDisplay):
+    """Prints a line for each cell that starts or ends."""
 
     def __init__(self) -> None:
         self._done = self._total = 0
@@ -69,10 +52,10 @@ class Lines(Nobody):
     def begin(self, done: int, total: int) -> None:
         self._done, self._total = done, total
         if done:
-            self.say(f"{done} of {total} cells are finished already")
+            self.say(f"{done} of {total} cells are already finished")
 
     def started(self, record: Record) -> None:
-        self.say(f"{'goes on' if record.state == 'begun' else 'begins'}: {record.name}")
+        self.say(f"{'resumed' if record.state == 'begun' else 'started'}: {record.name}")
 
     def ended(self, record: Record) -> None:
         self._done += record.state == "finished"
@@ -82,8 +65,8 @@ class Lines(Nobody):
         print(text, file=sys.stderr, flush=True)
 
 
-class Bars(Nobody):
-    """A bar for all cells and one for each that is being trained; cells that have ended stay above as lines."""
+class GridBars(GridDisplay):
+    """Shows a bar for the grid and one for each running cell; ended cells remain above as lines."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -106,11 +89,10 @@ class Bars(Nobody):
     def watch(self, work: str) -> Progress | None:
         task = self._bars.add_task(work, total=None, text="")
 
-        def tell(done: int, total: int) -> None:
-            shown = done < total
-            self._bars.update(task, completed=done, total=total, text=f"{done:,}/{total:,}", visible=shown)
+        def update(done: int, total: int) -> None:
+            self._bars.update(task, completed=done, total=total, text=f"{done:,}/{total:,}", visible=done < total)
 
-        return tell
+        return update
 
     def begin(self, done: int, total: int) -> None:
         self._done, self._total = done, total
@@ -125,8 +107,8 @@ class Bars(Nobody):
         self._bars.update(self._all, completed=self._done, text=f"{self._done}/{self._total}")
         self.say(summary(record))
 
-    def show(self, under_way: Sequence[Record]) -> None:
-        for record in under_way:
+    def show(self, running: Sequence[Record]) -> None:
+        for record in running:
             steps = record.steps()
             if steps is not None:
                 done, total = steps
@@ -140,17 +122,21 @@ class Bars(Nobody):
         self._bars.stop()
 
 
-def create(*, quiet: bool = False) -> Watcher:
-    """What fits where standard error goes."""
+def create(*, quiet: bool = False) -> GridDisplay:
+    """Create the display that fits standard error: bars on a terminal, lines elsewhere.
+
+    Args:
+        quiet: Show nothing.
+    """
     if quiet:
-        return Nobody()
-    return Bars() if sys.stderr.isatty() else Lines()
+        return GridDisplay()
+    return GridBars() if sys.stderr.isatty() else GridLines()
 
 
 def summary(record: Record) -> str:
-    """What became of a cell, in a line."""
+    """Return in one line how a cell ended."""
     if record.state != "finished":
         return f"{record.state}: {record.name}" + (f": {record.error}" if record.error else "")
-    told = record.told()
-    words = [f"finished: {record.name}", *([] if told is None else [f"recall@1 {told}"])]
+    score = record.score_text()
+    words = [f"finished: {record.name}", *([] if score is None else [f"recall@1 {score}"])]
     return "  ".join([*words, f"{record.metrics().get('seconds', 0.0):.1f} s"])

@@ -1,18 +1,19 @@
-"""Grids: what to compare, in a TOML file.
+"""Grids: the losses, networks, dimensions, datasets, settings and seeds to compare, read from a TOML file.
 
->>> grid = load({
-...     "name": "small",
-...     "recipe": {
-...         "sampler": {"classes": 4, "per_class": 8},
-...         "network": {"name": "mlp"},
-...         "optimizer": {"lr": 1e-3},
-...         "training": {"epochs": 5},
-...     },
-...     "losses": {"raw": {}, "sharp": {"loss": {"name": "raw", "alpha": 8.0}}},
-...     "dims": [16, 32],
-... })
->>> list(grid.losses), grid.dims, grid.seeds, grid.protocol.name
-(['raw', 'sharp'], (16, 32), (0,), 'standard')
+Example:
+    >>> grid = load({
+    ...     "name": "small",
+    ...     "recipe": {
+    ...         "sampler": {"classes": 4, "per_class": 8},
+    ...         "network": {"name": "mlp"},
+    ...         "optimizer": {"lr": 1e-3},
+    ...         "training": {"epochs": 5},
+    ...     },
+    ...     "losses": {"raw": {}, "sharp": {"loss": {"name": "raw", "alpha": 8.0}}},
+    ...     "dims": [16, 32],
+    ... })
+    >>> list(grid.losses), grid.dims, grid.seeds, grid.protocol.name
+    (['raw', 'sharp'], (16, 32), (0,), 'standard')
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearfar import losses as losses_room
+from nearfar import losses as loss_registry
 from nearfar.bench.grid import protocols
 from nearfar.bench.grid.protocols import Protocol
 from nearfar.training.recipe.files import SECTIONS
 from nearfar.training.recipe.overrides import apply
-from nearfar.training.recipe.toml import value, written
 from nearfar.utils.toml import read
 from nearfar.utils.validation import nearest, whole
 
@@ -48,9 +48,9 @@ KEYS = (
     "settings",
 )
 PARTS = (*SECTIONS, "stages")  # of a recipe
-FROZEN = "frozen"  # the label of the baseline
-# What says it instead of [settings].
-SAID = {
+FROZEN = "frozen"  # label of the baseline
+# Keys that cannot be under [settings], and what defines them instead.
+OWN_AXES = {
     "loss.name": "[losses]",
     "network.name": "[networks]",
     "network.dim": "dims",
@@ -62,23 +62,23 @@ SAID = {
 
 
 class GridError(ValueError):
-    """A grid that cannot be run; the message names the file and the key."""
+    """Raised for an invalid grid; the message names the file and the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What to compare: every loss with every network, dimension, data set, setting and seed.
+    """A comparison: every loss with every network, dimension, dataset, setting and seed.
 
     Args:
-        name: Of its folder.
-        recipe: What all cells share, as tables.
-        losses: By label, what a loss changes: [loss], and where it must any other section.
-        networks: The same for networks, under "losses" with changes for one loss on this network; may be empty.
-        data: The same for data sets; may be empty.
-        dims: Of the embeddings; may be empty.
-        settings: Values to try of keys of the recipe, {"loss.alpha": (2, 4)}, each with each; may be empty.
-        seeds: Of the trainings.
-        protocol: Which classes validate.
+        name: Name of the grid and of its folder.
+        recipe: Sections of the recipe that all cells share.
+        losses: Changes to the recipe by label of the loss: [loss], and other sections where the loss needs them.
+        networks: Changes by label of the network; "losses" in them holds changes for one loss on this network.
+        data: Changes by label of the dataset, in the same way.
+        dims: Dimensions of the embeddings.
+        settings: Values to compare by key of the recipe, {"loss.alpha": (2, 4)}, each with each.
+        seeds: Seeds of the training.
+        protocol: Evaluation protocol: which classes validate.
         baseline: Whether features without training are measured as well.
     """
 
@@ -95,11 +95,14 @@ class Grid:
 
 
 def load(grid: str | Path | Tables | Grid) -> Grid:
-    """A grid from a TOML file, or from what such a file holds.
+    """Read a grid from a TOML file or from the content of one.
 
     Args:
-        grid: The file. Its ``recipe`` is the path of a recipe, from the folder of the grid on, or a table; ``changes``
-            are made to it for all cells.
+        grid: The file. Its ``recipe`` is a table, or the path of a recipe relative to the folder of the grid;
+            ``changes`` are applied to it for all cells.
+
+    Raises:
+        GridError: If the file is invalid.
     """
     if isinstance(grid, Grid):
         return grid
@@ -114,56 +117,64 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
 
 
 def to_toml(grid: Grid) -> str:
-    """A grid as text that needs no other file: what ``load`` reads.
+    """Return a grid as TOML that ``load`` reads and that refers to no other file.
 
-    >>> print(to_toml(Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses={"raw": {"loss": {"name": "raw"}}})))
-    name = "one"
-    protocol = "standard"
-    baseline = true
-    seeds = [0]
-    <BLANKLINE>
-    [recipe]
-    optimizer = {lr = 0.1}
-    <BLANKLINE>
-    [losses.raw]
-    loss = {name = "raw"}
-    <BLANKLINE>
+    Args:
+        grid: The grid.
+
+    Example:
+        >>> losses = {"raw": {"loss": {"name": "raw"}}}
+        >>> print(to_toml(Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses=losses)))
+        name = "one"
+        protocol = "standard"
+        baseline = true
+        seeds = [0]
+        <BLANKLINE>
+        [recipe.optimizer]
+        lr = 0.1
+        <BLANKLINE>
+        [losses.raw.loss]
+        name = "raw"
+        <BLANKLINE>
     """
-    protocol = grid.protocol
-    settings = {key: getattr(protocol, key) for key in protocols.SETTINGS[protocol.name]}
-    plain = {"name": grid.name, "protocol": protocol.name, "protocol_settings": settings, "baseline": grid.baseline}
-    plain |= {"seeds": list(grid.seeds), "dims": list(grid.dims)}
-    lines = [f"{key} = {value(each)}" for key, each in plain.items() if each not in ({}, [])]
-    blocks = ["\n".join(lines) + "\n", written({"recipe": grid.recipe})]
-    if grid.settings:
-        blocks.append(written({"settings": {key: list(values) for key, values in grid.settings.items()}}))
-    for axis, labels in {"losses": grid.losses, "networks": grid.networks, "data": grid.data}.items():
-        blocks += [written({label: changes}).replace("[", f"[{axis}.", 1) for label, changes in labels.items()]
-    return "\n".join(blocks)
+    import tomli_w
+
+    axes = {"losses": grid.losses, "networks": grid.networks, "data": grid.data}
+    tables = {
+        "name": grid.name,
+        "protocol": grid.protocol.name,
+        "protocol_settings": grid.protocol.settings(),
+        "baseline": grid.baseline,
+        "seeds": list(grid.seeds),
+        "dims": list(grid.dims),
+        "recipe": grid.recipe,
+        "settings": {key: list(values) for key, values in grid.settings.items()},
+    }
+    return tomli_w.dumps({key: each for key, each in (tables | axes).items() if each not in ({}, [])})
 
 
 def _read(table: Tables, here: Path, name: str) -> Grid:
     for key in table:
         if key not in KEYS:
-            raise ValueError(f"unknown key {key}{nearest(key, KEYS)}; a grid has {', '.join(KEYS)}")
+            raise ValueError(f"unknown key {key}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}")
     name = table.get("name", name)
     if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
-        raise ValueError(f"name is {name!r}; needed is the name of a folder")
+        raise ValueError(f"name is {name!r}; it must be a folder name")
     baseline = table.get("baseline", True)
     if not isinstance(baseline, bool):
-        raise TypeError(f"baseline is {baseline!r}; needed is true or false")
+        raise TypeError(f"baseline is {baseline!r}; it must be true or false")
     protocol = protocols.create(table.get("protocol", "standard"), _table("protocol_settings", table))
     recipe = apply(_recipe(table, here), _table("changes", table))
     _check_parts("changes", _table("changes", table))
-    for key, said in recipe.get("split", {}).items():
-        if key != "name" or said != protocol.name:
+    for key, value in recipe.get("split", {}).items():
+        if key != "name" or value != protocol.name:
             raise ValueError(
-                f"protocol is {protocol.name!r}, and the recipe has split.{key} {said!r}; the protocol and its "
-                "protocol_settings say how to split, so leave that out of the recipe"
+                f"protocol is {protocol.name!r}, but the recipe has split.{key} {value!r}; protocol and "
+                "protocol_settings define the split, so remove it from the recipe"
             )
     chosen = {label: _named(label, changes) for label, changes in _axis("losses", table).items()}
     if not chosen:
-        raise ValueError("losses is missing; needed is at least one [losses.LABEL]")
+        raise ValueError("losses is missing; at least one [losses.LABEL] is required")
     return Grid(
         name=name,
         recipe=recipe,
@@ -185,7 +196,7 @@ def _recipe(table: Tables, here: Path) -> Tables:
         return dict(recipe)
     file = here / recipe
     if not file.is_file():
-        raise FileNotFoundError(f"recipe is {recipe!r}; {file} is not there")
+        raise FileNotFoundError(f"recipe is {recipe!r}; {file} does not exist")
     found = read(file, "a recipe")
     _check_parts(str(file), found)
     return found
@@ -194,22 +205,22 @@ def _recipe(table: Tables, here: Path) -> Tables:
 def _table(key: str, table: Tables) -> Tables:
     found = table.get(key, {})
     if not isinstance(found, Mapping):
-        raise TypeError(f"{key} is {found!r}; needed is a table, [{key}]")
+        raise TypeError(f"{key} is {found!r}; it must be a table, [{key}]")
     return found
 
 
 def _axis(key: str, table: Tables, chosen: Mapping[str, Tables] | None = None) -> dict[str, Tables]:
-    """Labels and what each changes; with ``chosen`` losses, changes for one of these may stand inside."""
+    """Return the changes of an axis by label; with ``chosen`` losses, they may contain changes for single losses."""
     found = _table(key, table)
     for label, changes in found.items():
         where = f"{key}.{label}"
         if label == FROZEN:
-            raise ValueError(f"{where}: {FROZEN!r} is what the baseline is called; choose another label")
+            raise ValueError(f"{where}: {FROZEN!r} is the label of the baseline; choose another one")
         if not isinstance(changes, Mapping):
-            raise TypeError(f"{where} is {changes!r}; needed is a table, [{where}]")
+            raise TypeError(f"{where} is {changes!r}; it must be a table, [{where}]")
         inner = changes.get("losses", {}) if chosen is not None else {}
         if not isinstance(inner, Mapping):
-            raise TypeError(f"{where}.losses is {inner!r}; needed is a table, [{where}.losses.LABEL]")
+            raise TypeError(f"{where}.losses is {inner!r}; it must be a table, [{where}.losses.LABEL]")
         _check_parts(where, {part: one for part, one in changes.items() if chosen is None or part != "losses"})
         for loss, own in inner.items():
             if chosen is not None and loss not in chosen:
@@ -219,11 +230,7 @@ def _axis(key: str, table: Tables, chosen: Mapping[str, Tables] | None = None) -
 
 
 def _settings(table: Tables, above: str = "") -> dict[str, tuple[Any, ...]]:
-    """Values by key of the recipe.
-
-    >>> _settings({"loss": {"alpha": [2, 4]}, "sampler.per_class": [5]})
-    {'loss.alpha': (2, 4), 'sampler.per_class': (5,)}
-    """
+    """Return values by key of the recipe: {"loss": {"alpha": [2, 4]}} gives {"loss.alpha": (2, 4)}."""
     found: dict[str, tuple[Any, ...]] = {}
     for word, values in table.items():
         key = f"{above}{word}"
@@ -233,51 +240,49 @@ def _settings(table: Tables, above: str = "") -> dict[str, tuple[Any, ...]]:
         section = key.partition(".")[0]
         if section not in SECTIONS or section == key:
             known = ", ".join(f"{one}.…" for one in SECTIONS)
-            raise ValueError(f"settings.{key} is no key of a recipe{nearest(section, SECTIONS)}; those are {known}")
-        if key in SAID:
-            raise ValueError(f"settings.{key} is what {SAID[key]} of a grid says")
+            raise ValueError(
+                f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed are {known}"
+            )
+        if key in OWN_AXES:
+            raise ValueError(f"settings.{key} is not allowed; use {OWN_AXES[key]} of the grid instead")
         if not isinstance(values, list) or not values:
-            raise TypeError(f"settings.{key} is {values!r}; needed is a list of the values to try")
+            raise TypeError(f"settings.{key} is {values!r}; it must be a list of values")
         if any(values.count(each) > 1 for each in values):
-            raise ValueError(f"settings.{key} is {values!r}; each value once is enough")
+            raise ValueError(f"settings.{key} is {values!r}; values must be different")
         found[key] = tuple(values)
     return found
 
 
 def _check_parts(where: str, changes: Any) -> None:
     if not isinstance(changes, Mapping):
-        raise TypeError(f"{where} is {changes!r}; needed is a table of a recipe's sections")
+        raise TypeError(f"{where} is {changes!r}; it must be a table with sections of a recipe")
     for part, content in changes.items():
         if part not in PARTS:
-            raise ValueError(f"{where}: unknown section {part}{nearest(part, PARTS)}; a recipe has {', '.join(PARTS)}")
+            raise ValueError(f"{where}: unknown section {part}{nearest(part, PARTS)}; allowed are {', '.join(PARTS)}")
         if part != "stages" and not isinstance(content, Mapping):
-            raise TypeError(f"{where}.{part} is {content!r}; needed is a table, as in {part}.name = …")
+            raise TypeError(f"{where}.{part} is {content!r}; it must be a table, as in {part}.name = …")
 
 
 def _named(label: str, changes: Tables) -> Tables:
-    """A label that begins with the name of a loss names it; another has to say which loss its settings are of.
-
-    >>> _named("raw+hard", {"loss": {"mining": "hard"}})
-    {'loss': {'name': 'raw', 'mining': 'hard'}}
-    """
+    """Add the name of the loss to its changes: "raw+hard" stands for the loss "raw"; other labels need loss.name."""
     loss = changes.get("loss", {})
     word = re.split(r"\W", label)[0]
     if "name" in loss:
         return changes
-    if word in losses_room.names():
+    if word in loss_registry.names():
         return {**changes, "loss": {"name": word, **loss}}
     if not changes or loss:
-        known = nearest(word, losses_room.names())
-        raise ValueError(f"losses.{label}: no loss is called {word!r}{known}; say which it is with loss.name")
-    return changes  # the recipe's own loss, and something else changed
+        known = nearest(word, loss_registry.names())
+        raise ValueError(f"losses.{label}: there is no loss {word!r}{known}; set loss.name")
+    return changes  # the loss of the recipe, with other changes
 
 
 def _numbers(key: str, table: Tables, *, low: int) -> tuple[int, ...]:
     values = table.get(key, [])
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{key} is {values!r}; needed is a list of whole numbers")
+        raise TypeError(f"{key} is {values!r}; it must be a list of integers")
     for each in values:
         whole(key, each, low=low)
     if len(set(values)) < len(values):
-        raise ValueError(f"{key} is {list(values)}; each number once is enough")
+        raise ValueError(f"{key} is {list(values)}; numbers must be different")
     return tuple(values)

@@ -1,34 +1,43 @@
-"""How each cell of a grid stands, on disk and in memory."""
+"""State of the cells of a grid on disk, and reuse of cells that are finished already."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nearfar.bench.executors.job import LABELS
 from nearfar.bench.grid.cells import Cell
-from nearfar.training.run.folder import RunFolder, finite
+from nearfar.bench.grid.grid import FROZEN
+from nearfar.data import Dataset
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run.folder import RunError, RunFolder, finite
 from nearfar.utils.atomic import write_json
+from nearfar.utils.validation import few
 
 STATUS = "status.json"
-CELLS, OUTPUT = "cells", "output"  # folders of a grid: its runs, and what their processes said
-TAIL = 4096  # bytes of a log that are looked at to see how far a run is
+CELLS, OUTPUT = "cells", "output"  # folders of a grid: its runs, and the output of their processes
+TAIL = 4096  # bytes read from the end of a log to find the current step
+WEIGHTS = ("checkpoint", "embeddings.safetensors")  # what lean runs do not keep
+
+OpenDatasets = list[tuple[Recipe, Dataset]]
 
 
 @dataclass
 class Record:
-    """A cell and what became of it.
+    """A cell and its state.
 
     Args:
-        cell: What it is.
+        cell: The cell.
         folder: Its run folder.
-        output: The file with all that its process said.
+        output: File with the output of its process.
         state: "new", "begun" (by an earlier call), "running", "finished", "stopped" or "failed".
         error: Why it failed, in one line.
-        said: The last lines before it failed.
+        last_lines: Last lines of its output before it failed.
     """
 
     cell: Cell
@@ -36,41 +45,45 @@ class Record:
     output: Path
     state: str = "new"
     error: str | None = None
-    said: list[str] = field(default_factory=list)
+    last_lines: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """Of the cell."""
+        """Name of the cell."""
         return self.cell.name
 
     def metrics(self) -> dict[str, Any]:
-        """What came out; empty before it is finished."""
-        found = read_json(RunFolder(self.folder).metrics)
-        return found if self.state == "finished" else {}
+        """Return the metrics of a finished cell; an empty dictionary otherwise."""
+        return _read_json(RunFolder(self.folder).metrics) if self.state == "finished" else {}
 
     def score(self, metric: str = "recall@1") -> float | None:
-        """A number of the test, None where there is none."""
+        """Return a metric of the test classes, or None if it was not measured."""
         value = self.metrics().get("test", {}).get(metric)
         return None if value is None else float(value)
 
-    def told(self, metric: str = "recall@1") -> str | None:
-        """A number in percent, and of which classes where the test was left out; None where there is none."""
+    def score_text(self, metric: str = "recall@1") -> str | None:
+        """Return a metric in percent: of the test classes, else of the validation classes, else None."""
         metrics = self.metrics()
-        for part, words in (("test", ""), ("validation", " of validation")):
+        for part, suffix in (("test", ""), ("validation", " (validation)")):
             if (score := metrics.get(part, {}).get(metric)) is not None:
-                return f"{100 * score:.2f}{words}"
+                return f"{100 * score:.2f}{suffix}"
         return None
 
     def steps(self) -> tuple[int, int] | None:
-        """How many steps are done, and of how many; None while that is not known."""
+        """Return the steps done and the steps in all, or None while they are unknown."""
         run = RunFolder(self.folder)
-        total = read_json(run.manifest).get("length", {}).get("steps")
+        total = _read_json(run.manifest).get("length", {}).get("steps")
         lines = _tail(run.log)
         return (int(lines[-1].get("step", 0)), int(total)) if total and lines else None
 
 
 def records(cells: Sequence[Cell], place: Path) -> list[Record]:
-    """The cells of a grid as they stand in its folder."""
+    """Return the state of cells in the folder of their grid.
+
+    Args:
+        cells: Cells of the grid.
+        place: Folder of the grid; it may be missing.
+    """
     found = []
     for cell in cells:
         record = Record(cell, place / CELLS / cell.folder, place / OUTPUT / f"{cell.folder}.txt")
@@ -84,7 +97,13 @@ def records(cells: Sequence[Cell], place: Path) -> list[Record]:
 
 
 def write_status(file: Path, grid: str, every: Sequence[Record]) -> None:
-    """All of it as JSON, for whoever wants to look."""
+    """Write the state of all cells as JSON.
+
+    Args:
+        file: File to write.
+        grid: Name of the grid.
+        every: Records of all its cells.
+    """
     cells: dict[str, dict[str, Any]] = {}
     for record in every:
         cell, metrics = record.cell, record.metrics()
@@ -93,15 +112,94 @@ def write_status(file: Path, grid: str, every: Sequence[Record]) -> None:
         if metrics:
             about["recall@1"] = record.score()
         if record.error:
-            about |= {"error": record.error, "said": record.said}
+            about |= {"error": record.error, "said": record.last_lines}
         cells[cell.folder] = about
     states = [record.state for record in every]
     counts = {state: states.count(state) for state in dict.fromkeys(states)}
     write_json(file, finite({"format": 1, "grid": grid, "states": counts, "cells": cells}))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The table in a file; an empty one where there is none."""
+def open_datasets(cells: Sequence[Cell]) -> OpenDatasets:
+    """Open the datasets of some cells, each once, and return them with a recipe that names them."""
+    from nearfar.training.loop.examples import open_data
+
+    found: OpenDatasets = []
+    for cell in cells:
+        if all(recipe.data != cell.recipe.data for recipe, _ in found):
+            found.append((cell.recipe, open_data(cell.recipe)))
+    return found
+
+
+def fingerprints(cells: Sequence[Cell], opened: OpenDatasets) -> dict[str, str]:
+    """Return the fingerprint of the data of each cell by its key."""
+    prints = [(recipe.data, dataset.source.fingerprint()) for recipe, dataset in opened]
+    return {cell.key: next(known for data, known in prints if data == cell.recipe.data) for cell in cells}
+
+
+def refuse_other_data(every: Sequence[Record], data: Mapping[str, str]) -> None:
+    """Refuse finished cells that were trained on other data: the key of a cell does not contain its data.
+
+    Args:
+        every: Records of a grid.
+        data: Fingerprints by key of the cell, see ``fingerprints``.
+
+    Raises:
+        RunError: If a finished cell has another fingerprint.
+    """
+    other = [each for each in every if each.state == "finished" and not _same_data(each.folder, data[each.cell.key])]
+    if other:
+        names = few([record.name for record in other], 4)
+        raise RunError(
+            f"{names}: finished in {other[0].folder.parent} with other data than given now; choose another --out, or "
+            "remove these folders"
+        )
+
+
+def copy_finished(every: Sequence[Record], place: Path, data: Mapping[str, str], *, lean: bool = False) -> list[Record]:
+    """Copy cells that other grids beside this one have finished, and return their records.
+
+    Args:
+        every: Records of a grid that no other process runs meanwhile.
+        place: Folder of the grid.
+        data: Fingerprints by key of the cell, see ``fingerprints``.
+        lean: Copy no weights and embeddings; otherwise only runs that have kept them are copied.
+    """
+    wanted = {record.cell.key: record for record in every if record.state == "new"}
+    copied = []
+    for labels in sorted(place.parent.glob(f"*/{CELLS}/[!.]*/{LABELS}")) if wanted else ():
+        key, run = str(_read_json(labels).get("key")), RunFolder(labels.parent)
+        record = wanted.get(key)
+        if record is None or record.state != "new" or not (run.metrics.is_file() and run.manifest.is_file()):
+            continue
+        whole = record.cell.what == FROZEN or run.last.exists()
+        if (lean or whole) and _same_data(run.folder, data[key]):
+            _copy(run.folder, record, leave=WEIGHTS if lean else ())
+            record.state = "finished"
+            copied.append(record)
+    return copied
+
+
+def _same_data(folder: Path, fingerprint: str) -> bool:
+    """Whether a run used this data; a run without a fingerprint is trusted."""
+    return bool(_read_json(RunFolder(folder).manifest).get("data", {}).get("source", fingerprint) == fingerprint)
+
+
+def _copy(source: Path, record: Record, *, leave: Sequence[str]) -> None:
+    """Copy a run under the name that this grid gives it, all of it or nothing."""
+    folder, cell = record.folder, record.cell
+    draft = folder.with_name(f".{folder.name}.draft")  # the grid is locked, so nobody else writes it
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*", *leave))
+        write_json(draft / LABELS, {"cell": cell.folder, "key": cell.key, "labels": dict(cell.labels)})
+        shutil.rmtree(folder, ignore_errors=True)  # left by a cell that ended before its first step
+        os.replace(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one where there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -110,7 +208,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _tail(file: Path) -> list[dict[str, Any]]:
-    """The last whole lines of a log."""
+    """Return the last complete lines of a log."""
     try:
         with open(file, "rb") as content:
             content.seek(max(0, os.path.getsize(file) - TAIL))
@@ -121,6 +219,6 @@ def _tail(file: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             found.append(json.loads(line) if line.endswith(b"\n") else None)
-        except ValueError:  # the first may be cut
+        except ValueError:  # the first line may be cut
             continue
     return [line for line in found if isinstance(line, dict)]

@@ -1,24 +1,31 @@
-"""A grid from its file to the numbers of all its cells, however often that is interrupted."""
+"""Runs a grid: trains all cells that are not finished yet, and can be interrupted and resumed at any time."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from nearfar.bench.executors.job import Job, last_words, why
-from nearfar.bench.executors.local import Engine, Local, slots
-from nearfar.bench.grid import cells as expanding
+from nearfar.bench.executors.job import Executor, Job, failure_reason, last_lines
+from nearfar.bench.executors.local import LocalExecutor, slots
 from nearfar.bench.grid import grid as grids
-from nearfar.bench.grid.cells import Cell
-from nearfar.bench.grid.console import Nobody, Watcher
+from nearfar.bench.grid.cells import Cell, expand
+from nearfar.bench.grid.console import GridDisplay
 from nearfar.bench.grid.grid import Grid, Tables
-from nearfar.bench.grid.records import STATUS, Record, records, write_status
-from nearfar.bench.grid.reuse import Opened, open_all, refuse_other_data, sources_of, take_over
+from nearfar.bench.grid.records import (
+    STATUS,
+    OpenDatasets,
+    Record,
+    copy_finished,
+    fingerprints,
+    open_datasets,
+    records,
+    refuse_other_data,
+    write_status,
+)
 from nearfar.training.loop.signals import Asked, listening
 from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.overrides import Overrides
@@ -31,31 +38,31 @@ from nearfar.utils.validation import one_of
 
 OUT = Path("bench")
 ENGINES = ("local", "inline", "ray")
-STOPPING = (130, 143, -2, -15)  # codes of a process that was asked to stop, with its state saved or nothing to save
-IMPORTS = {"digits": "sklearn.datasets"}  # what data sets bring with them that takes seconds
-PAUSE, GLANCE = 0.1, 1.0  # seconds between looking who has ended, and how far the others are
+STOPPED = (130, 143, -2, -15)  # exit codes after SIGINT and SIGTERM
+IMPORTS = {"digits": "sklearn.datasets"}  # slow imports of datasets
+POLL_SECONDS, SHOW_SECONDS = 0.1, 1.0  # between two checks for ended cells, and two updates of the display
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What became of a grid.
+class GridResult:
+    """Cells of a grid and their state after a call of ``run``.
 
     Args:
-        folder: OUT and the name of the grid.
-        records: A record for each cell, in their order.
+        folder: Folder of the grid, below ``out``.
+        records: One record for each cell, in order.
     """
 
     folder: Path
     records: list[Record]
 
-    def having(self, state: str) -> list[Record]:
-        """The records in a state, such as "finished" or "failed"."""
-        return [record for record in self.records if record.state == state]
+    def in_state(self, *states: str) -> list[Record]:
+        """Return the records in some states, such as "finished" or "failed"."""
+        return [record for record in self.records if record.state in states]
 
     @property
     def complete(self) -> bool:
         """Whether all cells are finished."""
-        return len(self.having("finished")) == len(self.records)
+        return len(self.in_state("finished")) == len(self.records)
 
 
 def plan(
@@ -65,12 +72,20 @@ def plan(
     roots: Sequence[str] = (),
     only: Sequence[str] = (),
     overrides: Overrides = (),
-) -> Ran:
-    """What ``run`` would do: all cells, and how they stand now. Nothing is written."""
+) -> GridResult:
+    """Return all cells that ``run`` would train and their current state, without writing anything.
+
+    Args:
+        grid: TOML file of the grid, or its content.
+        out: Folder that the folder of the grid is in.
+        roots: Locations of the data, see ``run``.
+        only: Labels of the cells to train; by default all of them.
+        overrides: Changes to the recipe of every cell.
+    """
     found = grids.load(grid)
-    cells = expanding.expand(found, overrides=overrides, roots=roots, only=only)
+    cells = expand(found, overrides=overrides, roots=roots, only=only)
     place = Path(out) / found.name
-    return Ran(place, records(cells, place))
+    return GridResult(place, records(cells, place))
 
 
 def run(
@@ -87,72 +102,85 @@ def run(
     overrides: Overrides = (),
     ray_address: str | None = None,
     lean: bool = False,
-    watcher: Watcher | None = None,
-) -> Ran:
+    display: GridDisplay | None = None,
+) -> GridResult:
     """Train all cells of a grid that are not finished yet, each in a process of its own.
 
-    What another grid in ``out`` has finished is copied from there.
+    Cells that another grid in ``out`` has finished are copied from there. A cell that fails is recorded, and the others
+    continue. On Ctrl-C or SIGTERM all running cells save their state and stop; the next call resumes them.
 
-    A cell that fails is recorded and the others go on. Being asked to stop (Ctrl-C, SIGTERM) is handed on to the cells,
-    which save; called again, it goes on from there.
+    A script that calls this needs the guard ``if __name__ == "__main__":``, as for ``multiprocessing``.
 
     Args:
-        grid: The file, or what it holds.
-        out: Where the folder of the grid lies, or is made.
-        engine: "local": processes here; "inline": this process, one cell at a time; "ray": a cluster.
-        jobs: At most so many cells at a time; one on processors unless told, as many as fit on GPUs.
+        grid: TOML file of the grid, or its content.
+        out: Folder that the folder of the grid is created in.
+        engine: "local": processes on this machine; "inline": one cell at a time in this process; "ray": a Ray cluster.
+        jobs: Maximum number of cells at a time; by default 1 on the CPU and as many as fit on GPUs.
         per_gpu: Cells that share a GPU.
-        device: Where to compute, if not where the recipes say.
-        cache: Where decoded pictures are kept.
-        roots: Where data lies: "PLACE", or "LABEL=PLACE" for one data set.
-        only: Labels of the cells to train; all of them unless told.
-        overrides: Changes to every cell, as for ``nearfar.training.load_recipe``.
-        ray_address: Of a Ray cluster; a local one is started unless told.
-        lean: Throw weights and embeddings of a cell away once its numbers are there.
-        watcher: Who is told how it goes, see ``nearfar.bench.grid.console``.
+        device: Device that replaces the one in the recipes.
+        cache: Folder of decoded images.
+        roots: Locations of the data: "ROOT", or "LABEL=ROOT" for one dataset.
+        only: Labels of the cells to train; by default all of them.
+        overrides: Changes to the recipe of every cell, as for ``nearfar.training.load_recipe``.
+        ray_address: Address of a Ray cluster; by default a local one is started.
+        lean: Delete weights and embeddings of a cell once its metrics are written.
+        display: Receives the progress, see ``nearfar.bench.grid.console``.
+
+    Raises:
+        GridError: If the grid cannot be read.
+        RunError: If another process runs this grid, or finished cells used other data.
     """
     one_of("engine", engine, ENGINES)
-    found, watcher = grids.load(grid), watcher or Nobody()
-    ran = plan(found, out, roots=roots, only=only, overrides=overrides)
+    found, display = grids.load(grid), display or GridDisplay()
+    result = plan(found, out, roots=roots, only=only, overrides=overrides)
     if device is None:
-        wanted = {record.cell.recipe.training.device for record in ran.records}
-        device = wanted.pop() if len(wanted) == 1 else None
-    with _alone(ran.folder):
-        write_text(ran.folder / "grid.toml", grids.to_toml(found))
-        cells = [record.cell for record in ran.records]
-        opened = open_all(cells)
-        sources = sources_of(cells, opened)
-        refuse_other_data(ran.records, sources)
-        taken = take_over(ran.records, ran.folder, sources, lean=lean)
-        if taken:
-            watcher.say(f"{', '.join(record.name for record in taken)}: taken from other grids in {ran.folder.parent}")
-        rest = [record for record in ran.records if record.state != "finished"]
-        prepare([record.cell for record in rest], opened, cache=cache, watch=watcher.watch)
+        devices = {record.cell.recipe.training.device for record in result.records}
+        device = devices.pop() if len(devices) == 1 else None
+    with _exclusive(result.folder):
+        write_text(result.folder / "grid.toml", grids.to_toml(found))
+        cells = [record.cell for record in result.records]
+        opened = open_datasets(cells)
+        data = fingerprints(cells, opened)
+        refuse_other_data(result.records, data)
+        copied = copy_finished(result.records, result.folder, data, lean=lean)
+        if copied:
+            names = ", ".join(record.name for record in copied)
+            display.say(f"{names}: copied from other grids in {result.folder.parent}")
+        rest = [record for record in result.records if record.state != "finished"]
+        prepare([record.cell for record in rest], opened, cache=cache, watch=display.watch)
+        absolute = None if cache is None else str(Path(cache).absolute())
+        tasks = [(record, _job(record, cache=absolute, lean=lean)) for record in rest]
         with ExitStack() as stack:
             asked = stack.enter_context(listening())
-            worker: Engine
+            executor: Executor
             if engine == "ray":
-                from nearfar.bench.executors.ray import Ray
+                from nearfar.bench.executors.ray import RayExecutor
 
-                worker = Ray(ran.folder, address=ray_address, jobs=jobs, per_gpu=per_gpu, device=device)
+                executor = RayExecutor(result.folder, address=ray_address, jobs=jobs, per_gpu=per_gpu, device=device)
             elif engine == "inline":
-                from nearfar.bench.executors.inline import Inline
+                from nearfar.bench.executors.inline import InlineExecutor
 
-                worker = Inline(slots(device=device))
+                executor = InlineExecutor(slots(device=device))
             else:
-                names = {record.cell.recipe.data.name for record in rest}
-                imports = [module for name, module in IMPORTS.items() if name in names]
-                worker = Local(slots(device=device, jobs=jobs, per_gpu=per_gpu), imports)
-            stack.callback(worker.close)
-            settings = {"cache": None if cache is None else str(Path(cache).absolute()), "lean": lean}
-            _run(ran, worker, asked, watcher, found.name, settings)
-    return ran
+                names_of_data = {record.cell.recipe.data.name for record in rest}
+                imports = [module for name, module in IMPORTS.items() if name in names_of_data]
+                executor = LocalExecutor(slots(device=device, jobs=jobs, per_gpu=per_gpu), imports)
+            stack.callback(executor.close)
+            _run(result, tasks, executor, asked, display, found.name)
+    return result
 
 
 def prepare(
-    cells: Sequence[Cell], opened: Opened, *, cache: str | Path | None = None, watch: Watch | None = None
+    cells: Sequence[Cell], opened: OpenDatasets, *, cache: str | Path | None = None, watch: Watch | None = None
 ) -> None:
-    """Decode pictures and fetch weights once, so that processes that start together find them."""
+    """Decode images and download weights once, before several processes need them at the same time.
+
+    Args:
+        cells: Cells to train.
+        opened: Their datasets.
+        cache: Folder of decoded images.
+        watch: Receives the progress.
+    """
     from nearfar.networks.weights import published
     from nearfar.training.loop.examples import store_of
 
@@ -165,40 +193,46 @@ def prepare(
             store_of(recipe, dataset, cache, watch)
 
 
-def _run(ran: Ran, worker: Engine, asked: Asked, watcher: Watcher, name: str, settings: Mapping[str, Any]) -> None:
-    waiting = deque(record for record in ran.records if record.state != "finished")
-    under_way: dict[str, Record] = {}
-    stopping, glance = False, 0.0
-    watcher.begin(len(ran.having("finished")), len(ran.records))
-    write_status(ran.folder / STATUS, name, ran.records)
-    while waiting or under_way:
+def _run(
+    result: GridResult,
+    tasks: Sequence[tuple[Record, Job]],
+    executor: Executor,
+    asked: Asked,
+    display: GridDisplay,
+    name: str,
+) -> None:
+    """Start and collect jobs until all have ended."""
+    waiting, running = deque(tasks), dict[str, Record]()
+    stopping, shown = False, 0.0
+    display.begin(len(result.in_state("finished")), len(result.records))
+    write_status(result.folder / STATUS, name, result.records)
+    while waiting or running:
         changed = False
         if asked and not stopping:
             stopping = True
             waiting.clear()
-            watcher.say(f"stopping: {len(under_way)} cells save what they have; once more ends them at once")
-            worker.stop()
-        while waiting and worker.room:
-            record = waiting.popleft()
-            watcher.started(record)
-            record.state, under_way[record.cell.folder], changed = "running", record, True
-            worker.start(_job(record, settings))
-        for ended, code in worker.ended():
-            record = under_way.pop(ended)
-            _settle(record, code)
-            watcher.ended(record)
+            display.say(f"stopping: {len(running)} cells save their state; press Ctrl-C again to end them at once")
+            executor.stop()
+        while waiting and executor.room:
+            record, job = waiting.popleft()
+            display.started(record)
+            record.state, running[job.name], changed = "running", record, True
+            executor.start(job)
+        for ended, code in executor.ended():
+            record = running.pop(ended)
+            _set_state(record, code)
+            display.ended(record)
             changed = True
         if changed:
-            write_status(ran.folder / STATUS, name, ran.records)
-        elif under_way:
-            time.sleep(PAUSE)
-        if time.monotonic() - glance > GLANCE:
-            glance = time.monotonic()
-            watcher.show(list(under_way.values()))
+            write_status(result.folder / STATUS, name, result.records)
+        elif running:
+            time.sleep(POLL_SECONDS)
+        if time.monotonic() - shown > SHOW_SECONDS:
+            shown = time.monotonic()
+            display.show(list(running.values()))
 
 
-def _job(record: Record, settings: Mapping[str, Any]) -> Job:
-    """A job with settings that all jobs share."""
+def _job(record: Record, *, cache: str | None, lean: bool) -> Job:
     cell = record.cell
     return Job(
         name=cell.folder,
@@ -208,35 +242,34 @@ def _job(record: Record, settings: Mapping[str, Any]) -> Job:
         recipe=to_dict(cell.recipe),
         folder=str(record.folder.absolute()),
         output=str(record.output.absolute()),
-        cache=settings["cache"],
-        lean=settings["lean"],
-        code=[str(file) for file in plugins.used()],
+        cache=cache,
+        lean=lean,
+        plugins=[str(file) for file in plugins.used()],
     )
 
 
-def _settle(record: Record, code: int) -> None:
-    """See what became of a cell whose process has ended."""
+def _set_state(record: Record, code: int) -> None:
+    """Set the state of a cell whose process has ended."""
     if RunFolder(record.folder).metrics.is_file():
         record.state = "finished"
-        return
-    if code in STOPPING:
+    elif code in STOPPED:
         record.state = "stopped"
-        return
-    record.state = "failed"
-    record.said = last_words(record.output)
-    record.error = why(code, record.said)
+    else:
+        record.state = "failed"
+        record.last_lines = last_lines(record.output)
+        record.error = failure_reason(code, record.last_lines)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two that run the same grid would train the same cells."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Lock a grid: two processes would train the same cells."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise RunError(f"{folder} cannot be the folder of a grid: a file is in its place") from None
+        raise RunError(f"{folder} cannot be the folder of a grid: a file of this name exists") from None
 
     def refuse() -> None:
-        raise RunError(f"{folder} is in use: another process runs this grid; wait for it, or stop it")
+        raise RunError(f"{folder} is in use: another process runs this grid; wait for it or stop it")
 
     with locked(folder / ".lock", waiting=refuse):
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from grids_for_tests import LONG, STEPS, Interrupts, small
 
-from nearfar.bench.executors import ray as ray_engine
+from nearfar.bench.executors import ray as ray_executor
 from nearfar.bench.grid import runner
 from nearfar.training.run.folder import RunFolder, read_log
 
@@ -25,9 +25,9 @@ def cluster() -> Iterator[None]:
 
 @pytest.mark.usefixtures("cluster")
 def test_a_grid_is_interrupted_and_resumed_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "GLANCE", 0.05)
+    monkeypatch.setattr(runner, "SHOW_SECONDS", 0.05)
     grid = small(tmp_path, losses={"contrastive": LONG}, baseline=False)
-    ran = runner.run(grid, tmp_path / "out", engine="ray", watcher=Interrupts())
+    ran = runner.run(grid, tmp_path / "out", engine="ray", display=Interrupts())
     assert [record.state for record in ran.records] == ["stopped"]
     wild = {"loss": {"name": "nra"}, "optimizer": {"lr": 1e30}}
     again = runner.run({**grid, "losses": {"contrastive": LONG, "wild": wild}}, tmp_path / "out", engine="ray")
@@ -67,21 +67,21 @@ class Fake:
 
 def test_cells_take_their_share_of_the_gpus_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(CPU=32, GPU=4)
-    monkeypatch.setattr(ray_engine, "_ray", lambda: fake)
-    engine = ray_engine.Ray(tmp_path, address="ray://head:10001", per_gpu=4)
+    monkeypatch.setattr(ray_executor, "_ray", lambda: fake)
+    engine = ray_executor.RayExecutor(tmp_path, address="ray://head:10001", per_gpu=4)
     assert (fake.wants["num_gpus"], fake.asked["address"], engine.room) == (0.25, "ray://head:10001", 17)
-    assert ray_engine.Ray(tmp_path, device="cpu").room == 33
+    assert ray_executor.RayExecutor(tmp_path, device="cpu").room == 33
     assert fake.wants["num_gpus"] == 0
-    assert ray_engine.Ray(tmp_path, jobs=3).room == 3
+    assert ray_executor.RayExecutor(tmp_path, jobs=3).room == 3
 
 
 def test_a_cluster_without_gpus_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "_ray", lambda: Fake(CPU=2))
-    with pytest.raises(ValueError, match="device is 'cuda', and the Ray cluster has no GPU"):
-        ray_engine.Ray(tmp_path, device="cuda")
+    monkeypatch.setattr(ray_executor, "_ray", lambda: Fake(CPU=2))
+    with pytest.raises(ValueError, match="device is 'cuda', but the Ray cluster has no GPU"):
+        ray_executor.RayExecutor(tmp_path, device="cuda")
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'nearfar\[ray\]'"):
-        ray_engine.Ray(tmp_path)
+        ray_executor.RayExecutor(tmp_path)
