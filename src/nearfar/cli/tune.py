@@ -1,57 +1,68 @@
-"""nearfar tune"""
+"""nearfar tune: search for settings of a recipe."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nearfar.cli.app import app
 from nearfar.cli.output import say
 
+if TYPE_CHECKING:
+    from nearfar.bench.tuning.results import Results
+    from nearfar.bench.tuning.tuner import Plan
 
-@app.command(name="tune", short_help="Search for settings of a recipe, judged by its validation classes.")
+PAGE = "tuning.html"
+
+
+@app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
 def tune_recipe(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file with validation classes.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="TOML file of a recipe with validation classes.")],
     space: Annotated[
-        Path, typer.Option(metavar="SPACE", help="A TOML file: which keys take which values; see recipes/spaces.")
+        Path,
+        typer.Option(metavar="SPACE", help="TOML file with the keys to tune and their values; see recipes/spaces."),
     ],
     trials: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Trials in all, those of earlier sittings included; 50, or all of a grid."),
+        typer.Option(metavar="N", help="Number of trials, including earlier ones; by default 50, or all of a grid."),
     ] = None,
     sampler: Annotated[
         str, typer.Option(help="tpe, random, grid (every combination) or in_turn (one key after the other).")
     ] = "tpe",
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Data base that workers share, as postgresql://…; SQLite in OUT unless told."),
+        typer.Option(
+            metavar="URL", help="Database that workers share, such as postgresql://…; by default SQLite in OUT."
+        ),
     ] = None,
-    study: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there; that of OUT unless told.")] = None,
+    study: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the study in the database; by default that of OUT.")
+    ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Trials at a time, each in a process of its own.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where it is written; tuning/NAME of the recipe unless told.")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe of all trials; repeatable."),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option(metavar="ROOT", help="Where the data lies, data.root; repeat for archives.")
+        list[str] | None,
+        typer.Option(metavar="ROOT", help="Location of the data (data.root); repeat for several archives."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where decoded pictures are kept.")] = None,
-    prune: Annotated[bool, typer.Option(help="End trials early that are worse than half of the others.")] = True,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep all that trials leave, checkpoints too.")] = False,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = None,
+    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of decoded images.")] = None,
+    prune: Annotated[bool, typer.Option(help="End trials early that are worse than the median of the others.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep all files of the trials, including checkpoints.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say only what was found.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
 ) -> None:
-    """Search for settings of a recipe. Validation classes judge; the test classes are not looked at.
+    """Search for the best settings of a recipe on its validation classes. The test classes are never used.
 
-    The same command again goes on: trials that ended are not made again, and a larger --trials adds some. Several may
-    run at once with the same --storage, on one machine or on many. OUT then has best.toml (a complete recipe),
-    trials.json and tuning.html.
+    Writes best.toml (a complete recipe), trials.json and tuning.html to OUT. The same command resumes an interrupted
+    search, and a larger --trials extends it. Several workers can share a --storage, on one machine or on many.
 
     Example: nearfar tune recipes/digits/proxy_anchor.toml --space recipes/spaces/proxy_anchor.toml --trials 20 --set
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
@@ -81,14 +92,27 @@ def tune_recipe(
     )
     display = console.create(quiet=quiet) if jobs == 1 else console.Silent() if quiet else console.Lines()
     if plan.prune and plan.recipe.evaluation.every == 0:
-        display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 measures each epoch")
+        display.say("evaluation.every is 0, so no trial can be pruned; --set evaluation.every=1 evaluates every epoch")
     try:
-        found = workers.run(plan, jobs=jobs, display=display)
+        found = workers.run(plan, jobs=jobs, display=display, on_update=write_page)
     finally:
         display.close()
     best = found.best
     if best is None:
-        raise RuntimeError(f"no trial has finished; what each came to stands in {plan.out / results.LIST}")
+        raise RuntimeError(f"no trial has finished; see {plan.out / results.LIST}")
     say(f"trial {best.number} of {len(found.trials)}: validation {found.metric} {best.value:.4f}")
-    say(f"  {results.shown(best.values)}")
-    say(f"wrote {plan.out / results.BEST} and {plan.out / results.PAGE}")
+    say(f"  {results.settings_text(best.values)}")
+    say(f"wrote {plan.out / results.BEST} and {plan.out / PAGE}")
+
+
+def write_page(plan: Plan, found: Results) -> None:
+    """Write the page of a study; workers call this after each trial.
+
+    Args:
+        plan: What is tuned.
+        found: Results so far.
+    """
+    from nearfar.reports import tuning
+    from nearfar.utils.atomic import write_text
+
+    write_text(plan.out / PAGE, tuning.html(found, plan.space, title=plan.study, sampler=plan.sampler))

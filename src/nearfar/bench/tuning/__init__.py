@@ -1,1 +1,1 @@
-"""Hyperparameter search on validation classes."""
+"""Hyperparameter search on validation classes, with Optuna."""

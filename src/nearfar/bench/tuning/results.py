@@ -1,4 +1,4 @@
-"""What a study found: trials.json, best.toml, and a page."""
+"""Results of a study: trials.json and best.toml."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nearfar.bench.tuning.space import meant, to_dict
+from nearfar.bench.tuning.space import decode, to_dict
 from nearfar.bench.tuning.study import Study
-from nearfar.reports import tuning
 from nearfar.training.recipe.files import load, to_toml
 from nearfar.training.run.folder import finite
 from nearfar.utils.atomic import write_json, write_text
 
 if TYPE_CHECKING:
-    from nearfar.bench.tuning.plan import Plan
+    from nearfar.bench.tuning.tuner import Plan
 
-BEST, LIST, PAGE = "best.toml", "trials.json", "tuning.html"
+BEST, LIST = "best.toml", "trials.json"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a study.
+    """One trial of a study.
 
     Args:
-        number: From 1.
+        number: Number of the trial, from 1.
         state: "finished", "pruned", "failed", "running" or "waiting".
-        value: The metric of the validation classes; for a pruned one the best until then.
-        values: What was tried, by key of the recipe.
-        reports: The best value up to each evaluation.
-        seconds: How long it trained; None where it did not finish.
-        folder: Of the run, below trials/.
+        value: Metric on the validation classes; of a pruned trial the best until then.
+        values: Its settings by key of the recipe.
+        reports: Best value up to each evaluation.
+        seconds: Training time; None if it did not finish.
+        folder: Run folder below trials/.
         error: Why it failed.
     """
 
@@ -47,12 +46,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Results:
-    """What was found.
+    """All trials of a study.
 
     Args:
-        out: Where it is written.
-        metric: What was maximised, of the validation classes.
-        trials: All of them, in order.
+        out: Folder of the study.
+        metric: Metric on the validation classes that is maximized.
+        trials: The trials in order.
     """
 
     out: Path
@@ -61,22 +60,22 @@ class Results:
 
     @property
     def best(self) -> Trial | None:
-        """The finished trial with the largest value; the earlier of two that are equal."""
+        """Finished trial with the largest value; the first one of equals; None before one has finished."""
         done = [trial for trial in self.trials if trial.state == "finished" and trial.value is not None]
         return max(done, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
 
     def count(self, state: str) -> int:
-        """How many trials are in a state."""
+        """Return the number of trials in a state."""
         return sum(trial.state == state for trial in self.trials)
 
 
 def read(study: Study, plan: Plan) -> Results:
-    """What there is now."""
+    """Return the current results of a study."""
     return Results(plan.out, plan.metric, tuple(_trial(study, plan, one) for one in study.counted()))
 
 
 def write(study: Study, plan: Plan) -> Results:
-    """Write down what there is now, each file whole."""
+    """Write trials.json and best.toml, and return the results."""
     found = read(study, plan)
     best = found.best
     write_json(
@@ -95,33 +94,28 @@ def write(study: Study, plan: Plan) -> Results:
     )
     if best is not None:
         write_text(plan.out / BEST, _best(best, plan))
-    write_text(plan.out / PAGE, tuning.html(found, plan.space, title=plan.study, sampler=plan.sampler))
     return found
 
 
-def shown(values: Mapping[str, Any]) -> str:
-    """Settings in a line.
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Return settings in one line.
 
-    >>> shown({"loss.margin": 0.1, "loss.alpha": 32})
-    'loss.margin=0.1 loss.alpha=32'
+    Example:
+        >>> settings_text({"loss.margin": 0.1, "loss.alpha": 32, "optimizer.lr": 0.000123456789})
+        'loss.margin=0.1 loss.alpha=32 optimizer.lr=0.0001235'
     """
-    return " ".join(f"{key}={short(value)}" for key, value in values.items())
+    return " ".join(f"{key}={_short(value)}" for key, value in values.items())
 
 
-def short(value: Any) -> str:
-    """A setting for people.
-
-    >>> short(0.000123456789), short("semi_hard")
-    ('0.0001235', 'semi_hard')
-    """
+def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _best(best: Trial, plan: Plan) -> str:
-    """The whole recipe; it measures the test again, if the first one did."""
+    """Return best.toml: the complete recipe, which evaluates the test classes if the tuned recipe does."""
     head = (
         f"# Tuned: trial {best.number} of the study {plan.study!r} ({plan.sampler}), validation {plan.metric} "
-        f"{best.value:.4f}.\n# {shown(best.values)}\n\n"
+        f"{best.value:.4f}.\n# {settings_text(best.values)}\n\n"
     )
     return head + to_toml(load(plan.recipe, overrides=best.values))
 
@@ -134,7 +128,7 @@ def _trial(study: Study, plan: Plan, one: Any) -> Trial:
         number=one.number + 1,
         state=names.get(one.state, "failed"),
         value=one.value if one.state in (states.COMPLETE, states.PRUNED) else None,
-        values=meant(plan.space, one.params),
+        values=decode(plan.space, one.params),
         reports=tuple(one.intermediate_values[step] for step in sorted(one.intermediate_values)),
         seconds=attributes.get("seconds"),
         folder=attributes.get("folder"),

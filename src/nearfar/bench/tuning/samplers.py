@@ -1,4 +1,4 @@
-"""Samplers that go through values one by one: every combination, or one key after the other."""
+"""Samplers that enumerate values: every combination, or one key after the other."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 Point = dict[str, Any]  # values by key
-SHUFFLED = 100_000  # combinations; more are drawn at random until one is new
+SHUFFLED = 100_000  # combinations that are shuffled; of more, random ones are drawn until one is new
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A point that somebody has taken.
+class TakenPoint:
+    """A point that a worker has taken.
 
     Args:
         point: Its values.
-        score: How good it was; None while it is not known, or where it failed.
-        ended: Whether nobody works on it any more.
+        score: Its result; None while it is unknown, or if the trial failed.
+        ended: Whether the trial has ended.
     """
 
     point: Point
@@ -28,65 +28,83 @@ class Tried:
 
 
 class Wait(Exception):
-    """The next point depends on trials that others are still making."""
+    """Raised when the next point depends on trials that other workers are running."""
 
 
-def grid_point(values: Mapping[str, Sequence[Any]], tried: Iterable[Tried], seed: int = 0) -> Point | None:
-    """A combination that nobody has taken yet; None when there is none left. Combinations come in a shuffled order.
+def next_combination(values: Mapping[str, Sequence[Any]], taken: Iterable[TakenPoint], seed: int = 0) -> Point | None:
+    """Return the next combination in a shuffled order, or None when all are taken.
 
-    >>> values = {"loss.alpha": [1, 2], "loss.beta": [5]}
-    >>> found = []
-    >>> while (point := grid_point(values, found)) is not None:
-    ...     found.append(Tried(point, 0.5, True))
-    >>> sorted(one.point["loss.alpha"] for one in found)
-    [1, 2]
+    Optuna's ``GridSampler`` is not used: it lists all combinations in memory, lets two machines take the same one, and
+    would repeat trials that another sampler has run.
+
+    Args:
+        values: All values by key.
+        taken: Points that are taken already.
+        seed: Seed of the order.
+
+    Example:
+        >>> values, taken = {"loss.alpha": [1, 2], "loss.beta": [5]}, []
+        >>> while (point := next_combination(values, taken)) is not None:
+        ...     taken.append(TakenPoint(point, 0.5, True))
+        >>> sorted(one.point["loss.alpha"] for one in taken)
+        [1, 2]
     """
-    taken = {_place(values, one.point) for one in tried}
+    numbers = {_number(values, one.point) for one in taken}
     count = math.prod(map(len, values.values()))
-    if len(taken) >= count:
+    if len(numbers) >= count:
         return None
     generator = random.Random(seed)
     if count <= SHUFFLED:
         order: Iterable[int] = generator.sample(range(count), count)
     else:
         order = iter(lambda: generator.randrange(count), -1)
-    return _point(values, next(place for place in order if place not in taken))
+    return _point(values, next(number for number in order if number not in numbers))
 
 
-def next_in_turn(values: Mapping[str, Sequence[Any]], tried: Iterable[Tried]) -> Point | None:
-    """The next value of the first key that is not settled; keys before it stay at their best, those after it as in the
-    recipe. None when all keys are settled; ``Wait`` while trials of others decide what is next.
+def next_in_turn(values: Mapping[str, Sequence[Any]], taken: Iterable[TakenPoint]) -> Point | None:
+    """Return the next value of the first key that is not tuned yet, or None when all keys are tuned.
 
-    >>> values = {"loss.margin": [0.0, 0.5], "loss.alpha": [1, 2]}
-    >>> tried = [Tried({"loss.margin": 0.0}, 0.4, True), Tried({"loss.margin": 0.5}, 0.6, True)]
-    >>> next_in_turn(values, tried)
-    {'loss.margin': 0.5, 'loss.alpha': 1}
+    Earlier keys have their best value, later keys that of the recipe.
+
+    Args:
+        values: All values by key.
+        taken: Points that are taken already.
+
+    Raises:
+        Wait: While trials of other workers decide what is next.
+
+    Example:
+        >>> values = {"loss.margin": [0.0, 0.5], "loss.alpha": [1, 2]}
+        >>> taken = [TakenPoint({"loss.margin": 0.0}, 0.4, True), TakenPoint({"loss.margin": 0.5}, 0.6, True)]
+        >>> next_in_turn(values, taken)
+        {'loss.margin': 0.5, 'loss.alpha': 1}
     """
-    tried, settled = list(tried), Point()
+    taken, settled = list(taken), Point()
     for key, choices in values.items():
-        stage = [one for one in tried if list(one.point) == [*settled, key] and settled.items() <= one.point.items()]
-        taken = [one.point[key] for one in stage]
+        stage = [one for one in taken if list(one.point) == [*settled, key] and settled.items() <= one.point.items()]
+        started = [one.point[key] for one in stage]
         for value in choices:
-            if value not in taken:
+            if value not in started:
                 return {**settled, key: value}
         if not all(one.ended for one in stage):
             raise Wait
         scored = [one for one in stage if one.score is not None]
-        if scored:  # otherwise the recipe's own value stays
+        if scored:  # otherwise the value of the recipe is kept
             settled[key] = max(scored, key=lambda one: one.score or 0.0).point[key]
     return None
 
 
-def _point(values: Mapping[str, Sequence[Any]], place: int) -> Point:
+def _point(values: Mapping[str, Sequence[Any]], number: int) -> Point:
+    """Return the combination with a number, as digits of it to the bases of the numbers of values."""
     found: Point = {}
     for key, choices in values.items():
-        place, rest = divmod(place, len(choices))
-        found[key] = choices[rest]
+        number, digit = divmod(number, len(choices))
+        found[key] = choices[digit]
     return found
 
 
-def _place(values: Mapping[str, Sequence[Any]], point: Point) -> int:
-    """The number of a combination: the reverse of ``_point``."""
+def _number(values: Mapping[str, Sequence[Any]], point: Point) -> int:
+    """Return the number of a combination; inverse of ``_point``."""
     found, factor = 0, 1
     for key, choices in values.items():
         found += factor * list(choices).index(point[key])

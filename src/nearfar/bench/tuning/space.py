@@ -1,8 +1,10 @@
-"""What is searched: which keys of a recipe, and which values each may take.
+"""Search spaces: the keys of a recipe to tune, and the values that each may take.
 
->>> space = from_dict({"loss": {"margin": {"low": 0, "high": 1, "step": 0.25}}, "loss.name": {"choices": ["a", "b"]}})
->>> [parameter.key for parameter in space], size(space)
-(['loss.margin', 'loss.name'], 10)
+Example:
+    >>> margin = {"low": 0, "high": 1, "step": 0.25}
+    >>> space = from_dict({"loss": {"margin": margin}, "loss.name": {"choices": ["a", "b"]}})
+    >>> [parameter.key for parameter in space], size(space)
+    (['loss.margin', 'loss.name'], 10)
 """
 
 from __future__ import annotations
@@ -20,14 +22,22 @@ from nearfar.utils.toml import read
 from nearfar.utils.validation import nearest
 
 WORDS = ("low", "high", "step", "log", "choices")
-# What says how a model is judged. Choosing it would be choosing the judge, or luck.
-UNTOUCHED = ("data.name", "data.root", "data.settings", "evaluation", "selection", "split", "training.seed")
-DIGITS = 12  # of values that are sums of steps: 0.30000000000000004 is 0.3
+# Keys that define how a model is evaluated. Tuning them would tune the evaluation, not the model.
+FIXED = ("data.name", "data.root", "data.settings", "evaluation", "selection", "split", "training.seed")
+DIGITS = 12  # that sums of steps are rounded to: 0.30000000000000004 is 0.3
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``: all of them, or those ``step`` apart; on a logarithmic scale with ``log``."""
+    """Numbers between two bounds.
+
+    Args:
+        key: Key of the recipe.
+        low: Smallest value.
+        high: Largest value.
+        step: Distance between two values; None for all numbers.
+        log: Whether to search on a logarithmic scale.
+    """
 
     key: str
     low: float
@@ -37,58 +47,64 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether all values are whole numbers: the file writes none with a point."""
+        """Whether all values are integers: ``low``, ``high`` and ``step`` are."""
         return all(isinstance(number, int) for number in (self.low, self.high, self.step))
 
     def values(self) -> list[Any] | None:
-        """All values; None where there is no end of them.
+        """Return all values, or None for a continuous range.
 
-        >>> Range("loss.margin", 0.0, 0.5, 0.2).values(), Range("sampler.classes", 4, 9, 2).values()
-        ([0.0, 0.2, 0.4], [4, 6, 8])
+        Example:
+            >>> Range("loss.margin", 0.0, 0.5, 0.2).values(), Range("sampler.classes", 4, 9, 2).values()
+            ([0.0, 0.2, 0.4], [4, 6, 8])
         """
         if self.step is None:
             return None
         count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        return [self.meant(self.low + place * self.step) for place in range(count)]
+        return [self.decode(self.low + place * self.step) for place in range(count)]
 
-    def meant(self, value: float) -> float:
-        """A value without what adding up steps leaves behind."""
+    def decode(self, value: float) -> float:
+        """Return a value that Optuna stores as the recipe has it: without rounding errors of adding steps."""
         return value if self.whole or self.step is None else round(value, DIGITS)
 
     def ends(self) -> list[Any]:
-        """The values to try first: whether they are allowed at all."""
+        """Return the smallest and the largest value."""
         return [self.low, (self.values() or [self.high])[-1]]
 
-    def suggested(self, trial: Any) -> Any:
-        """What a trial takes."""
+    def suggest(self, trial: Any) -> Any:
+        """Let Optuna choose a value for a trial."""
         low, high = self.ends()
         if self.whole:
             return trial.suggest_int(self.key, low, high, step=self.step)
-        return self.meant(trial.suggest_float(self.key, low, high, step=self.step, log=self.log))
+        return self.decode(trial.suggest_float(self.key, low, high, step=self.step, log=self.log))
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Some values."""
+    """A list of values.
+
+    Args:
+        key: Key of the recipe.
+        choices: The values.
+    """
 
     key: str
     choices: tuple[Any, ...]
 
     def values(self) -> list[Any]:
-        """As a study keeps them: lists and tables as text."""
+        """Return all values as Optuna stores them: lists and tables as JSON."""
         plain = (bool, int, float, str)
         return [one if isinstance(one, plain) else json.dumps(one, sort_keys=True) for one in self.choices]
 
     def ends(self) -> list[Any]:
-        """All of them: each may be wrong in its own way."""
+        """Return all values: each may be invalid in its own way."""
         return list(self.choices)
 
-    def suggested(self, trial: Any) -> Any:
-        """What a trial takes."""
-        return self.meant(trial.suggest_categorical(self.key, self.values()))
+    def suggest(self, trial: Any) -> Any:
+        """Let Optuna choose a value for a trial."""
+        return self.decode(trial.suggest_categorical(self.key, self.values()))
 
-    def meant(self, kept: Any) -> Any:
-        """The value that a study keeps in this form."""
+    def decode(self, kept: Any) -> Any:
+        """Return a value that Optuna stores as the recipe has it."""
         return self.choices[self.values().index(kept)]
 
 
@@ -97,11 +113,15 @@ Space = tuple[Parameter, ...]
 
 
 def load(file: str | Path) -> Space:
-    """A space from a TOML file.
+    """Read a space from a TOML file.
 
     Args:
-        file: A line for each key of the recipe: "loss.margin" = {low = 0, high = 1, step = 0.1}, or
-            {low = 1e-5, high = 1e-3, log = true}, or {choices = ["semi_hard", "hard"]}.
+        file: A file with one entry for each key of the recipe, such as
+            ``"loss.margin" = {low = 0.0, high = 1.0, step = 0.1}``, ``{low = 1e-5, high = 1e-3, log = true}`` or
+            ``{choices = ["semi_hard", "hard"]}``.
+
+    Raises:
+        ValueError: If an entry is invalid; the message names the file and the key.
     """
     file = Path(file)
     table = read(file, "a space")
@@ -112,15 +132,19 @@ def load(file: str | Path) -> Space:
 
 
 def from_dict(table: Mapping[str, Any]) -> Space:
-    """A space from what a file holds."""
+    """Create a space from the content of a file.
+
+    Args:
+        table: Keys of the recipe with their ranges or choices.
+    """
     space = tuple(_parameter(key, content) for key, content in _entries(table))
     if not space:
-        raise ValueError("the space is empty; at least one key of the recipe is needed")
+        raise ValueError("the space is empty; at least one key of the recipe is required")
     return space
 
 
 def to_dict(space: Space) -> dict[str, dict[str, Any]]:
-    """The same as tables: what ``from_dict`` reads."""
+    """Return a space as nested dictionaries that ``from_dict`` reads."""
     found: dict[str, dict[str, Any]] = {}
     for one in space:
         if isinstance(one, Choices):
@@ -132,46 +156,62 @@ def to_dict(space: Space) -> dict[str, dict[str, Any]]:
 
 
 def check(space: Space, recipe: Recipe) -> None:
-    """Refuse a space with keys or values that the recipe cannot have, before anything is trained."""
+    """Check that the recipe accepts the keys and the extreme values of a space.
+
+    Args:
+        space: The space.
+        recipe: Recipe to tune.
+
+    Raises:
+        RecipeError: If the recipe does not accept one of them.
+    """
     for one in space:
         for value in one.ends():
             load_recipe(recipe, overrides={one.key: value})
 
 
 def finite(space: Space, sampler: str) -> dict[str, list[Any]]:
-    """All values of each key, for samplers that go through them."""
+    """Return all values of each key, for samplers that enumerate them.
+
+    Args:
+        space: The space.
+        sampler: Name of the sampler, for the error message.
+
+    Raises:
+        ValueError: If a range is continuous.
+    """
     found: dict[str, list[Any]] = {}
     for one in space:
         values = one.values()
         if values is None:
             raise ValueError(
-                f"{one.key} is any number between {one.ends()[0]} and {one.ends()[1]}; sampler {sampler!r} goes "
-                "through values one by one: give it a step, or take random or tpe"
+                f"{one.key} is continuous between {one.ends()[0]} and {one.ends()[1]}, but sampler {sampler!r} "
+                "enumerates values; add a step, or use sampler random or tpe"
             )
         found[one.key] = values
     return found
 
 
 def size(space: Space) -> int | None:
-    """How many combinations there are; None where there is no end of them."""
+    """Return the number of combinations, or None if a range is continuous."""
     lengths = [values and len(values) for values in (one.values() for one in space)]
     return None if None in lengths else math.prod(length or 0 for length in lengths)
 
 
-def meant(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
-    """What a study keeps of a trial, as a recipe has it."""
+def decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of an Optuna trial as the recipe has them."""
     kinds = {one.key: one for one in space}
-    return {key: kinds[key].meant(value) for key, value in params.items()}
+    return {key: kinds[key].decode(value) for key, value in params.items()}
 
 
 def _entries(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Keys with their tables, whether they are written "loss.margin" or loss.margin."""
+    """Yield keys with their tables, for both spellings: "loss.margin" and [loss] margin."""
     for key, content in table.items():
         path = f"{where}.{key}" if where else key
         if not isinstance(content, Mapping):
-            raise TypeError(f"{path} is {content!r}; needed is a table with low and high, or with choices")
+            raise TypeError(f"{path} is {content!r}; it must be a table with low and high, or with choices")
         if not where and "." not in key and not content:
-            raise ValueError(f"[{key}] is empty; needed are keys of a recipe")
+            raise ValueError(f"[{key}] is empty; it must contain keys of a recipe")
         if content and all(isinstance(inner, Mapping) for inner in content.values()):
             yield from _entries(content, path)
         else:
@@ -182,16 +222,19 @@ def _parameter(key: str, content: Mapping[str, Any]) -> Parameter:
     for word in content:
         if word not in WORDS:
             raise ValueError(f"{key} has {word!r}{nearest(word, WORDS)}; allowed are {', '.join(WORDS)}")
-    if any(key == place or key.startswith(f"{place}.") for place in UNTOUCHED):
-        raise ValueError(f"{key} is how a model is judged, and not to be searched; set it in the recipe")
-    for place in UNTOUCHED:
+    if any(key == place or key.startswith(f"{place}.") for place in FIXED):
+        raise ValueError(f"{key} defines the evaluation and cannot be tuned; set it in the recipe")
+    for place in FIXED:
         if place.startswith(f"{key}."):
-            raise ValueError(f"{key} holds {place}, which is how a model is judged; name the keys in {key} one by one")
+            raise ValueError(
+                f"{key} contains {place}, which defines the evaluation and cannot be tuned; list the other keys of "
+                f"{key} one by one"
+            )
     if "choices" in content:
         return _choices(key, content)
     for word in ("low", "high"):
         if word not in content:
-            raise ValueError(f"{key} has no {word}; needed are low and high, or choices")
+            raise ValueError(f"{key} has no {word}; low and high, or choices, are required")
     return _range(key, content)
 
 
@@ -199,12 +242,12 @@ def _choices(key: str, content: Mapping[str, Any]) -> Choices:
     choices = content["choices"]
     if len(content) > 1:
         others = ", ".join(word for word in content if word != "choices")
-        raise ValueError(f"{key} has choices and {others}; choices stand alone")
+        raise ValueError(f"{key} has choices and {others}; choices cannot be combined with others")
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
-        raise ValueError(f"{key}.choices is {choices!r}; needed is a list with at least one value")
+        raise ValueError(f"{key}.choices is {choices!r}; it must be a list with at least one value")
     found = Choices(key, tuple(choices))
     if len(set(map(repr, found.values()))) < len(choices):
-        raise ValueError(f"{key}.choices is {choices!r}; each value once is enough")
+        raise ValueError(f"{key}.choices is {choices!r}; values must be different")
     return found
 
 
@@ -212,19 +255,19 @@ def _range(key: str, content: Mapping[str, Any]) -> Range:
     for word in ("low", "high", "step"):
         value = content.get(word, 1)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise TypeError(f"{key}.{word} is {value!r}; a number is needed")
+            raise TypeError(f"{key}.{word} is {value!r}; it must be a number")
     low, high, step, log = content["low"], content["high"], content.get("step"), content.get("log", False)
     if not isinstance(log, bool):
-        raise TypeError(f"{key}.log is {log!r}; needed is true or false")
+        raise TypeError(f"{key}.log is {log!r}; it must be true or false")
     if high <= low:
-        raise ValueError(f"{key} goes from {low} to {high}; high must be > low")
+        raise ValueError(f"{key} has low {low} and high {high}; high must be > low")
     if step is not None and not 0 < step <= high - low:
-        raise ValueError(f"{key}.step is {step}; it must be > 0 and ≤ {high - low}, which is high − low")
+        raise ValueError(f"{key}.step is {step}; it must be > 0 and ≤ {high - low} (high − low)")
     if log and (step is not None or low <= 0):
-        raise ValueError(f"{key} is logarithmic; that goes with low > 0 and without a step")
+        raise ValueError(f"{key}.log is true; this requires low > 0 and no step")
     if step is None and isinstance(low, int) and isinstance(high, int):
         raise ValueError(
-            f"{key} goes from {low} to {high}: for all numbers between write {low}.0 and {high}.0, for whole ones add "
-            "step = 1"
+            f"{key} has integer bounds {low} and {high} and no step; write {low}.0 and {high}.0 for all numbers "
+            "between them, or add step = 1 for integers"
         )
     return Range(key, low, high, step, log)

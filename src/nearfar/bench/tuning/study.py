@@ -1,7 +1,9 @@
-"""A study: trials in a data base that any number of workers share, on one machine or on many.
+"""Studies: trials in a database that any number of workers share, on one machine or on many.
 
-Trials that somebody ended (finished, pruned, failed) are never made again. Those that were interrupted, and those whose
-worker is gone, are queued again and go on from their checkpoint where that is still there.
+Trials that have ended (finished, pruned, failed) are never repeated. Trials that were interrupted, and those of workers
+that died, are queued again and resume from their checkpoint if it still exists. Optuna's heartbeat finds dead workers
+on other machines. Its retry callback is not used: it covers only lost heartbeats, while a lock tells at once whether a
+worker on this machine is alive, and stopped trials have to be repeated as well.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nearfar.bench.tuning.samplers import Tried
+from nearfar.bench.tuning.samplers import TakenPoint
 from nearfar.bench.tuning.space import Space, to_dict
 from nearfar.training.recipe.files import from_dict, upgrade
 from nearfar.training.recipe.files import to_dict as recipe_tables
@@ -21,13 +23,17 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
 from nearfar.utils.system import locked
 
-HEARTBEAT, GRACE = 60, 180  # seconds between signs of life, and until a silent worker is given up
+HEARTBEAT, GRACE = 60, 180  # seconds between heartbeats, and without one until a worker counts as dead
 DATABASE = "study.db"
 TRIALS, LOCKS = "trials", ".locks"
 
 
 def optuna_module() -> Any:
-    """Optuna, or a line that names the extra."""
+    """Import Optuna.
+
+    Raises:
+        ImportError: If it is not installed; the message names the extra.
+    """
     try:
         import optuna
     except ImportError as error:
@@ -39,11 +45,15 @@ class Study:
     """The trials of a recipe and a space.
 
     Args:
-        out: Where the folders of trials lie, and the data base unless ``storage`` names one.
-        name: Of the study in its data base.
-        storage: The address of a data base, such as postgresql://…; SQLite in ``out`` unless told.
-        recipe: What is tuned; a study that was begun with another one is refused, and so is another ``space``.
-        pruner: Of Optuna.
+        out: Folder of the trials.
+        name: Name of the study in its database.
+        storage: URL of a database, such as postgresql://…; by default SQLite in ``out``.
+        recipe: Recipe to tune.
+        space: Search space.
+        pruner: Pruner of Optuna.
+
+    Raises:
+        ValueError: If the study was started with another recipe or space, or the database cannot be opened.
     """
 
     def __init__(self, out: Path, name: str, storage: str | None, recipe: Recipe, space: Space, *, pruner: Any) -> None:
@@ -57,32 +67,34 @@ class Study:
         self.study = self._create()
         changed = self._changed(recipe, space)
         if changed and not any(trial.state != self.states.FAIL for trial in self.trials()):
-            # Nothing came of it, and now somebody mends what was wrong.
+            # All trials failed, and the user has changed what was wrong.
             optuna.delete_study(study_name=name, storage=self._storage)
             self.study, changed = self._create(), ""
         if changed:
-            raise ValueError(f"the study {name!r} was begun with another {changed}; name another study or another out")
+            raise ValueError(
+                f"the study {name!r} was started with another {changed}; choose another study or another out"
+            )
         self.study.set_user_attr("space", to_dict(space))
         self.study.set_user_attr("recipe", recipe_tables(recipe))
 
     def trials(self) -> list[Any]:
-        """All of them as they are now, but for those that were given up as superfluous."""
+        """Return all trials but those that were dropped as redundant."""
         found: list[Any] = self.study.get_trials(deepcopy=False)
         return [trial for trial in found if "dropped" not in trial.user_attrs]
 
     def counted(self) -> list[Any]:
-        """Those that use up the number of trials: all but the interrupted."""
+        """Return the trials that count towards the number of trials: all but the interrupted ones."""
         return [trial for trial in self.trials() if not self.was_interrupted(trial)]
 
     def was_interrupted(self, trial: Any) -> bool:
-        """Whether a trial ended without a result and without an error of its own."""
+        """Return whether a trial ended without a result and without an error."""
         return trial.state == self.states.FAIL and "error" not in trial.user_attrs
 
-    def tried(self) -> list[Tried]:
-        """The points that are taken, for samplers that go through them; interrupted ones are: they come again."""
+    def taken_points(self) -> list[TakenPoint]:
+        """Return the points that are taken, including interrupted ones, which are queued again."""
         latest = {repr(sorted(point.items())): trial for trial in self.trials() if (point := _point(trial)) is not None}
         return [
-            Tried(
+            TakenPoint(
                 trial.user_attrs["point"],
                 trial.value if trial.state == self.states.COMPLETE else None,
                 trial.state.is_finished() and not self.was_interrupted(trial),
@@ -90,36 +102,41 @@ class Study:
             for trial in latest.values()
         ]
 
-    def turn(self) -> AbstractContextManager[None]:
-        """Alone among the workers with this folder, to find a trial and to take it: SQLite would give it to two."""
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Lock the choice of the next trial among workers with this folder: SQLite could give one trial to two."""
         return locked(self._lock("turn"), waiting=lambda: None)
 
     def enqueue(self, point: dict[str, Any]) -> None:
-        """Have a trial at this point."""
+        """Queue a trial at a point."""
         self._queue(point, {"point": point, "claim": f"point {sorted(point.items())}"})
 
     def recover(self) -> None:
-        """Queue again what was interrupted, and what a worker that is gone has left. For the one whose turn it is."""
+        """Queue interrupted trials and those of dead workers again; only inside ``exclusive``."""
         for trial in self.trials():
             if trial.state != self.states.RUNNING:
                 continue
             if self._is_held(trial):
-                # Its worker lives, even if it was silent while the machine slept.
+                # Its worker is alive, even if it sent no heartbeat while the machine was suspended.
                 self._storage.record_heartbeat(trial._trial_id)
-            elif self._is_left(trial):
+            elif self._is_abandoned(trial):
                 self.study.tell(trial.number, state=self.states.FAIL, skip_if_finished=True)
         optuna_module().storages.fail_stale_trials(self.study)
         again = {trial.user_attrs.get("again") for trial in self.study.get_trials(deepcopy=False)}
         for trial in self.trials():
-            # It may have ended before it took all its values, or any.
+            # It may have ended before it had all its values.
             values = {**trial.user_attrs.get("queued", {}), **trial.params}
             if values and self.was_interrupted(trial) and trial.number not in again and not self._is_held(trial):
                 kept = {name: trial.user_attrs[name] for name in ("point", "folder") if name in trial.user_attrs}
                 self._queue(values, {**kept, "again": trial.number, "claim": f"again {trial.number}"})
 
-    def is_superfluous(self, trial: Any, most: int | None, *, drawn: bool = True) -> bool:
-        """Whether another worker was faster: with the same point, with the last trial that was wanted, or, where no
-        points are ``drawn``, with the one that was queued."""
+    def is_redundant(self, trial: Any, most: int | None, *, drawn: bool = True) -> bool:
+        """Return whether another worker was faster.
+
+        Args:
+            trial: A trial that this worker has started.
+            most: Number of trials in all; None for no limit.
+            drawn: Whether the sampler draws points itself; otherwise a trial that was not queued is redundant.
+        """
         before = [one for one in self.trials() if one.number < trial.number]
         claim = trial.user_attrs.get("claim")
         if claim is None and not drawn:
@@ -129,8 +146,8 @@ class Study:
         return most is not None and sum(not self.was_interrupted(one) for one in before) >= most
 
     @contextmanager
-    def owned(self, trial: Any) -> Iterator[Path]:
-        """The folder of a trial, and a mark on it that goes away with this process."""
+    def claim(self, trial: Any) -> Iterator[Path]:
+        """Lock the folder of a trial and return it; the lock ends with this process at the latest."""
         name = trial.user_attrs.get("folder") or f"{trial.number + 1:04d}"
         folder = self.out / TRIALS / name
 
@@ -145,14 +162,14 @@ class Study:
     def _queue(self, values: dict[str, Any], attributes: dict[str, Any]) -> None:
         self.study.enqueue_trial(values, user_attrs={**attributes, "queued": values})
 
-    def _is_left(self, trial: Any) -> bool:
-        """Whether a trial that nobody holds was one of this machine. Those of others are known by silence."""
+    def _is_abandoned(self, trial: Any) -> bool:
+        """Whether a trial that is not locked was started on this machine; elsewhere only heartbeats tell."""
         worker = trial.user_attrs.get("worker")
-        # Without a worker it was taken in a turn that did not end, unless there are turns elsewhere too.
+        # Without a worker, its worker died before `claim`; in a shared database it may be about to call it.
         return not self._is_shared if worker is None else worker == self._worker()
 
     def _is_held(self, trial: Any) -> bool:
-        """Whether some process has locked the folder of a trial."""
+        """Whether a process has locked the folder of a trial."""
         return "folder" in trial.user_attrs and _is_held(self._lock(trial.user_attrs["folder"]))
 
     def _lock(self, folder: str) -> Path:
@@ -172,7 +189,7 @@ class Study:
             )
 
     def _changed(self, recipe: Recipe, space: Space) -> str:
-        """What is not as it was when the study was begun, and how."""
+        """Describe what differs from the start of the study; empty if nothing does."""
         attributes = self.study.user_attrs
         if "recipe" not in attributes:
             return ""
@@ -184,7 +201,7 @@ class Study:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna keeps to itself what is said here in other words."""
+    """Silence Optuna; the display reports the trials."""
     optuna = optuna_module()
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
@@ -198,15 +215,15 @@ def quiet() -> Iterator[None]:
 
 def _storage(url: str) -> Any:
     optuna = optuna_module()
-    # Workers wait for each other's writing instead of failing.
+    # Let workers wait for each other's writes instead of failing.
     settings = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
         return optuna.storages.RDBStorage(url, engine_kwargs=settings, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
     except ImportError:
         raise
-    except Exception as error:  # SQLAlchemy's own kinds; the address may hold a password
-        said = str(error).splitlines()[0]
-        raise ValueError(f"the storage {url.rpartition('@')[2]!r} cannot be opened: {said}") from None
+    except Exception as error:  # errors of SQLAlchemy; the URL may contain a password
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the storage {url.rpartition('@')[2]!r} cannot be opened: {reason}") from None
 
 
 def _point(trial: Any) -> dict[str, Any] | None:
@@ -215,7 +232,7 @@ def _point(trial: Any) -> dict[str, Any] | None:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether some process has locked a file."""
+    """Whether a process has locked a file."""
 
     def refuse() -> None:
         raise BlockingIOError

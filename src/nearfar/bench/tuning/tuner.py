@@ -1,7 +1,7 @@
-"""Tuning: trials of a recipe with other settings, judged by the validation classes alone.
+"""Tuning: trains a recipe with different settings and compares them on validation classes.
 
-The test classes are left out of every trial (``evaluation.test = false``), so that nothing can be chosen by them. What
-was found is in best.toml, a complete recipe; training it measures the test, once.
+Trials never see the test classes (``evaluation.test = false``), so nothing can be selected on them. The best settings
+are written to best.toml, a complete recipe; training it evaluates the test classes, once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import gc
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,27 +21,147 @@ from typing import Any
 import torch
 
 from nearfar.bench.tuning import results
-from nearfar.bench.tuning.plan import POINTWISE, Plan, plan
-from nearfar.bench.tuning.samplers import Wait, grid_point, next_in_turn
-from nearfar.bench.tuning.space import finite
+from nearfar.bench.tuning.results import Results
+from nearfar.bench.tuning.samplers import Wait, next_combination, next_in_turn
+from nearfar.bench.tuning.space import Space, check, finite, from_dict, load, size
 from nearfar.bench.tuning.study import Study, optuna_module, quiet
 from nearfar.training.loop.signals import Stopped
 from nearfar.training.recipe.files import load as load_recipe
+from nearfar.training.recipe.overrides import Overrides
+from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log
+from nearfar.utils.validation import one_of, whole
 
-__all__ = ["Plan", "open_study", "plan", "tune"]
+ENUMERATING = ("grid", "in_turn")  # samplers that enumerate values; the others draw them
+SAMPLERS = ("tpe", "random", *ENUMERATING)
+TRIALS = 50  # default of samplers that draw
+MOST_COMBINATIONS = 1000  # of a grid without a number of trials
+FAILURES = 3  # if so many trials fail and none succeeds, tuning ends
+STARTUP = 5  # trials before pruning begins
 
-FAILURES = 3  # at the beginning, one after the other: then something is wrong with all of them
-STARTUP = 5  # trials that are never pruned: there must be something to compare with
+
+@dataclass(frozen=True)
+class Plan:
+    """What to tune, and how.
+
+    Args:
+        recipe: Recipe that all trials share; it needs validation classes.
+        space: Search space.
+        out: Folder for trials, best.toml, trials.json and the page.
+        sampler: "tpe", "random", "grid" (every combination) or "in_turn" (one key after the other).
+        trials: Number of trials in all, including those of earlier calls; None for all of a grid.
+        storage: URL of a database that workers share; by default SQLite in ``out``.
+        study: Name of the study in the database.
+        prune: Whether to end trials early that are worse than the median at the same evaluation.
+        keep: Whether to keep checkpoints of trials; by default only their metrics are kept.
+        seed: Seed of the sampler.
+        cache: Folder of decoded images.
+    """
+
+    recipe: Recipe
+    space: Space
+    out: Path
+    sampler: str = "tpe"
+    trials: int | None = None
+    storage: str | None = None
+    study: str = "study"
+    prune: bool = True
+    keep: bool = False
+    seed: int = 0
+    cache: Path | None = None
+
+    @property
+    def metric(self) -> str:
+        """Metric on the validation classes that is maximized."""
+        return self.recipe.selection.metric
 
 
-class _Failed(Exception):
-    """A trial that came to nothing."""
+OnUpdate = Callable[[Plan, Results], None]
+
+
+def plan(
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    space: str | Path | Mapping[str, Any],
+    out: str | Path,
+    *,
+    sampler: str = "tpe",
+    trials: int | None = None,
+    storage: str | None = None,
+    study: str | None = None,
+    prune: bool = True,
+    keep: bool = False,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    overrides: Overrides = (),
+) -> Plan:
+    """Create a plan, and check all of it before anything is trained.
+
+    Args:
+        recipe: TOML file of the recipe, or its content.
+        space: TOML file of the search space, or its content.
+        out: Folder for trials and results.
+        sampler: See ``Plan``.
+        trials: See ``Plan``; by default 50, or all of a grid.
+        storage: See ``Plan``.
+        study: See ``Plan``; by default the name of ``out``.
+        prune: See ``Plan``.
+        keep: See ``Plan``.
+        seed: See ``Plan``.
+        cache: See ``Plan``.
+        overrides: Changes to the recipe, as for ``nearfar.training.load_recipe``.
+
+    Raises:
+        RecipeError: If the recipe is invalid, or does not accept the space.
+        ValueError: If another argument is invalid, or the recipe has no validation classes.
+    """
+    one_of("sampler", sampler, SAMPLERS)
+    whole("seed", seed, low=0)
+    if trials is not None:
+        whole("trials", trials)
+    found = load_recipe(recipe, overrides=overrides)
+    if found.split.name == "standard":
+        raise ValueError(
+            "split.name is 'standard', which has no validation classes, and tuning must not use the test classes; set "
+            "aside some of the training classes: --set split.name=fixed_validation"
+        )
+    searched = from_dict(space) if isinstance(space, Mapping) else load(space)
+    check(searched, found)
+    if sampler in ENUMERATING:
+        lengths = [len(values) for values in finite(searched, sampler).values()]
+        count = size(searched) or 0
+        if sampler == "grid" and trials is None and count > MOST_COMBINATIONS:
+            raise ValueError(
+                f"trials is missing; the grid has {count:,} combinations. Set the number of trials to draw from it, or "
+                f"use sampler 'in_turn', which needs {sum(lengths):,}"
+            )
+    elif trials is None:
+        trials = TRIALS
+    folder = Path(out)
+    return Plan(
+        recipe=found,
+        space=searched,
+        out=folder,
+        sampler=sampler,
+        trials=trials,
+        storage=storage,
+        study=study or folder.absolute().name,
+        prune=prune,
+        keep=keep,
+        seed=seed,
+        cache=None if cache is None else Path(cache),
+    )
 
 
 def open_study(plan: Plan) -> Study:
-    """The study of a plan, new or as it was left; refused where it was begun with another recipe or space."""
+    """Open the study of a plan, or create it.
+
+    Args:
+        plan: The plan.
+
+    Raises:
+        ValueError: If the study was started with another recipe or space.
+    """
     every = plan.recipe.evaluation.every
     pruners = optuna_module().pruners
     pruner = pruners.NopPruner()
@@ -50,84 +171,117 @@ def open_study(plan: Plan) -> Study:
     return Study(plan.out, plan.study, plan.storage, plan.recipe, plan.space, pruner=pruner)
 
 
+class TrialFailed(Exception):
+    """Raised inside Optuna's loop for a trial without a result."""
+
+
+def write_results(study: Study, plan: Plan, on_update: OnUpdate | None) -> Results:
+    """Write the current results of a study.
+
+    Args:
+        study: The study.
+        plan: Its plan.
+        on_update: Called with the plan and the results after the files are written, such as to write a page.
+    """
+    found = results.write(study, plan)
+    if on_update is not None:
+        on_update(plan, found)
+    return found
+
+
 def tune(
     plan: Plan,
     *,
     display: Display | None = None,
+    on_update: OnUpdate | None = None,
     worker: int = 0,
-    above: BaseProcess | None = None,
+    parent: BaseProcess | None = None,
     device: str | None = None,
-) -> results.Results:
-    """Make the trials that are missing, and write down what was found.
+) -> Results:
+    """Run the missing trials one after the other, and write the results after each.
 
     Args:
-        plan: What is tuned.
-        display: What a person sees, see ``nearfar.training.run.console``.
-        worker: Its number among those that work on the study in this sitting; see ``nearfar.bench.tuning.workers``.
-        above: No new trial is begun when this process has ended.
-        device: Where this worker trains, if not where the recipe says; nothing of it is written to best.toml.
+        plan: What to tune.
+        display: Shows the progress, see ``nearfar.training.run.console``.
+        on_update: Called with the plan and the results after each trial.
+        worker: Number of this worker, see ``nearfar.bench.tuning.workers``.
+        parent: No new trial is started after this process has ended.
+        device: Device that replaces the one in the recipe; it is not written to best.toml.
+
+    Raises:
+        RuntimeError: If the first trials all fail.
+        Stopped: On Ctrl-C or SIGTERM, after the running trial has saved its state.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("tuning runs in one process for each trial, and not under torchrun; --jobs makes several")
-    return _Worker(plan, display or Silent(), worker, above, device).run()
+        raise ValueError("tuning trains each trial in one process and cannot run under torchrun; use --jobs instead")
+    return _Worker(plan, display or Silent(), on_update, worker, parent, device).run()
 
 
 class _Worker:
-    """Makes trials, one after the other, until there are enough."""
+    """Runs trials one after the other until there are enough."""
 
     def __init__(
-        self, plan: Plan, display: Display, number: int, above: BaseProcess | None, device: str | None
+        self,
+        plan: Plan,
+        display: Display,
+        on_update: OnUpdate | None,
+        number: int,
+        parent: BaseProcess | None,
+        device: str | None,
     ) -> None:
-        self.plan, self.display, self.number, self.above, self.device = plan, display, number, above, device
+        self.plan, self.display, self.on_update = plan, display, on_update
+        self.number, self.parent, self.device = number, parent, device
         self.optuna, self.study = optuna_module(), open_study(plan)
         self.study.study.sampler = self._sampler()
         before = self.study.study.user_attrs.get("sampler", plan.sampler)
         if before != plan.sampler and number == 0:
-            self.display.say(f"trials were drawn by sampler {before!r} so far, and are by {plan.sampler!r} from now on")
+            self.display.say(f"earlier trials used sampler {before!r}; new ones use {plan.sampler!r}")
         self.study.study.set_user_attr("sampler", plan.sampler)
         self.stopped: Stopped | None = None
 
-    def run(self) -> results.Results:
-        while self._make_one():
-            results.write(self.study, self.plan)
+    def run(self) -> Results:
+        while self._run_one():
+            write_results(self.study, self.plan, self.on_update)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                # What a trial held of a device, before the next one asks for it.
+                # Free the memory of this trial before the next one needs it.
                 gc.collect()
                 torch.cuda.empty_cache()
             if self.stopped is not None:
-                self.display.say(f"stopped; the same command goes on with {self.plan.out}")
+                self.display.say(f"stopped; resume {self.plan.out} with the same command")
                 raise self.stopped
-            self._refuse_to_fail_forever()
-        return results.write(self.study, self.plan)
+            self._check_failures()
+        return write_results(self.study, self.plan, self.on_update)
 
-    def _make_one(self) -> bool:
-        """Make the next trial; False where there is none."""
-        # It is found and taken in one turn: in between another worker might take it too. Then it is this worker's own
-        # until the study knows its result: to others it would seem to be left.
-        with ExitStack() as held, ExitStack() as turn, quiet():
-            if not self._go_on(turn):
+    def _run_one(self) -> bool:
+        """Run the next trial; return False if there is none."""
+        # One lock for choosing and starting a trial: in between another worker could start it too. The lock of the
+        # trial is held until the study has its result: without it the trial would look abandoned.
+        with ExitStack() as trial_lock, ExitStack() as study_lock, quiet():
+            if not self._has_next(study_lock):
                 return False
-            self.study.study.optimize(partial(self._trial, held, turn), n_trials=1, catch=(_Failed,))
+            self.study.study.optimize(partial(self._trial, trial_lock, study_lock), n_trials=1, catch=(TrialFailed,))
         return True
 
-    def _go_on(self, turn: ExitStack) -> bool:
-        """Whether there is a trial to make; one that is queued, or one of a sampler's own. It is this worker's turn."""
-        while self.above is None or self.above.is_alive():
-            turn.enter_context(self.study.turn())
+    def _has_next(self, study_lock: ExitStack) -> bool:
+        """Lock the study and return whether there is a trial to run, queued or drawn by the sampler."""
+        while self.parent is None or self.parent.is_alive():
+            study_lock.enter_context(self.study.exclusive())
             self.study.recover()
             counted = self.study.counted()
             if any(trial.state == self.study.states.WAITING for trial in counted):
                 return True
             if self.plan.trials is not None and len(counted) >= self.plan.trials:
                 return False
-            if self.plan.sampler not in POINTWISE:
+            if self.plan.sampler not in ENUMERATING:
                 return True
-            values, tried = finite(self.plan.space, self.plan.sampler), self.study.tried()
+            values, taken = finite(self.plan.space, self.plan.sampler), self.study.taken_points()
             try:
-                point = grid_point(values, tried, self.plan.seed) if self.plan.sampler == "grid" else None
-                point = next_in_turn(values, tried) if self.plan.sampler == "in_turn" else point
+                if self.plan.sampler == "grid":
+                    point = next_combination(values, taken, self.plan.seed)
+                else:
+                    point = next_in_turn(values, taken)
             except Wait:
-                turn.close()
+                study_lock.close()
                 time.sleep(0.5)
                 continue
             if point is not None:
@@ -135,33 +289,33 @@ class _Worker:
             return point is not None
         return False
 
-    def _trial(self, held: ExitStack, turn: ExitStack, trial: Any) -> float:
-        """A training, as a number to maximise."""
-        if self.study.is_superfluous(trial, self.plan.trials, drawn=self.plan.sampler not in POINTWISE):
+    def _trial(self, trial_lock: ExitStack, study_lock: ExitStack, trial: Any) -> float:
+        """Train with the settings of a trial and return the metric to maximize."""
+        if self.study.is_redundant(trial, self.plan.trials, drawn=self.plan.sampler not in ENUMERATING):
             trial.set_user_attr("dropped", True)
-            raise _Failed
+            raise TrialFailed
         wanted = trial.user_attrs.get("point")
-        values = {one.key: one.suggested(trial) for one in self.plan.space if wanted is None or one.key in wanted}
-        folder = held.enter_context(self.study.owned(trial))
-        turn.close()
-        listener = _Listener(trial, self.plan, self.optuna)
+        values = {one.key: one.suggest(trial) for one in self.plan.space if wanted is None or one.key in wanted}
+        folder = trial_lock.enter_context(self.study.claim(trial))
+        study_lock.close()
+        reporter = _Reporter(trial, self.plan, self.optuna)
         try:
-            metrics = self._trained(folder, values, listener)
+            metrics = self._train(folder, values, reporter)
         except self.optuna.TrialPruned:
-            self._say(trial, f"pruned at {listener.best:.4f}, evaluation {listener.count}", values)
+            self._say(trial, f"pruned at {reporter.best:.4f}, evaluation {reporter.count}", values)
             _clear(folder, keep=self.plan.keep)
             raise
         except Stopped as stopped:
             self.stopped = stopped
-            raise _Failed from None
+            raise TrialFailed from None
         except (OSError, ImportError):
-            raise  # not this trial's fault
+            raise  # not an error of this trial
         except Exception as error:
-            said = " ".join(str(error).split()) or type(error).__name__
-            trial.set_user_attr("error", said)
-            self._say(trial, f"failed: {said}", values)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            trial.set_user_attr("error", reason)
+            self._say(trial, f"failed: {reason}", values)
             _clear(folder, keep=self.plan.keep)
-            raise _Failed from None
+            raise TrialFailed from None
         trial.set_user_attr("seconds", metrics["seconds"])
         trial.set_user_attr("epoch", metrics["epoch"])
         if not self.plan.keep:
@@ -170,35 +324,35 @@ class _Worker:
         self._say(trial, f"validation {self.plan.metric} {value:.4f}", values)
         return value
 
-    def _trained(self, folder: Path, values: Mapping[str, Any], listener: _Listener) -> dict[str, Any]:
+    def _train(self, folder: Path, values: Mapping[str, Any], reporter: _Reporter) -> dict[str, Any]:
         from nearfar.training.api import start
 
-        here = {} if self.device is None else {"training.device": self.device}
-        recipe = load_recipe(self.plan.recipe, overrides={**here, **values, "evaluation.test": False})
+        device = {} if self.device is None else {"training.device": self.device}
+        recipe = load_recipe(self.plan.recipe, overrides={**device, **values, "evaluation.test": False})
         begun = RunFolder(folder).recipe.is_file()
         if begun:
-            listener.catch_up(folder)
+            reporter.catch_up(folder)
         result = start(
             recipe,
             out=None if begun else folder,
             resume=folder if begun else None,
-            display=_Shown(self.display),
-            loggers=[listener],
+            display=_WithoutMessages(self.display),
+            loggers=[reporter],
             cache=self.plan.cache,
         )
         return result.metrics
 
     def _say(self, trial: Any, what: str, values: Mapping[str, Any]) -> None:
         of = f"/{self.plan.trials}" if self.plan.trials else ""
-        self.display.say(f"trial {trial.number + 1}{of}: {what}  {results.shown(values)}")
+        self.display.say(f"trial {trial.number + 1}{of}: {what}  {results.settings_text(values)}")
 
-    def _refuse_to_fail_forever(self) -> None:
+    def _check_failures(self) -> None:
         ended = [trial for trial in self.study.counted() if trial.state.is_finished()]
         if len(ended) >= FAILURES and all("error" in trial.user_attrs for trial in ended):
             raise RuntimeError(f"all {len(ended)} trials failed; the last one: {ended[-1].user_attrs['error']}")
 
     def _sampler(self) -> Any:
-        """Optuna's. Another seed for each sitting and worker: the same would draw the same points again."""
+        """Return the sampler of Optuna, with another seed for each call and worker: one seed would repeat points."""
         import numpy as np
 
         numbers = [self.plan.seed, len(self.study.study.get_trials(deepcopy=False)), self.number]
@@ -210,8 +364,8 @@ class _Worker:
             return samplers.RandomSampler(seed=seed)
 
 
-class _Listener:
-    """Hears the evaluations of a trial, passes them on to the study, and ends the trial when it is hopeless."""
+class _Reporter:
+    """Logger that reports the evaluations of a trial to the study, and prunes the trial."""
 
     def __init__(self, trial: Any, plan: Plan, optuna: Any) -> None:
         self.trial, self.plan, self.pruned = trial, plan, optuna.TrialPruned
@@ -223,13 +377,13 @@ class _Listener:
         value = values.get(f"metrics/validation/{self.plan.metric}")
         if value is None:
             return
-        self._hear(value)
-        # The best epoch will be selected, so it is the best one that is compared; a last one has nothing to save.
+        self._report(value)
+        # The best epoch is selected in the end, so best values are compared; after the last one nothing is saved.
         if self.count != self.last and self.trial.should_prune():
             raise self.pruned
 
     def catch_up(self, folder: Path) -> None:
-        """Hear again what was evaluated before an interruption, up to the checkpoint that the run goes on from."""
+        """Report the evaluations before an interruption again, up to the checkpoint that the run resumes from."""
         from nearfar.training.run import checkpoints
 
         last = RunFolder(folder).last
@@ -239,9 +393,9 @@ class _Listener:
             for line in read_log(RunFolder(folder).log):
                 value = (line.get("metrics") or {}).get("validation", {}).get(self.plan.metric)
                 if value is not None and line["step"] <= iteration:
-                    self._hear(value)
+                    self._report(value)
 
-    def _hear(self, value: float) -> None:
+    def _report(self, value: float) -> None:
         self.count, self.best = self.count + 1, max(self.best, value)
         self.trial.report(self.best, self.count)
 
@@ -249,8 +403,8 @@ class _Listener:
         pass
 
 
-class _Shown(Silent):
-    """Progress of a trial; what it says at each epoch is too much for many of them."""
+class _WithoutMessages(Silent):
+    """Shows the progress of a trial without its messages for each epoch."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
@@ -263,7 +417,7 @@ class _Shown(Silent):
 
 
 def _clear(folder: Path, *, keep: bool) -> None:
-    """Nothing stays of a trial without a result, unless it is wanted; then it is marked."""
+    """Delete the folder of a trial without a result, or mark it if it is kept."""
     if keep and folder.is_dir():
         (folder / "given_up").touch()
     else:

@@ -1,4 +1,4 @@
-"""Several workers on one study: a process each, which share the data base and nothing else."""
+"""Several workers on one study: one process each, which share only its database."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from nearfar.bench.tuning import results
-from nearfar.bench.tuning.plan import Plan
-from nearfar.bench.tuning.tuner import open_study, tune
+from nearfar.bench.tuning.results import Results
+from nearfar.bench.tuning.tuner import OnUpdate, Plan, open_study, tune, write_results
 from nearfar.training.loop.signals import Stopped, listening
 from nearfar.training.run.console import Display, Lines, Silent
 from nearfar.utils import plugins
@@ -22,48 +21,55 @@ from nearfar.utils.system import processors
 from nearfar.utils.validation import whole
 
 
-def run(plan: Plan, *, jobs: int = 1, display: Display | None = None) -> results.Results:
-    """Make the trials that are missing, with so many at a time.
+def run(plan: Plan, *, jobs: int = 1, display: Display | None = None, on_update: OnUpdate | None = None) -> Results:
+    """Run the missing trials, several at a time.
 
     Args:
-        plan: What is tuned, see ``nearfar.bench.tuning.tuner.plan``.
-        jobs: Processes; each takes another GPU where there are several. More may join from other machines, with the
-            same plan and the same storage.
-        display: What a person sees, see ``nearfar.training.run.console``.
+        plan: What to tune, see ``nearfar.bench.tuning.tuner.plan``.
+        jobs: Number of processes; they are spread over the GPUs. Workers on other machines can join with the same plan
+            and the same storage.
+        display: Shows the progress, see ``nearfar.training.run.console``.
+        on_update: Called with the plan and the results after each trial; a function at the top level of a module.
+
+    Raises:
+        RuntimeError: If all workers fail.
+        Stopped: On Ctrl-C or SIGTERM, after the running trials have saved their state.
     """
     whole("jobs", jobs)
     if jobs == 1:
-        return tune(plan, display=display)
-    study = open_study(plan)  # so that the first ones do not all make the tables
+        return tune(plan, display=display, on_update=on_update)
+    study = open_study(plan)  # so that workers do not all create its tables
     silent = isinstance(display, Silent)
     context = multiprocessing.get_context("spawn")
     workers: list[BaseProcess] = [
-        context.Process(target=_work, args=(plan, number, jobs, silent, list(plugins.used())), name=f"worker {number}")
+        context.Process(
+            target=_work, args=(plan, number, jobs, silent, on_update, list(plugins.used())), name=f"worker {number}"
+        )
         for number in range(jobs)
     ]
     with listening() as asked:
         for worker in workers:
             worker.start()
-        told = False
+        stopping = False
         while any(worker.is_alive() for worker in workers):
-            if asked and not told:
+            if asked and not stopping:
                 _stop(workers)
-                told = True
+                stopping = True
             for worker in workers:
                 worker.join(timeout=0.1)
     if asked:
-        raise Stopped(asked.number or signal.SIGTERM, f"stopped; the same command goes on with {plan.out}")
+        raise Stopped(asked.number or signal.SIGTERM, f"stopped; resume {plan.out} with the same command")
     failed = [worker for worker in workers if worker.exitcode]
-    found = results.write(study, plan)
+    found = write_results(study, plan, on_update)
     if failed and len(failed) == jobs:
-        raise RuntimeError("all workers failed; what went wrong stands above")
+        raise RuntimeError("all workers failed; see the messages above")
     return found
 
 
-def _work(plan: Plan, number: int, jobs: int, silent: bool, code: Sequence[Path]) -> None:
-    """One worker, in a process of its own."""
-    plugins.use(*code)
-    # Ctrl-C reaches all processes of a terminal; only the one above is to hear it, and asks the others to stop.
+def _work(plan: Plan, number: int, jobs: int, silent: bool, on_update: OnUpdate | None, files: Sequence[Path]) -> None:
+    """Run one worker as the main function of its process."""
+    plugins.use(*files)
+    # Ctrl-C in the terminal must reach only the parent, which stops its workers itself.
     os.setpgid(0, 0)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, processors() // jobs))
@@ -72,7 +78,8 @@ def _work(plan: Plan, number: int, jobs: int, silent: bool, code: Sequence[Path]
     device = f"cuda:{number % count}" if several else None
     display: Any = Silent() if silent else Lines()
     try:
-        tune(plan, display=display, worker=number, above=multiprocessing.parent_process(), device=device)
+        parent = multiprocessing.parent_process()
+        tune(plan, display=display, on_update=on_update, worker=number, parent=parent, device=device)
     except Stopped as stopped:
         raise SystemExit(stopped.code) from None
     except Exception as error:
@@ -83,4 +90,4 @@ def _work(plan: Plan, number: int, jobs: int, silent: bool, code: Sequence[Path]
 def _stop(workers: list[BaseProcess]) -> None:
     for worker in workers:
         if worker.is_alive():
-            worker.terminate()  # SIGTERM: the step under way is saved
+            worker.terminate()  # SIGTERM: the worker saves its trial and stops
