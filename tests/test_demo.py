@@ -56,8 +56,8 @@ def test_a_run_learns_digits_and_is_tested_on_others(tmp_path: Path) -> None:
 
 
 def test_the_best_come_first() -> None:
-    def result(name: str, recall: float, precision: float) -> demo.Result:
-        return demo.Result(name, 16, {"recall@1": recall, "map@r": precision}, Interval(recall, recall, recall))
+    def result(name: str, recall: float, precision: float) -> demo.DemoResult:
+        return demo.DemoResult(name, 16, {"recall@1": recall, "map@r": precision}, Interval(recall, recall, recall))
 
     results = [result("c", 0.9, 0.5), result("a", 0.95, 0.1), result("b", 0.9, 0.6)]
     assert [each.name for each in demo.ranked(results)] == ["a", "b", "c"]

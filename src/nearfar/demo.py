@@ -1,9 +1,9 @@
-"""A small honest experiment: learn from the handwritten digits 0 to 4, retrieve the digits 5 to 9.
+"""Demo: train on the handwritten digits 0 to 4 and retrieve the digits 5 to 9.
 
-Five classes say little about digits in general, so every digit for training is also turned by quarters and mirrored,
-and each of the eight ways is a class of its own: 40 classes. Everything goes the way of any training: a recipe, a run
-folder for each loss, the test classes looked at once, at the end. All losses share one recipe. It was settled with
-the digits 0 to 4 alone, by learning three of them and looking for the other two.
+Five classes are few, so every training digit is also rotated by quarter turns and mirrored, and each of the eight
+versions is a class of its own: 40 classes. As in any training there is a recipe and a run folder for each loss, and the
+test classes are evaluated once, at the end. All losses share one recipe. It was chosen on the digits 0 to 4 alone, by
+training on three of them and retrieving the other two.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 KS = (1, 2, 4, 8)
 DIMENSIONS = 16
-SIDE = 16  # pictures of 8 × 8 grow to it: two poolings leave little of less
+SIDE = 16  # images of 8 × 8 are enlarged to it, because the network pools twice
 EPOCHS, STEPS = 2, 200
 LOSSES = ("contrastive", "multi_similarity", "proxy_anchor")
 INDEX = "digits.index"
 
 
 @dataclass(frozen=True)
-class Result:
-    """What one way of embedding the unseen digits is worth.
+class DemoResult:
+    """Retrieval of the unseen digits with one embedding.
 
     Args:
-        name: A loss, or what was not trained.
-        dimensions: Numbers that are kept of a picture.
-        found: The metrics of the unseen digits.
-        interval: Where recall@1 lies, of other digits like these: 95 %.
-        seconds: Of training; None where there was none.
-        folder: Of the run; None where there is none.
+        name: Name of the loss or of the baseline.
+        dimensions: Dimension of the embedding.
+        found: Metrics on the unseen digits.
+        interval: Confidence interval (95 %) of recall@1.
+        seconds: Training time; None for a baseline.
+        folder: Run folder; None for a baseline.
     """
 
     name: str
@@ -57,19 +57,25 @@ class Result:
 
 
 def recipe(loss: str, *, epochs: int = EPOCHS, seed: int = 0) -> Recipe:
-    """What a loss is trained by: the same for all but the loss itself.
+    """Return the recipe of the demo; only the loss differs between recipes.
 
-    >>> recipe("raw").loss.name
-    'raw'
+    Args:
+        loss: Name of the loss.
+        epochs: Number of epochs.
+        seed: Seed of the training.
+
+    Example:
+        >>> recipe("raw").loss.name
+        'raw'
     """
     from nearfar.training import load_recipe
 
-    losses.get(loss)  # its error names those there are
+    losses.get(loss)  # raises an error that lists the available losses
     return load_recipe(
         {
             "data": {"name": "digits", "settings": {"turned": True}},
             "sampler": {"name": "groups", "classes": 10, "per_class": 6, "steps": STEPS},
-            # A mirrored digit is of another class.
+            # A mirrored digit belongs to another class.
             "augmentation": {"crop": "random_resized", "scale": [0.4, 1.0], "size": SIDE, "flip": False},
             "network": {"name": "small_cnn", "dim": DIMENSIONS},
             "loss": {"name": loss},
@@ -81,8 +87,12 @@ def recipe(loss: str, *, epochs: int = EPOCHS, seed: int = 0) -> Recipe:
     )
 
 
-def baselines(*, seed: int = 0) -> Iterator[Result]:
-    """What is reached without learning: raw pixels, PCA of the digits 0 to 4, and the network as it is made."""
+def baselines(*, seed: int = 0) -> Iterator[DemoResult]:
+    """Yield results without training: raw pixels, PCA of the digits 0 to 4, and the untrained network.
+
+    Args:
+        seed: Seed of the network's weights.
+    """
     from sklearn.decomposition import PCA
 
     from nearfar import data, networks
@@ -103,18 +113,28 @@ def baselines(*, seed: int = 0) -> Iterator[Result]:
     yield _result("untrained network", embedded, labels)
 
 
-def train(loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch: Watch = lambda work: None) -> Result:
-    """Train a loss into a run folder, and see what it finds of the unseen digits."""
+def train(
+    loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch: Watch = lambda work: None
+) -> DemoResult:
+    """Train with a loss and evaluate the unseen digits.
+
+    Args:
+        loss: Name of the loss.
+        folder: Run folder to create.
+        epochs: Number of epochs.
+        seed: Seed of the training.
+        watch: Receives the progress.
+    """
     from nearfar.training.api import start
     from nearfar.training.evaluation.models import embeddings_of
     from nearfar.training.run import console as live
 
-    tell = watch(loss)
+    progress = watch(loss)
 
     class Bar(live.Silent):
         def show(self, status: live.Status) -> None:
-            if tell is not None:
-                tell(status.step, status.steps)
+            if progress is not None:
+                progress(status.step, status.steps)
 
     ran = start(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Bar())
     tested = embeddings_of(folder).queries
@@ -122,13 +142,19 @@ def train(loss: str, folder: Path, *, epochs: int = EPOCHS, seed: int = 0, watch
     return replace(result, seconds=float(ran.metrics["seconds"]), folder=folder)
 
 
-def ranked(results: Sequence[Result]) -> list[Result]:
-    """The best first, by recall@1, and of equal ones by MAP@R."""
+def ranked(results: Sequence[DemoResult]) -> list[DemoResult]:
+    """Return results sorted by recall@1 and then MAP@R, best first."""
     return sorted(results, key=lambda result: (-result.found["recall@1"], -result.found["map@r"]))
 
 
 def index(folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
-    """Make an index of the unseen digits with the model of a run; gives how many they are."""
+    """Build an index of the unseen digits and return their number.
+
+    Args:
+        folder: Run folder with the model.
+        out: Folder of the index.
+        watch: Receives the progress.
+    """
     from nearfar import data
     from nearfar.search import Index
     from nearfar.search.images import dataset_images
@@ -140,10 +166,14 @@ def index(folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
 
 
 def free_folder(place: Path = Path("runs/demo")) -> Path:
-    """This folder, or the first with a number behind it that is not there yet.
+    """Return a folder that does not exist yet, with a number appended if necessary.
 
-    >>> free_folder(Path("nowhere/demo")).as_posix()
-    'nowhere/demo'
+    Args:
+        place: Preferred folder.
+
+    Example:
+        >>> free_folder(Path("missing/demo")).as_posix()
+        'missing/demo'
     """
     folder, number = place, 1
     while folder.exists():
@@ -154,7 +184,7 @@ def free_folder(place: Path = Path("runs/demo")) -> Path:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The matrices of small networks are too small to share."""
+    """Use one thread: the matrices of small networks are too small for more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -163,44 +193,55 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _result(name: str, embeddings: Any, labels: Any) -> Result:
+def _result(name: str, embeddings: Any, labels: Any) -> DemoResult:
     found = metrics.retrieval(embeddings, labels, ks=KS, per_query=True)
     interval = metrics.bootstrap({"recall@1": found.pop("per_query")["recall@1"]})["recall@1"]
-    return Result(name, embeddings.shape[1], found, interval)
+    return DemoResult(name, embeddings.shape[1], found, interval)
 
 
 # --- on the terminal -----------------------------------------------------------------------------------------
 
 
 def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, seed: int = 0) -> None:
-    """Run and print: bars on a terminal, plain lines elsewhere, then the ranking, a page and an index."""
+    """Run the demo and print a ranking, the path of a page and how to search an index.
+
+    Args:
+        keys: Names of losses.
+        out: Folder to create; by default runs/demo, or the next free one.
+        epochs: Number of epochs.
+        seed: Seed of the training.
+
+    Raises:
+        FileExistsError: If ``out`` is not empty.
+        ValueError: If a loss does not exist, or none is given.
+    """
     from rich.console import Console
 
     from nearfar.reports.run_report import report
 
     out = free_folder() if out is None else out
     if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"out is {str(out)!r}, which is not empty; name a new folder")
+        raise FileExistsError(f"out is {str(out)!r}, which is not empty; choose a new folder")
     if not keys:
         raise ValueError(f"losses is empty; allowed are {', '.join(losses.names())}")
     for key in keys:
-        recipe(key, epochs=epochs, seed=seed)  # what is wrong shows before anything is trained
+        recipe(key, epochs=epochs, seed=seed)  # raises errors before anything is trained
     console = Console(highlight=False, soft_wrap=True)
-    results: list[Result] = []
+    results: list[DemoResult] = []
 
-    def tell(result: Result) -> None:
+    def add(result: DemoResult) -> None:
         results.append(result)
         after = "" if result.seconds is None else f" after {result.seconds:.1f} s"
         console.print(f"  {result.name}: recall@1 {_percent(result.found['recall@1'])} %{after}")
 
-    console.print("Learning from the handwritten digits 0–4, looking for 5–9, which no network has seen.")
+    console.print("Training on the handwritten digits 0–4 and retrieving 5–9, which no network has seen.")
     with one_thread():
         for result in baselines(seed=seed):
-            tell(result)
+            add(result)
         for key in dict.fromkeys(keys):
             with bars() as watch:
                 result = train(key, out / key, epochs=epochs, seed=seed, watch=watch)
-            tell(result)
+            add(result)
         best = next(result for result in ranked(results) if result.folder is not None)
         assert best.folder is not None
         with bars() as watch:
@@ -208,15 +249,15 @@ def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, 
             count = index(best.folder, out / INDEX, watch=watch)
     console.print(_table(ranked(results)))
     console.print(
-        f"{count} queries; nearest by cosine, the query itself left out. ± is half of an interval of 95 %.",
-        "PCA and networks learned from 0–4 only, and one recipe served all losses.",
+        f"{count} queries; nearest neighbor by cosine similarity. ± is half of the 95 % confidence interval.",
+        "PCA and networks were fitted to 0–4 only, and all losses share one recipe.",
         "",
-        f"The page of {best.name}, the best of those trained: {page}",
-        f"Settings, numbers and model of every run are in {out}/",
+        f"Report of the best trained model, {best.name}: {page}",
+        f"Settings, metrics and model of every run are in {out}/",
         "",
         "Search the unseen digits in a browser:",
         f"  {program()} serve {out / INDEX} --open",
-        "Make an index of pictures of your own with any run:",
+        "Build an index of your own images with any run:",
         f"  {program()} index build {best.folder} photos/ -o my.index",
         sep="\n",
         markup=False,
@@ -224,16 +265,16 @@ def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, 
 
 
 def program() -> str:
-    """How to call this program again: by its name, or where it lies if the name is not known to the shell."""
+    """Return how to call this program again: by its name, or by its path if it is not on the shell's PATH."""
     here = Path(sys.argv[0])
     return str(here) if here.name == "nearfar" and shutil.which("nearfar") is None else "nearfar"
 
 
-def _table(results: Sequence[Result]) -> Any:
+def _table(results: Sequence[DemoResult]) -> Any:
     from rich.table import Table
 
-    table = Table(title="\nUnseen digits, %", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for head in ("", "embedding", "numbers", "R@1", "±", *(f"R@{k}" for k in KS[1:]), "MAP@R", "seconds"):
+    table = Table(title="\nRetrieval of unseen digits, %", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for head in ("", "embedding", "dims", "R@1", "±", *(f"R@{k}" for k in KS[1:]), "MAP@R", "seconds"):
         table.add_column(head, justify="left" if head == "embedding" else "right", no_wrap=True)
     for place, result in enumerate(results, start=1):
         half = (result.interval.high - result.interval.low) / 2

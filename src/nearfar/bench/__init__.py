@@ -1,8 +1,9 @@
 """Fair comparison of losses: grids of runs, tuning, rankings and tournaments.
 
->>> from nearfar import bench
->>> [row.loss for row in bench.tournament({"one": {"triplet": 0.5, "nra": 0.7}})]
-['nra', 'triplet']
+Example:
+    >>> from nearfar import bench
+    >>> [row.loss for row in bench.tournament({"one": {"triplet": 0.5, "nra": 0.7}})]
+    ['nra', 'triplet']
 """
 
 from nearfar.bench import papers

@@ -1,4 +1,4 @@
-"""nearfar demo"""
+"""nearfar demo: train on some digits, retrieve others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import typer
 from nearfar.cli.app import app
 
 
-@app.command(short_help="Learn some digits, look for others.")
+@app.command(short_help="Train on some digits, retrieve others.")
 def demo(
     losses: Annotated[
-        str, typer.Option(help="Keys of losses, separated by commas.")
+        str, typer.Option(help="Names of losses, separated by commas.")
     ] = "contrastive,multi_similarity,proxy_anchor",
-    epochs: Annotated[int, typer.Option(help="Of 200 steps, for each loss.")] = 2,
+    epochs: Annotated[int, typer.Option(help="Epochs of 200 steps for each loss.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where runs and index go; runs/demo or the next free one.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for runs and index; by default runs/demo or the next free one."),
     ] = None,
 ) -> None:
-    """Train on the digits 0 to 4 and look for 5 to 9: a ranking of losses, a page of the best, and an index to search.
+    """Train on the digits 0 to 4 and retrieve 5 to 9: a ranking of losses, a report, and an index to search.
 
     Example: nearfar demo --losses raw,nra --epochs 1
     """

@@ -218,6 +218,14 @@ executor = LocalExecutor([Slot("cpu")])
 executor.start(Job(**json.loads(sys.stdin.readline())))
 time.sleep(600)
 """
+RELAY = """
+import subprocess, sys
+with open(sys.argv[1], "w") as output:
+    process = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=output, stderr=output)
+process.stdin.write(sys.stdin.buffer.readline())
+process.stdin.flush()
+process.wait()
+"""
 
 
 @pytest.mark.parametrize("method", ["forkserver", "subprocess"])
@@ -228,12 +236,8 @@ def test_jobs_stop_when_their_caller_is_killed_and_can_be_resumed(
     record = runner.plan(grid, tmp_path / "out").records[0]
     command = [sys.executable, "-c", CALLER]
     if method == "subprocess":  # as the executor for Ray does
-        relay = (
-            "import subprocess, sys; p = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=open({!r}, 'w'))"
-        )
-        relay += "; p.stdin.write(sys.stdin.buffer.readline()); p.stdin.flush(); p.wait()"
         record.output.parent.mkdir(parents=True)
-        command = [sys.executable, "-c", relay.format(str(record.output)), *COMMAND]
+        command = [sys.executable, "-c", RELAY, str(record.output), *COMMAND]
     caller = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert caller.stdin is not None
     caller.stdin.write(runner._job(record, cache=None, lean=False).to_line())

@@ -46,7 +46,7 @@ def test_figures_are_as_printed(key: str, number: str, row: str, column: str, va
 
 
 @pytest.mark.parametrize("table", ALL, ids=lambda table: f"{table.document}:{table.id}")
-def test_a_table_holds_together(table: papers.Table) -> None:
+def test_a_table_holds_together(table: papers.PaperTable) -> None:
     assert table.rows
     for row in table.rows:
         assert tuple(row.cells) == table.columns

@@ -1,7 +1,7 @@
 """Jobs: one cell of a grid, trained in a process of its own.
 
-``python -m nearfar.bench.executors.job`` reads a job as one line of JSON from standard input. Standard input stays open
-for as long as the caller lives: when it is closed, the job saves its state and stops.
+``COMMAND`` starts a process that reads a job as one line of JSON from standard input. Standard input stays open for as
+long as the caller lives: when it is closed, the job saves its state and stops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nearfar.utils import plugins
 from nearfar.utils.atomic import write_json
 
 LABELS = "cell.json"  # file in a run folder with the name, key and labels of its cell
-COMMAND = (sys.executable, "-m", "nearfar.bench.executors.job")
+COMMAND = (sys.executable, "-c", "from nearfar.bench.executors.job import main; main()")
 TAIL_BYTES = 20_000
 
 
@@ -181,7 +181,3 @@ def main() -> None:
 
     stop_after(wait_for_caller)
     sys.exit(execute(job))
-
-
-if __name__ == "__main__":
-    main()

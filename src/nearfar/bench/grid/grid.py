@@ -123,19 +123,10 @@ def to_toml(grid: Grid) -> str:
         grid: The grid.
 
     Example:
-        >>> losses = {"raw": {"loss": {"name": "raw"}}}
-        >>> print(to_toml(Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses=losses)))
-        name = "one"
-        protocol = "standard"
-        baseline = true
-        seeds = [0]
-        <BLANKLINE>
-        [recipe.optimizer]
-        lr = 0.1
-        <BLANKLINE>
-        [losses.raw.loss]
-        name = "raw"
-        <BLANKLINE>
+        >>> import tomllib
+        >>> grid = Grid(name="one", recipe={"optimizer": {"lr": 0.1}}, losses={"raw": {"loss": {"name": "raw"}}})
+        >>> load(tomllib.loads(to_toml(grid))) == grid
+        True
     """
     import tomli_w
 

@@ -1,12 +1,13 @@
-"""The numbers that the five documents print, table by table.
+"""Published results of the five papers, table by table.
 
-A file for each document; recalls and NMI are in percent, as printed. A cell is missing (None) where the document
-prints nothing, or something that cannot be: the notes of a table say so.
+Each paper has a TOML file; recall and NMI are in percent, as printed. A value is None where the paper prints nothing,
+or an impossible number, which the notes of the table explain.
 
->>> table("thesis", "7c").value("ProxyAnchor", "recall@1")
-68.11
->>> [figure.value for figure in figures(loss="nra", data="cub", dim=512, metric="recall@1")]
-[64.3, 64.3]
+Example:
+    >>> table("thesis", "7c").value("ProxyAnchor", "recall@1")
+    68.11
+    >>> [figure.value for figure in figures(loss="nra", data="cub", dim=512, metric="recall@1")]
+    [64.3, 64.3]
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from nearfar.utils.validation import nearest
 KEYS = ("thesis", "nra", "unified_view", "ranked_list", "group")
 MISSING = "-"
 
-Cell = float | str | bool | None
+Value = float | str | bool | None
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a table.
+class PaperRow:
+    """A row of a published table.
 
     Args:
-        name: As printed, without the reference behind it.
-        reference: Such as "[24]"; empty for what the document measured itself.
-        own: Whether the document measured it itself.
-        losses: What it is called here: labels of losses, none where we do not have it.
-        network: Which backbone, None where that is not printed.
-        dim: Size of the embedding, None where that is not printed.
-        cells: By column.
+        name: Name as printed, without its reference.
+        reference: Reference such as "[24]"; empty for results of the paper itself.
+        own: Whether the paper measured it itself.
+        losses: Labels of the corresponding losses of this library; empty if there is none.
+        network: Backbone; None if it is not printed.
+        dim: Dimension of the embedding; None if it is not printed.
+        cells: Values by column.
     """
 
     name: str
@@ -47,23 +48,23 @@ class Row:
     losses: tuple[str, ...]
     network: str | None
     dim: int | None
-    cells: dict[str, Cell]
+    cells: dict[str, Value]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of a document, or the part of it that is about one data set and size.
+class PaperTable:
+    """A published table, or the part of it about one dataset and dimension.
 
     Args:
-        document: Key of the document.
-        id: Its number, with the part: "7c", "I-cub-512".
-        title: What is in it.
-        kind: "results"; "variants" of one loss; "settings"; "tournament".
-        data: Which data set, None where there is none.
+        document: Key of the paper.
+        id: Number of the table and its part, such as "7c" or "I-cub-512".
+        title: Title of the table.
+        kind: "results", "variants" (of one loss), "settings" or "tournament".
+        data: Dataset; None if there is none.
         protocol: "standard", "fixed_validation" or "k_fold".
-        columns: Their names; recall@k, nmi and std are in percent.
-        rows: In order.
-        notes: What to know about single cells.
+        columns: Names of the columns; recall@k, nmi and std are in percent.
+        rows: Rows in order.
+        notes: Remarks on single values.
     """
 
     document: str
@@ -73,11 +74,19 @@ class Table:
     data: str | None
     protocol: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     notes: tuple[str, ...]
 
-    def value(self, row: str, column: str) -> Cell:
-        """A cell, by the printed name of its row."""
+    def value(self, row: str, column: str) -> Value:
+        """Return a value of the table.
+
+        Args:
+            row: Printed name of the row.
+            column: Name of the column.
+
+        Raises:
+            KeyError: If there is no such row or column.
+        """
         for one in self.rows:
             if one.name == row:
                 if column not in one.cells:
@@ -89,22 +98,41 @@ class Table:
 
 @dataclass(frozen=True)
 class Document:
-    """A document and its tables."""
+    """A paper and its tables.
+
+    Args:
+        key: Key of the paper.
+        title: Title.
+        authors: Authors.
+        year: Year of publication; None if unknown.
+        tables: Its tables.
+    """
 
     key: str
     title: str
     authors: str
     year: int | None
-    tables: tuple[Table, ...]
+    tables: tuple[PaperTable, ...]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number, and where it stands."""
+    """One published number and its source.
+
+    Args:
+        document: Key of the paper.
+        table: Number of the table.
+        row: Row of the table.
+        metric: Name of the column.
+        value: The number, in percent.
+        data: Dataset.
+        protocol: Evaluation protocol.
+        kind: Kind of the table.
+    """
 
     document: str
     table: str
-    row: Row
+    row: PaperRow
     metric: str
     value: float
     data: str
@@ -113,18 +141,22 @@ class Figure:
 
     @property
     def reference(self) -> str:
-        """Where to look it up: "thesis, Table 7c, row ProxyAnchor"."""
+        """Source of the number, such as "thesis, Table 7c, row ProxyAnchor"."""
         return f"{self.document}, Table {self.table}, row {self.row.name}"
 
 
 def documents() -> list[Document]:
-    """All documents."""
+    """Return all papers."""
     return [document(key) for key in KEYS]
 
 
 @cache
 def document(key: str) -> Document:
-    """A document: "thesis", "nra", "unified_view", "ranked_list" or "group"."""
+    """Return a paper.
+
+    Args:
+        key: "thesis", "nra", "unified_view", "ranked_list" or "group".
+    """
     if key not in KEYS:
         raise ValueError(f"document is {key!r}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}")
     content = tomllib.loads(files(__name__).joinpath(f"{key}.toml").read_text(encoding="utf-8"))
@@ -132,8 +164,13 @@ def document(key: str) -> Document:
     return Document(key, content["title"], content["authors"], content.get("year"), tables)
 
 
-def table(key: str, number: str) -> Table:
-    """A table of a document by its number."""
+def table(key: str, number: str) -> PaperTable:
+    """Return a table of a paper.
+
+    Args:
+        key: Key of the paper.
+        number: Number of the table, such as "7c".
+    """
     found = document(key).tables
     for one in found:
         if one.id == number:
@@ -150,15 +187,15 @@ def figures(
     metric: str | None = None,
     own: bool = True,
 ) -> list[Figure]:
-    """Printed numbers of results.
+    """Return published numbers that match all conditions.
 
     Args:
-        loss: A label of a loss, or several: a row is taken that is any of them.
-        data: Data set.
+        loss: Label of a loss, or several labels of which a row must have one.
+        data: Dataset.
         network: Backbone.
-        dim: Size of the embedding.
-        metric: Column.
-        own: Only what the document measured itself; False: also what it cites.
+        dim: Dimension of the embedding.
+        metric: Name of the column.
+        own: Whether to return only what the papers measured themselves, and not what they cite.
     """
     wanted = None if loss is None else {loss} if isinstance(loss, str) else set(loss)
     found = []
@@ -180,11 +217,17 @@ def figures(
 
 
 def scores(key: str, numbers: Iterable[str], metric: str = "recall@1") -> dict[str, dict[str, float]]:
-    """Tables as a tournament takes them: {table: {row: value}}.
+    """Return tables as input of a tournament: {table: {row: value}}.
 
-    >>> from nearfar.bench.comparison.tournament import tournament
-    >>> [row.loss for row in tournament(scores("thesis", ["6a", "6b", "6c", "6d"]))[:3]]
-    ['ProxyAnchor', 'MultiSimilarity', 'SoftTriple']
+    Args:
+        key: Key of the paper.
+        numbers: Numbers of the tables.
+        metric: Name of the column.
+
+    Example:
+        >>> from nearfar.bench.comparison.tournament import tournament
+        >>> [row.loss for row in tournament(scores("thesis", ["6a", "6b", "6c", "6d"]))[:3]]
+        ['ProxyAnchor', 'MultiSimilarity', 'SoftTriple']
     """
     found = {}
     for number in numbers:
@@ -193,7 +236,7 @@ def scores(key: str, numbers: Iterable[str], metric: str = "recall@1") -> dict[s
     return found
 
 
-def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> Table:
+def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> PaperTable:
     columns = [name for name in content["columns"] if name not in ("network", "dim")]
     rows = []
     for name, *values in content["rows"]:
@@ -205,17 +248,17 @@ def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> T
         labels = given.get("loss", losses.get(base, ()))
         own = base in content["own"] if "own" in content else not reference
         rows.append(
-            Row(
+            PaperRow(
                 name=base,
                 reference=reference,
                 own=own,
                 losses=(labels,) if isinstance(labels, str) else tuple(labels),
                 network=given.get("network"),
                 dim=given.get("dim"),
-                cells={column: _cell(cells[column]) for column in columns},
+                cells={column: _value(cells[column]) for column in columns},
             )
         )
-    return Table(
+    return PaperTable(
         document=key,
         id=content["id"],
         title=content["title"],
@@ -228,7 +271,7 @@ def _table(key: str, content: Mapping[str, Any], losses: Mapping[str, Any]) -> T
     )
 
 
-def _cell(value: Any) -> Cell:
+def _value(value: Any) -> Value:
     if value == MISSING:
         return None
     if isinstance(value, (bool, str)):
