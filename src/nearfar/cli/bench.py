@@ -64,6 +64,8 @@ def run_grid(
 ) -> None:
     """Train all cells of a grid, each in a process of its own.
 
+    A cell is one run: one loss with one network, dimension, dataset, setting and seed of the grid.
+
     Finished cells are skipped, and a cell that fails does not stop the others. Ctrl-C saves the running cells and
     stops; the same command resumes.
 

@@ -242,7 +242,7 @@ def test_jobs_stop_when_their_caller_is_killed_and_can_be_resumed(
     assert caller.stdin is not None
     caller.stdin.write(runner._job(record, cache=None, lean=False).to_line())
     caller.stdin.close()
-    wait_for(lambda: record.steps() is not None)
+    wait_for(lambda: record.steps() is not None, 300.0)  # on a busy machine, importing everything twice takes long
     caller.kill()
     caller.wait()
     wait_for(lambda: "saved, and can be resumed" in record.output.read_text())
