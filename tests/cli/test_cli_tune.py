@@ -98,7 +98,7 @@ def test_report_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_report_says_what_is_wrong_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, told = run(capsys, "bench", "report", tmp_path / "nowhere")
     assert code == 1
-    assert "nowhere is not there; needed is a run folder" in told
+    assert "nowhere does not exist; needed is a run folder" in told
     write_run(tmp_path / "one", "triplet", 0.5)
     code, _, told = run(capsys, "bench", "report", tmp_path / "one", "--metric", "nmi")
     assert code == 1
