@@ -22,10 +22,10 @@ def test_long_work_says_a_line_now_and_then(
             tell(done * 10, 1000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "embedding: 200 of 1,000, about 80 s left",
-        "embedding: 400 of 1,000, about 60 s left",
-        "embedding: 600 of 1,000, about 40 s left",
-        "embedding: 800 of 1,000, about 20 s left",
+        "embedding: 200 of 1,000, about 1 min 20 s left",
+        "embedding: 400 of 1,000, about 1 min 00 s left",
+        "embedding: 600 of 1,000, about 40.0 s left",
+        "embedding: 800 of 1,000, about 20.0 s left",
     ]
 
 

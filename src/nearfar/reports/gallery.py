@@ -177,26 +177,20 @@ def flatten(points: Tensor, method: str = "pca", seed: int = 0) -> NDArray[np.fl
         [n, 2].
     """
     one_of("map", method, METHODS)
-    values = points.double().cpu()
+    values = points.double().cpu().numpy()
     if method == "pca":
-        centered = values - values.mean(dim=0)
-        # The d × d matrix is small, however many points there are.
-        axes = torch.linalg.eigh(centered.T @ centered).eigenvectors.flip(1)[:, :2]
-        # Eigenvectors have no sign; making the largest component positive keeps pages reproducible.
-        largest = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
-        placed = centered @ (axes * largest.sign())
-        if placed.shape[1] < 2:
-            placed = torch.cat([placed, torch.zeros_like(placed)], dim=1)
-        flat: NDArray[np.float64] = placed.numpy()
-        return flat
+        from sklearn.decomposition import PCA
+
+        found = PCA(min(2, values.shape[1]), svd_solver="full").fit_transform(values)
+        return np.pad(found, [(0, 0), (0, 2 - found.shape[1])])
     if method == "tsne":
         from sklearn.manifold import TSNE
 
         perplexity = min(30.0, max(1.0, (len(values) - 1) / 3))
-        moved = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(values.numpy())
+        moved = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
         return np.asarray(moved, dtype=np.float64)
     try:
         from umap import UMAP  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise ImportError("map 'umap' needs umap-learn; install it with: pip install umap-learn") from error
-    return np.asarray(UMAP(random_state=seed).fit_transform(values.numpy()), dtype=np.float64)
+    return np.asarray(UMAP(random_state=seed).fit_transform(values), dtype=np.float64)

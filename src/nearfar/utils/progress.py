@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nearfar.utils.formatting import duration
+
 Progress = Callable[[int, int], None]  # told how much is done, of how much
 Watch = Callable[[str], Progress | None]  # told what work begins
 
@@ -50,15 +52,6 @@ def _lines(work: str) -> Progress:
             return
         said = now
         left = (now - start) * (total - done) / done
-        print(f"{work}: {done:,} of {total:,}, about {_words(left)} left", file=sys.stderr, flush=True)
+        print(f"{work}: {done:,} of {total:,}, about {duration(left)} left", file=sys.stderr, flush=True)
 
     return tell
-
-
-def _words(seconds: float) -> str:
-    """A time in words.
-
-    >>> _words(42.1), _words(200)
-    ('42 s', '3 min')
-    """
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

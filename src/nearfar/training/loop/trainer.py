@@ -32,6 +32,7 @@ from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import Log, RunFolder, finite
 from nearfar.training.run.loggers import Logger, flat
 from nearfar.utils.atomic import write_json, write_text
+from nearfar.utils.formatting import duration
 from nearfar.utils.validation import few
 
 MOST_SAVING = 0.05  # of the time: with short epochs, not each one is saved
@@ -339,6 +340,6 @@ class Trainer:
         self.judge.write(self.run_folder.embeddings, self._found)
         self.judge.write_queries(self.run_folder.queries, self._found, self._queries)
         write_json(self.run_folder.metrics, metrics)
-        words = f"finished after {console.clock(place.seconds)}: {rule}, epoch {epoch + 1}"
+        words = f"finished after {duration(place.seconds)}: {rule}, epoch {epoch + 1}"
         self.display.say("  ".join([words, *console.shown(measured)]))
         return metrics

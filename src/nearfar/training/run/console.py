@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TextIO
 
+from nearfar.utils.formatting import duration
 from nearfar.utils.progress import Progress
 
 BETWEEN_LINES = 10.0  # seconds, where lines stay
@@ -41,14 +42,14 @@ class Status:
         """All of it in a line.
 
         >>> Status(20, 100, 2, 5, loss=1.25, images_s=1500.0, seconds_left=62.0).text()
-        'epoch 2/5  step 20/100  loss 1.2500  1,500 images/s  1:02 left'
+        'epoch 2/5  step 20/100  loss 1.2500  1,500 images/s  1 min 02 s left'
         """
         words = [f"epoch {self.epoch}/{self.epochs}", f"step {self.step:,}/{self.steps:,}"]
         words.append(f"loss {'–' if self.loss is None else format(self.loss, '.4f')}")
         if self.images_s:
             words.append(f"{self.images_s:,.0f} images/s")
         if self.seconds_left is not None:
-            words.append(f"{clock(self.seconds_left)} left")
+            words.append(f"{duration(self.seconds_left)} left")
         if self.skipped:
             words.append(f"{self.skipped} skipped")
         return "  ".join([*words, *shown(self.metrics)])
@@ -167,14 +168,3 @@ def shown(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
         names = [name for name in (first, "map@r", "nmi") if name is not None and name in values]
         found.append(" ".join([part, *(f"{name} {values[name]:.4f}" for name in names)]))
     return found
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    >>> clock(3725.2)
-    '1:02:05'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
