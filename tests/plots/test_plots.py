@@ -97,7 +97,7 @@ def test_every_loss_of_pairs_has_finite_curves_that_repeat(key: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(set(nf.losses.names()) - set(OF_PAIRS)))
 def test_other_losses_have_no_weights_to_draw(key: str) -> None:
-    with pytest.raises(ValueError, match=f"{key} is no loss of pairs"):
+    with pytest.raises(ValueError, match=f"{key} is not a loss of pairs"):
         plots.curves(create(key, {}))
 
 
@@ -137,7 +137,7 @@ def test_errors_come_before_the_work(tmp_path: Path) -> None:
         plots.draw_weights({"raw": loss}, tmp_path / "raw.gif")
     with pytest.raises(ValueError, match="there is no folder"):
         plots.draw_weights({"raw": loss}, tmp_path / "nowhere" / "raw.png")
-    with pytest.raises(ValueError, match="no loss was chosen"):
+    with pytest.raises(ValueError, match="there is no loss to draw"):
         plots.draw_weights({}, tmp_path / "raw.png")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of losses: how they weigh pairs, and how ``nra`` makes similarities of distances.
+"""Plots of losses: the weights of pairs, and how ``nra`` converts distances to similarities.
 
 >>> found = curves(create("contrastive", margin=0.25), steps=5)
 >>> found.similarity.tolist(), found.negative.tolist()

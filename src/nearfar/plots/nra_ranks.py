@@ -1,4 +1,4 @@
-"""How NRA makes similarities of distances: Figures 1 to 3 of its paper."""
+"""How NRA converts distances to similarities: Figures 1 to 3 of its paper."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from nearfar.losses import NRA
-from nearfar.plots.style import PULL, PUSH, picture, plain, tell
+from nearfar.plots.style import PULL, PUSH, add_caption, open_figure, simplify_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ALPHAS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)  # those of the paper
 
-# A batch in the plane: three classes of four, of which the last has strayed among the second.
+# A batch in the plane: three classes of four points. The last point is near the second class instead of its own.
 POINTS = torch.tensor(
     [
         [0.0, 1.0], [0.3, 1.5], [-0.9, 1.6], [1.0, 0.5],
@@ -31,7 +31,7 @@ MARKERS = ("o", "s", "^")  # of the classes
 
 
 class Ranked(NamedTuple):
-    """What NRA makes of an anchor's distances to the others, [n − 1] each, and what the anchor costs."""
+    """Ranks and similarities for an anchor's distances to the others, [n − 1] each, and the loss of the anchor."""
 
     distance: Tensor
     rank: Tensor
@@ -40,11 +40,18 @@ class Ranked(NamedTuple):
 
 
 def ranked(loss: NRA, points: Tensor, labels: Tensor, anchor: int) -> Ranked:
-    """From distances to ranks to similarities, for one anchor of a batch.
+    """Convert distances to ranks and similarities, for one anchor of a batch.
 
-    >>> found = ranked(NRA(), torch.tensor([[0.0], [1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1, 1]), anchor=0)
-    >>> found.distance.tolist(), found.rank.tolist(), found.similarity.tolist()
-    ([1.0, 3.0, 5.0], [0.0, 0.5, 1.0], [1.0, 0.5, 0.0])
+    Args:
+        loss: The loss.
+        points: Embeddings, [n, d].
+        labels: Labels, [n].
+        anchor: Index of the anchor.
+
+    Example:
+        >>> found = ranked(NRA(), torch.tensor([[0.0], [1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1, 1]), anchor=0)
+        >>> found.distance.tolist(), found.rank.tolist(), found.similarity.tolist()
+        ([1.0, 3.0, 5.0], [0.0, 0.5, 1.0], [1.0, 0.5, 0.0])
     """
     others = torch.arange(len(points)) != anchor
     distance = (points[others] - points[anchor]).norm(dim=1)
@@ -56,10 +63,15 @@ def ranked(loss: NRA, points: Tensor, labels: Tensor, anchor: int) -> Ranked:
 
 
 def draw_transfer(loss: NRA, path: str | Path) -> Path:
-    """Draw the transfer function and what a rank costs, for this loss and the paper's values of alpha (Figure 3)."""
+    """Draw the transfer function and the loss by rank, for this loss and the paper's values of alpha (Figure 3).
+
+    Args:
+        loss: The loss; its alpha is drawn as a thick line.
+        path: File to write: .png, .svg or .pdf.
+    """
     rank = torch.linspace(0, 1, 401, dtype=torch.float64)
     alphas = sorted({*ALPHAS, loss.alpha})
-    with picture(path, (8.4, 3.6)) as figure:
+    with open_figure(path, (8.4, 3.6)) as figure:
         from matplotlib import colormaps
 
         left, right = figure.subplots(1, 2)
@@ -77,15 +89,20 @@ def draw_transfer(loss: NRA, path: str | Path) -> Path:
         right.set_xlabel("rank r of the farthest positive, 1 − r of the nearest negative")
         for panel in (left, right):
             panel.set_xlim(0, 1)
-            plain(panel)
+            simplify_axes(panel)
         figure.suptitle("What ranks cost, by the steepness α", fontsize=11)
     return Path(path)
 
 
 def draw_ranks(loss: NRA, path: str | Path) -> Path:
-    """Draw a small batch as two of its anchors see it: by distance, by rank, by similarity (Figures 1 and 2)."""
+    """Draw a small batch around two of its anchors: by distance, by rank and by similarity (Figures 1 and 2).
+
+    Args:
+        loss: The loss.
+        path: File to write: .png, .svg or .pdf.
+    """
     titles = ("distance d", "rank r: nearest 0, farthest 1", f"similarity s, drawn at 1 − s (α = {loss.alpha:g})")
-    with picture(path, (8.4, 6.4)) as figure:
+    with open_figure(path, (8.4, 6.4)) as figure:
         panels = figure.subplots(len(ANCHORS), len(titles), gridspec_kw={"wspace": 0.08})
         for (anchor, words), across in zip(ANCHORS.items(), panels, strict=True):
             found = ranked(loss, POINTS, LABELS, anchor)
@@ -102,7 +119,7 @@ def draw_ranks(loss: NRA, path: str | Path) -> Path:
 
 
 def _draw_around(panel: Axes, anchor: int, radius: Tensor, sign: str, values: Tensor) -> None:
-    """The others around the anchor, each in its own direction and so far away; the values of the two that count."""
+    """Draw the others around the anchor, each at its radius, with the values of the two in the loss."""
     others = torch.arange(len(POINTS)) != anchor
     away = POINTS[others] - POINTS[anchor]
     spots, labels = away * (radius / away.norm(dim=1)).unsqueeze(1), LABELS[others]
@@ -112,7 +129,7 @@ def _draw_around(panel: Axes, anchor: int, radius: Tensor, sign: str, values: Te
     _circle(panel, radius.amax(), "lightgray", "-")
     for style, ours, end in ((PULL, positive, farthest), (PUSH, ~positive, nearest)):
         _circle(panel, radius[end], style.color, style.line)
-        tell(panel, style, f"{style.name}, {sign} = {values[end]:.2f}")
+        add_caption(panel, style, f"{style.name}, {sign} = {values[end]:.2f}")
         for label, marker in enumerate(MARKERS):
             some = spots[ours & (labels == label)]
             panel.scatter(some[:, 0], some[:, 1], s=26, color=style.color, marker=marker, linewidths=0, zorder=3)

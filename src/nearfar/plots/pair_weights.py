@@ -1,8 +1,8 @@
-"""The weight view: how much a loss pulls or pushes a pair, against its similarity.
+"""Pair weights: how strongly a loss pulls or pushes a pair, by its similarity.
 
-The curves are measured, not derived: an anchor stands among a few others, one pair is moved from
-similarity −1 to 1, and :meth:`~nearfar.losses.PairLoss.pair_weights` says what the pair weighs. For losses with
-proxies the pair is a sample and a proxy, and what it weighs is the derivative of the loss.
+The curves are measured, not derived: the similarity of one pair goes from −1 to 1 while the anchor's other pairs stay
+fixed, and :meth:`~nearfar.losses.PairLoss.pair_weights` computes the weight. For losses with proxies the pair is a
+sample and a proxy, and its weight is the derivative of the loss.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from nearfar import losses, mining
 from nearfar.losses import Loss, PairLoss
 from nearfar.losses.group import Group
 from nearfar.losses.proxies import ProxyLoss
-from nearfar.plots.style import PULL, PUSH, picture, plain, tell
+from nearfar.plots.style import PULL, PUSH, add_caption, open_figure, simplify_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the pairs that stand still
+POSITIVES, NEGATIVES = (0.5,), (0.3,)  # similarities of the fixed pairs
 DIMENSIONS = 128
-CLASSES = 3  # of losses with proxies: that of the sample, one that is moved and one that stands still
-COPIES = 256  # of the anchor, so that mining by chance shows its average
-CLOSEST = 1 - 1e-9  # similarity of a proxy at the ends, where its direction is still known
+CLASSES = 3  # of losses with proxies: that of the sample, a moved one and a fixed one
+COPIES = 256  # of the anchor, so that the result of a random mining is an average
+CLOSEST = 1 - 1e-9  # largest similarity of a proxy; at 1 its direction would be undefined
 
 
 class Curves(NamedTuple):
@@ -39,7 +39,7 @@ class Curves(NamedTuple):
 
 
 def classic() -> dict[str, Loss]:
-    """The losses whose weights the unified view compares, with the one it proposes."""
+    """Return the losses whose weights the Unified View compares, with the one it proposes."""
     chosen = {key: losses.create(key) for key in ("contrastive", "lifted_structure_generalized", "binomial_deviance")}
     triplet = losses.create("triplet", mining="all")
     proposed = {"raw": losses.create("raw"), "multi_similarity": losses.create("multi_similarity")}
@@ -47,30 +47,43 @@ def classic() -> dict[str, Loss]:
 
 
 def create(key: str, **settings: object) -> Loss:
-    """A loss to draw by name.
+    """Create a loss to draw by name.
 
-    >>> create("proxy_anchor", alpha=16.0).num_classes
-    3
+    Args:
+        key: Name of the loss.
+        **settings: Settings of the loss; the number of classes and the dimension have defaults here.
+
+    Example:
+        >>> create("proxy_anchor", alpha=16.0).num_classes
+        3
     """
     loss = losses.get(key)
     check_loss(loss)
-    room = {"num_classes": CLASSES, "dim": DIMENSIONS} if issubclass(loss, ProxyLoss) else {}
-    return losses.create(key, **{**room, **settings})
+    sizes = {"num_classes": CLASSES, "dim": DIMENSIONS} if issubclass(loss, ProxyLoss) else {}
+    return losses.create(key, **{**sizes, **settings})
 
 
 def check_loss(loss: type[Loss]) -> None:
-    """Only losses of pairs have pair weights: of two samples, or of a sample and a proxy."""
+    """Raise if a loss has no pair weights.
+
+    Args:
+        loss: The class of the loss.
+    """
     if not has_weights(loss):
-        raise ValueError(f"{loss.key} is no loss of pairs, so there are no pair weights to draw")
+        raise ValueError(f"{loss.key} is not a loss of pairs, so it has no pair weights to draw")
 
 
 def has_weights(loss: type[Loss]) -> bool:
-    """Whether there is something to draw.
+    """Whether a loss has pair weights: of two samples, or of a sample and a proxy.
 
-    >>> has_weights(losses.get("arcface")), has_weights(losses.get("group"))
-    (True, False)
+    Args:
+        loss: The class of the loss.
+
+    Example:
+        >>> has_weights(losses.get("arcface")), has_weights(losses.get("group"))
+        (True, False)
     """
-    return issubclass(loss, (PairLoss, ProxyLoss)) and not issubclass(loss, Group)  # it weighs whole batches
+    return issubclass(loss, (PairLoss, ProxyLoss)) and not issubclass(loss, Group)  # a function of the whole batch
 
 
 def curves(
@@ -81,19 +94,26 @@ def curves(
     negatives: Sequence[float] = NEGATIVES,
     seed: int = 0,
 ) -> Curves:
-    """Weights of one positive and of one negative pair while its similarity goes from −1 to 1.
+    """Compute the weight of a positive and of a negative pair while its similarity goes from −1 to 1.
 
-    Every vector has length one. Besides the moved pair the anchor has pairs that stand still, by default
-    a positive at similarity 0.5 and a negative at 0.3: losses that compare pairs with each other need
-    something to compare with, and a pair alone tells nothing of them. Losses of distances are swept over
-    the same vectors, and their weights are those of the distance (see ``pair_weights``).
+    Every vector has length one. The anchor also has fixed pairs, since some losses compare the pairs of an anchor with
+    each other. Losses of distances get the same vectors, and their weights are those of the distance (see
+    ``pair_weights``).
 
-    A loss with proxies has one proxy for each class: that of the sample's class is moved while the others stand at
-    0.3, and one of the others while its own stands at 0.5.
+    A loss with proxies has one proxy for each class. The proxy of the sample's class is moved while the others are at
+    0.3, and one of the others is moved while the own proxy is at 0.5.
 
-    >>> found = curves(losses.create("contrastive", margin=0.25), steps=5)
-    >>> found.similarity.tolist(), found.negative.tolist()
-    ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
+    Args:
+        loss: The loss.
+        steps: Number of similarities.
+        positives: Similarities of the fixed positives.
+        negatives: Similarities of the fixed negatives.
+        seed: Seed for losses that draw random numbers.
+
+    Example:
+        >>> found = curves(losses.create("contrastive", margin=0.25), steps=5)
+        >>> found.similarity.tolist(), found.negative.tolist()
+        ([-1.0, -0.5, 0.0, 0.5, 1.0], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
     check_loss(type(loss))
     similarity = torch.linspace(-1.0, 1.0, steps, dtype=torch.float64)
@@ -118,8 +138,8 @@ def curves(
 def _proxy_curves(loss: ProxyLoss, similarity: Tensor, seed: int) -> Curves:
     if not 2 <= loss.num_classes < loss.dim:
         raise ValueError(
-            f"{loss.key} has {loss.num_classes} classes and {loss.dim} dimensions; needed to draw it are "
-            "at least two classes, and more dimensions than classes"
+            f"{loss.key} has {loss.num_classes} classes and {loss.dim} dimensions; a plot needs at least two classes, "
+            "and more dimensions than classes"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -130,19 +150,19 @@ def _proxy_curves(loss: ProxyLoss, similarity: Tensor, seed: int) -> Curves:
 def _proxy_weight(loss: ProxyLoss, place: int, similarity: Tensor) -> Tensor:
     """How strongly a sample of class 0 is pulled to the proxy of its class (0), or pushed away from another (1).
 
-    Each proxy leans to an axis of its own, so that along this axis the sample's gradient is its doing alone.
+    Each proxy has a component along an axis of its own, where the sample's gradient depends on this proxy alone.
     """
     at = similarity.new_full((loss.num_classes,), NEGATIVES[0])
     at[0] = POSITIVES[0]
     at[place] = similarity.clamp(-CLOSEST, CLOSEST)
-    lean = (1 - at.square()).sqrt()
-    proxies = torch.cat([at.unsqueeze(1), lean.unsqueeze(1) * torch.eye(len(at), loss.dim - 1).to(at)], dim=1)
-    if loss.proxies.ndim == 3:  # several of one class stand together
+    component = (1 - at.square()).sqrt()
+    proxies = torch.cat([at.unsqueeze(1), component.unsqueeze(1) * torch.eye(len(at), loss.dim - 1).to(at)], dim=1)
+    if loss.proxies.ndim == 3:  # all proxies of a class are equal
         proxies = proxies.unsqueeze(1).expand(-1, loss.proxies.shape[1], -1)
     sample = torch.eye(1, loss.dim).to(at).requires_grad_()
     value = loss.against_proxies(sample, torch.zeros(1, dtype=torch.long), proxies)
     (gradient,) = torch.autograd.grad(value, sample)
-    found: Tensor = gradient[0, 1 + place] / lean[place]
+    found: Tensor = gradient[0, 1 + place] / component[place]
     return -found if place == 0 else found
 
 
@@ -155,23 +175,27 @@ def _at(similarity: Tensor) -> Tensor:
 
 
 def draw_weights(chosen: Mapping[str, Loss], path: str | Path) -> Path:
-    """Draw the weight curves of some losses, a panel each with the mapping's name as title; PNG, SVG or PDF.
+    """Draw the weight curves of some losses, in one panel each.
 
-    Positive and negative weights can differ by orders of magnitude (sharpness 2 against 50 in RAW), so
-    each curve is drawn relative to its largest weight, which stands above it.
+    Positive and negative weights can differ by orders of magnitude (a steepness of 2 against 50 in RAW), so each curve
+    is drawn relative to its largest weight, which is written above it.
+
+    Args:
+        chosen: The losses by the titles of their panels.
+        path: File to write: .png, .svg or .pdf.
     """
     if not chosen:
-        raise ValueError("no loss was chosen to draw")
+        raise ValueError("there is no loss to draw")
     columns = 2 if len(chosen) == 4 else min(3, len(chosen))
     rows = -(-len(chosen) // columns)
-    with picture(path, (max(3.6 * columns, 5.4), 2.8 * rows + 0.7)) as figure:
+    with open_figure(path, (max(3.6 * columns, 5.4), 2.8 * rows + 0.7)) as figure:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for panel, (title, loss) in zip(panels, chosen.items(), strict=False):
             _draw_panel(panel, title, loss)
         for panel in panels[len(chosen) :]:
             panel.set_visible(False)
-        figure.suptitle("How much a pair weighs, by its similarity to the anchor", fontsize=11)
-        figure.supxlabel(f"cosine similarity ({_context()} stand still)", fontsize=9)
+        figure.suptitle("Weight of a pair by its similarity to the anchor", fontsize=11)
+        figure.supxlabel(f"cosine similarity ({_context()} are fixed)", fontsize=9)
         figure.supylabel("weight relative to its maximum", fontsize=9)
     return Path(path)
 
@@ -192,7 +216,7 @@ def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
         relative = weights / largest if largest > 0 else weights
         lowest = min(lowest, float(relative.amin()))
         panel.plot(found.similarity.numpy(), relative.numpy(), color=style.color, linestyle=style.line, linewidth=2)
-        tell(panel, style, f"{style.name}, up to {largest:.3g}")
+        add_caption(panel, style, f"{style.name}, up to {largest:.3g}")
     measure = loss.measure if isinstance(loss, PairLoss) else "cosine"  # proxies are drawn against their angle
     compares = "" if measure in ("cosine", "dot") else f" ({measure.replace('_', ' ')} distance)"
     panel.set_title(title + compares, fontsize=10, pad=18)
@@ -200,4 +224,4 @@ def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
     panel.set_ylim(lowest * 1.08 - 0.04, 1.06)
     panel.set_xticks([-1, -0.5, 0, 0.5, 1])
     panel.tick_params(labelbottom=True)
-    plain(panel)
+    simplify_axes(panel)

@@ -1,4 +1,4 @@
-"""The house style, and the files pictures go to."""
+"""The common style of all plots, and the files they are written to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 class Style(NamedTuple):
-    """How positives or negatives are drawn, and on which side they are told of."""
+    """How positives or negatives are drawn, and on which side their caption is."""
 
     name: str
     color: str
@@ -29,24 +29,28 @@ PUSH = Style("negative", "tab:blue", ":", "···", "right")
 
 
 def check_file(path: Path) -> Path:
-    """The path, if a picture can be written to it."""
+    """Return the path, or raise if no plot can be written to it.
+
+    Args:
+        path: A file name that ends in .png, .svg or .pdf, in a folder that exists.
+    """
     if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"the picture is to go to {str(path)!r}; its name must end in {', '.join(FORMATS)}")
+        raise ValueError(f"the plot file is {str(path)!r}; its name must end in {', '.join(FORMATS)}")
     if not path.parent.is_dir():
-        raise ValueError(f"the picture is to go to {str(path)!r}, but there is no folder {str(path.parent)!r}")
+        raise ValueError(f"the plot file is {str(path)!r}, but there is no folder {str(path.parent)!r}")
     return path
 
 
 @contextmanager
-def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """An empty figure, so many inches wide and high, that is written to the path once it is drawn."""
+def open_figure(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Open an empty figure of a size in inches; on exit it is written to the path."""
     path = check_file(Path(path))
     try:
         import matplotlib
         from matplotlib import figure
     except ImportError as error:
-        raise ImportError("drawing needs matplotlib; install it with: pip install 'nearfar[plot]'") from error
-    # Text stays text in an SVG, and the same picture gives the same file.
+        raise ImportError("plots need matplotlib; install it with: pip install 'nearfar[plot]'") from error
+    # Text stays text in an SVG, and the same plot gives the same file.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nearfar", "font.size": 9}):
         drawn = figure.Figure(figsize=size, layout="constrained")
         yield drawn
@@ -54,14 +58,14 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
         drawn.savefig(path, dpi=150, metadata=dated)
 
 
-def plain(panel: Axes) -> None:
-    """A faint grid, and no frame above and to the right."""
+def simplify_axes(panel: Axes) -> None:
+    """Draw a faint grid and remove the frame at the top and on the right."""
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def tell(panel: Axes, style: Style, text: str) -> None:
-    """A few words above a panel, in the colour and on the side of a style."""
+def add_caption(panel: Axes, style: Style, text: str) -> None:
+    """Write a text above a panel, in the color and on the side of a style."""
     x = 0.0 if style.side == "left" else 1.0
-    words = f"{style.mark} {text}"
-    panel.text(x, 1.02, words, color=style.color, ha=style.side, va="bottom", fontsize=8, transform=panel.transAxes)
+    caption = f"{style.mark} {text}"
+    panel.text(x, 1.02, caption, color=style.color, ha=style.side, va="bottom", fontsize=8, transform=panel.transAxes)
