@@ -196,7 +196,7 @@ class RandomTripletMining(TripletMining):
         return Triplets(positive, negative, filled & (drawn < total))
 
 
-class Random(RandomTripletMining):
+class RandomNegative(RandomTripletMining):
     """Selects, for each positive, a random negative, all with equal probability."""
 
     name = "random"
@@ -239,7 +239,7 @@ class DistanceWeighted(RandomTripletMining):
         return torch.softmax(rarity, dim=1).mul_(eligible).mul_(CERTAIN).long().cumsum(dim=1)
 
 
-_MININGS = {mining.name: mining for mining in (All, SemiHard, Hard, DistanceWeighted, ValidTriplet, Random)}
+_MININGS = {mining.name: mining for mining in (All, SemiHard, Hard, DistanceWeighted, ValidTriplet, RandomNegative)}
 
 
 def names() -> list[str]:
