@@ -1,4 +1,4 @@
-"""nearfar losses"""
+"""The command ``nearfar losses``: list, explain or draw losses."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def list_losses(
     everything: Annotated[bool, typer.Option("--all", help="Explain all of them.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw weight against similarity, or what --kind says: .png, .svg or .pdf."),
+        typer.Option(metavar="FILE", help="Draw pair weights, or the plot of --kind, to a .png, .svg or .pdf file."),
     ] = None,
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="What to draw: weights or, of nra, transfer or ranks.")
+        str, typer.Option(metavar="KIND", help="The plot: weights, or for nra also transfer or ranks.")
     ] = "weights",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the losses to draw.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a setting of the losses to draw.")
     ] = None,
 ) -> None:
-    """List the losses, explain some of them, or draw how they weigh pairs.
+    """List the losses, explain some of them, or draw their pair weights.
 
     Example: nearfar losses raw --plot raw.svg --set mining=valid_triplet
 
@@ -38,11 +38,11 @@ def list_losses(
     """
     one_of("--kind", kind, KINDS)
     if everything and (keys or plot):
-        raise ValueError("--all explains every loss; it goes with no KEY and no --plot")
+        raise ValueError("--all explains every loss; it cannot be combined with KEY or --plot")
     if settings and not (keys and plot):
-        raise ValueError("--set goes with a loss to draw, as in: nearfar losses raw --plot raw.svg --set alpha=4")
+        raise ValueError("--set needs a loss to draw, as in: nearfar losses raw --plot raw.svg --set alpha=4")
     if kind != "weights" and not (keys == ["nra"] and plot):
-        raise ValueError(f"--kind {kind} is drawn of nra alone, as in: nearfar losses nra --plot nra.svg --kind {kind}")
+        raise ValueError(f"--kind {kind} exists for nra only, as in: nearfar losses nra --plot nra.svg --kind {kind}")
     if plot is not None:
         given = dict(setting(text) for text in settings or ())
         print(f"wrote {_draw(kind, keys, given, plot)}")
@@ -80,7 +80,7 @@ def _print_losses() -> None:
     console = Console()
     console.print(table)
     console.print(
-        "Formula, settings and reference of one: nearfar losses KEY; of all: nearfar losses --all",
+        "Formula, settings, reference and example of a loss: nearfar losses KEY; of all: nearfar losses --all",
         markup=False,
         highlight=False,
     )

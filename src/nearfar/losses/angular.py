@@ -49,7 +49,7 @@ class Angular(Loss):
     """
 
     key = "angular"
-    source = "beyond the five papers"
+    source = "Wang et al. 2017"
     cuda_graph = True
     deterministic = True
 

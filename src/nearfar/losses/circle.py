@@ -43,7 +43,7 @@ class Circle(PairLoss):
     """
 
     key = "circle"
-    source = "beyond the five papers"
+    source = "Sun et al. 2020"
     cuda_graph = True
     deterministic = True
     minings = tuple(minings.names())

@@ -37,7 +37,7 @@ class CosFace(ClassificationLoss):
     """
 
     key = "cosface"
-    source = "beyond the five papers"
+    source = "Wang et al. 2018"
     cuda_graph = True
     deterministic = True
     mean_over_anchors = True

@@ -40,7 +40,7 @@ class FastAP(PairLoss):
     """
 
     key = "fast_ap"
-    source = "beyond the five papers"
+    source = "Cakir et al. 2019"
     cuda_graph = True
     deterministic = True
     measure = "squared_euclidean"

@@ -36,7 +36,7 @@ class Histogram(PairLoss):
     """
 
     key = "histogram"
-    source = "beyond the five papers"
+    source = "Ustinova and Lempitsky 2016"
     cuda_graph = True
     deterministic = True
     closed_form = True

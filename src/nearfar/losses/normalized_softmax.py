@@ -53,4 +53,5 @@ class NormalizedSoftmax(ClassificationLoss):
 
     @property
     def sharpness(self) -> float:
+        """The factor of the cosines, 1 / temperature."""
         return 1.0 / self.temperature

@@ -41,7 +41,7 @@ class NTXent(PairLoss):
     """
 
     key = "nt_xent"
-    source = "beyond the five papers"
+    source = "Chen et al. 2020"
     cuda_graph = True
     deterministic = True
     minings = tuple(minings.names())

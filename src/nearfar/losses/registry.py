@@ -99,7 +99,7 @@ def describe(key: str) -> str:
     settings = ", ".join(
         name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in defaults(key).items()
     )
-    text = inspect.cleandoc(loss.__doc__ or "")
+    text = inspect.cleandoc(loss.__doc__ or "").replace("``", "")
     return f"{loss.__name__}({settings})\n\n{textwrap.indent(text, '  ')}\n"
 
 

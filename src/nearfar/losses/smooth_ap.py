@@ -43,7 +43,7 @@ class SmoothAP(PairLoss):
     """
 
     key = "smooth_ap"
-    source = "beyond the five papers"
+    source = "Brown et al. 2020"
     deterministic = True  # no CUDA graph: on a GPU a step has as many kernels as the batch has members
     closed_form = True
     row_bytes = 128

@@ -76,6 +76,7 @@ class SoftTriple(ClassificationLoss):
 
     @property
     def sharpness(self) -> float:
+        """The factor of the class similarities, alpha."""
         return self.alpha
 
     def target(self, own: Tensor) -> tuple[Tensor, None]:

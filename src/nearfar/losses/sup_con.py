@@ -41,7 +41,7 @@ class SupCon(PairLoss):
     """
 
     key = "sup_con"
-    source = "beyond the five papers"
+    source = "Khosla et al. 2020"
     cuda_graph = True
     deterministic = True
     minings = tuple(minings.names())

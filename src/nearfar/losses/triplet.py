@@ -82,6 +82,7 @@ class Triplet(PairLoss):
 
     @property
     def bytes_per_pair(self) -> int:
+        """Working memory for each entry of a float32 tile."""
         return self.mining.bytes_per_pair + (16 if isinstance(self.mining, TripletMining) else 60)
 
     def graph_key(self) -> Hashable:
