@@ -36,7 +36,7 @@ from nearfar.training.loop import step as training
 from nearfar.training.loop.cuda_graphs import Recorded
 from nearfar.training.loop.prefetch import ahead
 from nearfar.training.loop.step_records import Ledger
-from nearfar.training.recipe.sections import Optimizer, Schedule
+from nearfar.training.recipe.schema import Optimizer, Schedule
 
 COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
 TARGET = 1.10

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pydantic.fields import FieldInfo
 
-from nearfar.training.recipe.files import SECTIONS
-from nearfar.training.recipe.sections import Stage
+from nearfar.training.recipe.schema import SECTIONS, Stage
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -48,14 +46,14 @@ def test_every_key_of_a_recipe_is_told_with_its_default() -> None:
     assert parts.keys() == {*SECTIONS, "stages"}
     for name, kind in {**SECTIONS, "stages": Stage}.items():
         told = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", parts[name], re.MULTILINE))
-        wanted = {} if name == "loss" else {each.name: default(each) for each in dataclasses.fields(kind)}
+        wanted = {} if name == "loss" else {key: default(field) for key, field in kind.model_fields.items()}
         assert {key: value.strip() for key, value in told.items()} == wanted
 
 
-def default(field: dataclasses.Field[Any]) -> str:
-    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if value is dataclasses.MISSING or value is None:
-        return "none" if value is None else ""
+def default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if field.is_required() or value is None:
+        return "" if field.is_required() else "none"
     if isinstance(value, str):
         return f'`"{value}"`'
     if isinstance(value, tuple):

@@ -82,7 +82,7 @@ def test_quiet_says_one_line(recipe: Path, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--set", "loss.alhpa=5"], "did you mean 'alpha'"),
+        (["--set", "loss.alhpa=5"], "did you mean 'loss.alpha'"),
         (["--set", "alpha"], "SECTION.KEY=VALUE"),
         (["--data", "here"], "digits takes none"),
         (["--device", "tpu"], "training.device is 'tpu'; allowed are auto, cpu, cuda"),

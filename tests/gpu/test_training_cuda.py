@@ -26,7 +26,7 @@ from nearfar.training.loop.prefetch import ahead
 from nearfar.training.loop.signals import Stopped
 from nearfar.training.loop.step import Member, Step
 from nearfar.training.loop.step_records import Ledger
-from nearfar.training.recipe.sections import Optimizer
+from nearfar.training.recipe.schema import Optimizer
 
 pytestmark = pytest.mark.gpu
 

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Errors of the parser bring their own exit code and wording.
         words_of = getattr(error, "format_message", None)
         message = words_of() if words_of else str(error) or type(error).__name__
-        print(f"nearfar: {visible(' '.join(message.split()))}", file=sys.stderr)
+        lines = message.splitlines() if hasattr(error, "problems") else [message]  # a line for each problem of a recipe
+        lines = [visible(" ".join(line.split())) for line in lines]
+        print("nearfar:", "\n  ".join(lines), file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -14,7 +14,6 @@ from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
 from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, neighbors, spread, thumbnail
 from nearfar.reports.pages import metric_name, render
 from nearfar.reports.run_data import PARTS, RunMetrics, loss_points, measured, metric_points
-from nearfar.training.recipe import losses
 from nearfar.training.run.loggers import flat
 from nearfar.training.run.reader import RunData, read_run
 from nearfar.utils import formatting
@@ -223,7 +222,7 @@ def _map(run: RunData, method: str, seed: int) -> dict[str, Any] | None:
 def _weights(run: RunData) -> dict[str, Any] | None:
     """The weight that the loss gives to a pair, by its similarity; None for losses without pair weights."""
     section = run.recipe.loss_of(max(0, len(run.recipe.stages) - 1))
-    loss = losses.create(section, num_classes=plots.CLASSES, dim=plots.DIMENSIONS)
+    loss = section.create(num_classes=plots.CLASSES, dim=plots.DIMENSIONS)
     if not plots.has_weights(type(loss)):
         return None
     found = plots.curves(loss, steps=101)

@@ -282,12 +282,12 @@ def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -
 
 
 def test_a_wrong_cell_is_named() -> None:
-    with pytest.raises(ValueError, match=r"cell nra-seed0: loss: .*alhpa"):
+    with pytest.raises(ValueError, match=r"cell nra-seed0: unknown key loss\.alhpa"):
         expanded(losses={"raw": {}, "nra": {"loss": {"alhpa": 2.0}}})
 
 
 def test_what_is_wrong_with_a_loss_is_not_told_of_the_baseline() -> None:
-    with pytest.raises(ValueError, match=r"cell raw-seed0: loss: raw has no setting 'alfa'"):
+    with pytest.raises(ValueError, match=r"cell raw-seed0: unknown key loss\.alfa"):
         expanded(losses={"raw": {"loss": {"alfa": 2.0}}})
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from nearfar import losses, networks
 from nearfar.training.loop.optimizers import create
-from nearfar.training.recipe.sections import Optimizer
+from nearfar.training.recipe.schema import Optimizer
 
 
 def parts() -> tuple[networks.Embedder, nn.ModuleDict]:

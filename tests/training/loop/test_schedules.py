@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nearfar.training.loop.schedules import create
-from nearfar.training.recipe.sections import Schedule
+from nearfar.training.recipe.schema import Schedule
 
 STEPS, EPOCHS = 10, 6
 

@@ -13,9 +13,9 @@ from nearfar import losses, metrics, networks
 from nearfar.bench.grid.protocols import Protocol
 from nearfar.data import View, splits
 from nearfar.training import Recipe, RecipeError, load_recipe
-from nearfar.training.recipe import losses as recipe_losses
 from nearfar.training.recipe.files import difference, from_dict, to_dict, to_toml
 from nearfar.training.recipe.overrides import parse_override
+from nearfar.training.recipe.schema import json_schema
 
 
 def table(**sections: Any) -> dict[str, Any]:
@@ -50,17 +50,23 @@ def test_what_is_not_said_has_its_default() -> None:
         ({"optimizer": {"lr": -1.0}}, ["optimizer.lr is -1.0"]),
         ({"optimizer": {"lr": 1, "betas": [0.9]}}, ["optimizer.betas", "2 numbers"]),
         ({"network": {"name": "resnet5"}}, ["network.name is 'resnet5'", "'resnet50'"]),
-        ({"network": {"name": "mlp", "settings": {"hiden": [8]}}}, ["network.settings.hiden", "'hidden'"]),
+        (
+            {"network": {"name": "mlp", "settings": {"hiden": [8]}}},
+            ["network.settings.hiden", "'network.settings.hidden'"],
+        ),
         ({"network": {"name": "mlp", "levels": ["low", "low"]}}, ["network.levels", "once"]),
         ({"data": {"name": "digit"}}, ["data.name is 'digit'", "'digits'"]),
         ({"data": {"name": "digits", "root": "here"}}, ["data.root", "takes none"]),
-        ({"data": {"name": "digits", "settings": {"vector": True}}}, ["data.settings.vector", "'vectors'"]),
+        (
+            {"data": {"name": "digits", "settings": {"vector": True}}},
+            ["data.settings.vector", "'data.settings.vectors'"],
+        ),
         ({"stages": {"epochs": 1}}, ["[[stages]]"]),
         ({"evaluation": {"size": 288, "resize": 256}}, ["evaluation.resize is 256", "288"]),
-        ({"augmentation": {"color": 1.5}}, ["augmentation.color is 1.5", "> 0.0 and ≤ 1.0"]),
-        ({"augmentation": {"grey": 0}}, ["augmentation.grey is 0.0", "> 0.0"]),
+        ({"augmentation": {"color": 1.5}}, ["augmentation.color is 1.5", "> 0 and ≤ 1.0"]),
+        ({"augmentation": {"grey": 0}}, ["augmentation.grey is 0;", "> 0"]),
         ({"augmentation": {"erase": True}}, ["augmentation.erase is true", "a number"]),
-        ({"augmentation": {"rotate": 360}}, ["augmentation.rotate is 360.0", "≤ 180.0"]),
+        ({"augmentation": {"rotate": 360}}, ["augmentation.rotate is 360;", "≤ 180.0"]),
         ({"augmentation": {"colour": 0.4}}, ["augmentation.colour", "'augmentation.color'"]),
     ],
 )
@@ -74,12 +80,14 @@ def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, 
     ("loss", "words"),
     [
         ({"name": "rav"}, ["'rav'", "'raw'"]),
-        ({"name": "raw", "alhpa": 1}, ["'alhpa'", "'alpha'"]),
-        ({"name": "raw", "alpha": -1}, ["alpha is -1"]),
+        ({"name": "raw", "alhpa": 1}, ["unknown key loss.alhpa", "'loss.alpha'"]),
+        ({"name": "raw", "alpha": -1}, ["loss.alpha is -1"]),
+        ({"name": "raw", "alpha": "2"}, ["loss.alpha is '2'; allowed: a number"]),
+        ({"name": "raw", "alpha": True}, ["loss.alpha is true; allowed: a number"]),
         ({"name": "raw", "mining": "hardest"}, ["mining is 'hardest'", "valid_triplet"]),
         ({"name": "raw", "mining": {"name": "valid_triplet", "size": 1}}, ["'size'", "margin"]),
-        ({"name": "nra", "mining": "hard"}, ["nra has no setting 'mining'"]),
-        ({"name": "proxy_anchor", "num_classes": 5}, ["num_classes", "comes from data and network"]),
+        ({"name": "nra", "mining": "hard"}, ["unknown key loss.mining", "nra has alpha, epsilon"]),
+        ({"name": "proxy_anchor", "num_classes": 5}, ["loss.num_classes", "comes from data and network"]),
         ({"alpha": 1}, ["loss.name is missing"]),
     ],
 )
@@ -102,21 +110,21 @@ def test_every_loss_can_be_named(name: str) -> None:
         ({"training": {"epochs": 5, "warmup_epochs": 5}}, "must be < training.epochs"),
         ({"training": {"epochs": 5, "memory": 8}}, "at least a batch"),
         ({"training": {"epochs": 5, "memory": 64}, "loss": {"name": "softmax"}}, "a memory is for pair losses"),
-        ({"sampler": {"name": "pairs", "classes": 4, "per_class": 2}}, "sampler.per_class goes with groups"),
-        ({"sampler": {"name": "random", "batch_size": 8, "classes": 4}}, "sampler.classes goes with"),
+        ({"sampler": {"name": "pairs", "classes": 4, "per_class": 2}}, "sampler.per_class belongs to groups"),
+        ({"sampler": {"name": "random", "batch_size": 8, "classes": 4}}, "sampler.classes belongs to"),
         ({"sampler": {"name": "random"}}, "sampler.batch_size is missing"),
         ({"sampler": {"per_class": 4}}, "needs it, or sampler.batch_size"),
         ({"sampler": {"per_class": 4, "classes": 4, "batch_size": 16}}, "both given"),
         ({"sampler": {"per_class": 4, "batch_size": 7}}, "must hold two classes"),
         ({"sampler": {"classes": 8, "per_class": 1}}, "needs positives"),
-        ({"optimizer": {"name": "adamw", "lr": 1, "momentum": 0.9}}, "optimizer.momentum goes with sgd"),
-        ({"schedule": {"name": "constant", "gamma": 0.1}}, "schedule.gamma goes with"),
+        ({"optimizer": {"name": "adamw", "lr": 1, "momentum": 0.9}}, "optimizer.momentum belongs to sgd"),
+        ({"schedule": {"name": "constant", "gamma": 0.1}}, "schedule.gamma belongs to"),
         ({"schedule": {"name": "step"}}, "schedule.step_size is missing"),
-        ({"schedule": {"name": "plateau"}, "evaluation": {"every": 0}}, "watches evaluations"),
-        ({"split": {"share": 0.1}}, "split.share goes with fixed_validation"),
+        ({"schedule": {"name": "plateau"}, "evaluation": {"every": 0}}, "needs evaluations"),
+        ({"split": {"share": 0.1}}, "split.share belongs to fixed_validation"),
         ({"split": {"kind": "k_fold"}}, "split.kind is now called split.name"),
         ({"split": {"name": "kfold"}}, "did you mean 'k_fold'"),
-        ({"split": {"name": "default"}}, 'allowed are "standard", "fixed_validation" or "k_fold"'),
+        ({"split": {"name": "default"}}, 'allowed: "standard", "fixed_validation" or "k_fold"'),
         ({"selection": {"metric": "recall@3"}}, "evaluation.ks"),
         ({"selection": {"metric": "recal@1"}}, "did you mean 'recall@1'"),
         ({"selection": {"metric": "nmi"}}, "evaluation.clustering"),
@@ -140,6 +148,69 @@ def test_all_contradictions_are_told_at_once() -> None:
     assert "clustering" in str(caught.value)
 
 
+def test_ten_mistakes_are_ten_lines() -> None:
+    wrong = table(
+        data={"name": "digits", "settings": {"vector": True}},
+        split={"name": "kfold"},
+        sampler={"classes": 4, "per_class": 8.5, "candidates": 3},
+        network={"name": "resnet5", "dim": 0},
+        loss={"name": "raw", "alpha": -3.0, "beta": -1},
+        optimizer={"lr": 0.1, "weight_decy": 0.1},
+        training={"epochs": 5, "warmup_epochs": 9},
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(wrong)
+    assert str(caught.value).splitlines()[0] == "10 problems:"
+    assert [*map(str.strip, str(caught.value).splitlines()[1:])] == [*caught.value.problems]
+    assert [line.partition(";")[0] for line in caught.value.problems] == [
+        "sampler.per_class is 8.5",
+        "sampler.candidates belongs to hard_classes",
+        "network.dim is 0",
+        "unknown key optimizer.weight_decy (did you mean 'optimizer.weight_decay'?)",
+        "split.name is 'kfold' (did you mean 'k_fold'?)",
+        "unknown key data.settings.vector (did you mean 'data.settings.vectors'?)",
+        "network.name is 'resnet5' (did you mean 'resnet50'?)",
+        "loss.alpha is -3.0",
+        "loss.beta is -1",
+        "training.warmup_epochs is 9",
+    ]
+
+
+def test_what_follows_from_a_problem_is_not_a_second_one() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(training={"epochs": "5", "warmup_epochs": 3}))
+    assert caught.value.problems == ("training.epochs is '5'; allowed: a whole number ≥ 1 or \"none\"",)
+
+
+class Ramp(losses.PairLoss):
+    """A loss of a plugin."""
+
+    key = "ramp"
+    source = "a test"
+
+    def __init__(self, *, slope: float, cuts: tuple[int, ...] = (1,), curve: str = "flat") -> None:
+        super().__init__()
+        if slope < 0:
+            raise ValueError(f"slope is {slope}; it must be ≥ 0")
+        self.slope, self.cuts, self.curve = slope, cuts, curve
+
+
+def test_settings_of_plugins_are_checked_by_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(losses.registry._LOSSES, "ramp", Ramp)
+    assert load_recipe(table(loss={"name": "ramp", "slope": 1, "cuts": [1, 2]})).loss.settings["cuts"] == [1, 2]
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(table(loss={"name": "ramp", "slop": 1, "cuts": 3, "curve": "steep"}))
+    assert caught.value.problems == (
+        "loss.slope is missing",
+        "loss.cuts is 3; allowed: a list of whole numbers",
+        "unknown key loss.slop (did you mean 'loss.slope'?); ramp has slope, cuts, curve",
+    )
+    variants = json_schema()["$defs"]["Loss"]["oneOf"]
+    ramp = next(each for each in variants if each["properties"]["name"]["const"] == "ramp")
+    assert ramp["required"] == ["name", "slope"]
+    assert ramp["properties"]["cuts"] == {"default": [1], "items": {"type": "integer"}, "type": "array"}
+
+
 def test_there_is_no_way_to_select_on_the_test_classes() -> None:
     with pytest.raises(RecipeError):
         load_recipe(table(selection={"metric": "recall@1", "part": "test"}))
@@ -150,7 +221,7 @@ def test_there_is_no_way_to_select_on_the_test_classes() -> None:
 def test_errors_name_the_file(tmp_path: Any) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[training]\nepoch = 5\n", encoding="utf-8")
-    with pytest.raises(RecipeError, match=r"mine\.toml: unknown key training\.epoch"):
+    with pytest.raises(RecipeError, match=r"mine\.toml: 6 problems:\n  unknown key training\.epoch"):
         load_recipe(file)
     file.write_text("[training\n", encoding="utf-8")
     with pytest.raises(RecipeError, match=r"mine\.toml is not valid TOML.*line 1"):
@@ -196,7 +267,7 @@ def test_none_has_a_word_in_files() -> None:
     assert 'resize = "none"' in to_toml(rich())
     assert load_recipe(table(network={"name": "mlp", "dim": "none"})).network.dim is None
     section = load_recipe(table(loss={"name": "margin", "beta_lr": "none"})).loss
-    assert recipe_losses.create(section, num_classes=3, dim=2).settings()["beta_lr"] is None
+    assert section.create(num_classes=3, dim=2).settings()["beta_lr"] is None
 
 
 def test_a_difference_is_told_key_by_key() -> None:
@@ -244,7 +315,7 @@ def test_settings_of_data_sets_have_the_type_of_their_defaults(value: Any, fits:
     if fits:
         assert load_recipe(given).data.settings == {"vectors": True}
         return
-    with pytest.raises(RecipeError, match=r"data\.settings\.vectors is .*; needed is true or false"):
+    with pytest.raises(RecipeError, match=r"data\.settings\.vectors is .*; allowed: true or false"):
         load_recipe(given)
 
 
@@ -261,8 +332,9 @@ def test_the_recipe_of_an_old_run_folder_is_upgraded(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(text.replace('[split]\nname = "k_fold"', '[split]\nkind = "kfold"'))
     recipe = load_recipe(tmp_path)
     assert (recipe.split.name, recipe.split.folds, recipe.split.fold) == ("k_fold", 3, 1)
-    with pytest.raises(RecipeError, match=r"split\.kind is now called split\.name"):
+    with pytest.raises(RecipeError) as caught:
         load_recipe(tmp_path / "recipe.toml")
+    assert caught.value.problems == ("split.kind is now called split.name",)
 
 
 def test_python_and_recipes_have_the_same_defaults() -> None:

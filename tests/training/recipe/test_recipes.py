@@ -23,7 +23,8 @@ def test_every_recipe_is_well_formed(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
 def test_every_recipe_of_a_benchmark_says_where_it_comes_from(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
+    directive, _, text = file.read_text(encoding="utf-8").partition("\n")
+    assert (file.parent / directive.removeprefix("#:schema ")).resolve() == FOLDER / "recipe.schema.json"
     assert text.startswith("# ")
     if file.parent.name not in ("recipes", "digits"):
         assert any(word in text.partition("[data]")[0] for word in CITES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ def frozen(recipe: Recipe) -> Recipe:
     network = recipe.network
     if network.pretrained is False:
         return recipe
-    plain = dataclasses.replace(network, dim=None, head="none", levels=None, members=1)
-    return dataclasses.replace(recipe, network=plain)
+    plain = network.model_copy(update={"dim": None, "head": "none", "levels": None, "members": 1})
+    return recipe.model_copy(update={"network": plain})
 
 
 def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:

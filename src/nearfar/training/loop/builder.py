@@ -35,8 +35,7 @@ from nearfar.training.loop.examples import (
 )
 from nearfar.training.loop.schedules import Schedule
 from nearfar.training.loop.stages import Stage, members_of, stages_of
-from nearfar.training.recipe.schema import Recipe
-from nearfar.training.recipe.sections import Data
+from nearfar.training.recipe.schema import Data, Recipe
 from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
 

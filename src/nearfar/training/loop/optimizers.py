@@ -9,7 +9,7 @@ from torch import nn
 
 from nearfar.losses import Loss
 from nearfar.networks import Embedder, Ensemble
-from nearfar.training.recipe.sections import Optimizer
+from nearfar.training.recipe.schema import Optimizer
 
 
 def create(

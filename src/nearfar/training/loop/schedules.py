@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nearfar.training.recipe.sections import Schedule as Section
+from nearfar.training.recipe.schema import Schedule as Section
 from nearfar.utils.validation import positive, whole
 
 

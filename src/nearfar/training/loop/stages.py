@@ -8,9 +8,7 @@ from torch import nn
 
 from nearfar import losses
 from nearfar.networks import Embedder, Ensemble
-from nearfar.training.recipe import losses as recipe_losses
-from nearfar.training.recipe.schema import Recipe
-from nearfar.training.recipe.sections import Loss
+from nearfar.training.recipe.schema import Loss, Recipe
 
 Model = Embedder | Ensemble
 
@@ -69,10 +67,7 @@ def stages_of(recipe: Recipe, model: Model, num_classes: int, epochs: int) -> tu
         used = next((modules for known, modules in kept if known == section), None)
         if used is None:
             used = nn.ModuleDict(
-                {
-                    key: recipe_losses.create(section, num_classes=num_classes, dim=dim)
-                    for key, dim in dims_of(model).items()
-                }
+                {key: section.create(num_classes=num_classes, dim=dim) for key, dim in dims_of(model).items()}
             )
             if kept:
                 _share(kept[-1][1], used)

@@ -21,7 +21,7 @@ from nearfar.training.loop.examples import fingerprint_of
 from nearfar.training.loop.memory import Memory
 from nearfar.training.loop.stages import Stage, dims_of, members_of
 from nearfar.training.loop.step import Member, Outcome, Step, check_chunks, mixed
-from nearfar.training.recipe.sections import Training
+from nearfar.training.recipe.schema import Training
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunFolder
 

@@ -1,173 +1,281 @@
-"""What sections of a recipe say together: names that are known, keys that belong, and no contradictions."""
+"""What is wrong with a recipe, one line for each problem: key, value, and what is allowed."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, ValidationError
 
 from nearfar import data, losses, networks
-from nearfar.data.datasets import registry as data_sets
-from nearfar.networks import registry as backbones
-from nearfar.training.recipe.base import Section
-from nearfar.training.recipe.losses import create
-from nearfar.training.recipe.sections import Loss, Optimizer, Sampler, Schedule, SplitRule
-from nearfar.training.recipe.values import fit
+from nearfar.data.datasets import registry as datasets
+from nearfar.training.recipe import schema
+from nearfar.training.recipe.schema import Evaluation, Loss, Sampler, Section, Stage, Training
 from nearfar.utils.validation import nearest
 
-if TYPE_CHECKING:
-    from nearfar.training.recipe.schema import Recipe
-
-# Which keys go with which name; keys that are in no list go with all.
-KEYS: dict[type[Section], dict[str, tuple[str, ...]]] = {
-    Sampler: {
-        "groups": ("classes", "per_class", "batch_size"),
-        "pairs": ("classes",),
-        "random": ("batch_size",),
-        "hard_classes": ("classes", "per_class", "candidates"),
-    },
-    SplitRule: {"standard": (), "fixed_validation": ("share", "seed"), "k_fold": ("folds", "fold", "seed")},
-    Optimizer: {"sgd": ("momentum", "nesterov"), "adam": ("betas",), "adamw": ("betas",), "radam": ("betas",)},
-    Schedule: {
-        "constant": (),
-        "step": ("per", "step_size", "gamma"),
-        "multi_step": ("per", "milestones", "gamma"),
-        "cosine": ("per", "minimum"),
-        "plateau": ("gamma", "minimum", "patience"),
-    },
-}
-NEEDED: dict[str, tuple[str, ...]] = {
-    "groups": ("per_class",),
-    "pairs": ("classes",),
-    "random": ("batch_size",),
-    "hard_classes": ("classes",),
-    "step": ("step_size",),
-    "multi_step": ("milestones",),
-}
 RETRIEVAL = ("map", "map@r", "mrr", "precision@1", "r_precision")
 CLUSTERING = ("ami", "f1", "nmi")
+RENAMED = {"split.kind": "split.name"}  # keys of earlier versions
+_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+_PLURALS = {"integer": "whole numbers", "number": "numbers", "string": "words"}
+_BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 
 
-def check(recipe: Recipe) -> None:
-    """Refuse a recipe that contradicts itself, and say all that is wrong with it."""
-    found = list(problems(recipe))
-    if found:
-        raise ValueError("; ".join(found))
+class Reading(NamedTuple):
+    """What was read from one table of a recipe.
+
+    Attributes:
+        section: The section; with problems, the defaults are in place of wrong values, for further checks, and it is
+            None where that is not possible.
+        problems: One line each.
+        wrong: The keys these are about.
+    """
+
+    section: Section | None
+    problems: list[str]
+    wrong: set[str]
 
 
-def problems(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with a recipe, one line each."""
-    for section in (recipe.sampler, recipe.split, recipe.optimizer, recipe.schedule):
-        yield from _misplaced(section)
-    yield from _batch(recipe.sampler)
-    yield from _names(recipe)
-    yield from _losses(recipe)
-    yield from _length(recipe)
-    yield from _evaluation(recipe)
+def read_section(kind: type[Section], where: str, table: Any) -> Reading:
+    """Read one table of a recipe.
+
+    Args:
+        kind: The model of the section.
+        where: Its name, for problems.
+        table: The table in the file.
+    """
+    if not isinstance(table, Mapping):
+        return Reading(None, [f"{where} is {table!r}; allowed: a table, [{where}]"], {where})
+    found: list[str] = []
+    if kind is Loss and "name" in table:
+        table = {"name": table["name"], "settings": {key: value for key, value in table.items() if key != "name"}}
+    elif kind is Loss:
+        return Reading(None, [f"{where}.name is missing"], {f"{where}.name"})
+    elif kind is Stage and table.get("loss") is not None:
+        loss, found, _ = read_section(Loss, f"{where}.loss", table["loss"])
+        table = {**table, "loss": loss}
+    try:
+        return Reading(kind.model_validate(table), found, set())
+    except ValidationError as error:
+        found += _lines(error, kind, where, f"[{where}]", table)
+        keys = {str(one["loc"][0]) for one in error.errors() if one["loc"]}
+    wrong = {f"{where}.{key}" for key in keys}
+    wrong |= {RENAMED[key] for key in wrong if key in RENAMED}
+    if not keys:
+        return Reading(None, found, wrong)
+    rest = {key: value for key, value in table.items() if key not in keys}
+    try:
+        return Reading(kind.model_validate(rest), found, wrong)
+    except ValidationError as error:
+        found += without_consequences(_lines(error, kind, where, f"[{where}]", rest), wrong)
+        return Reading(None, found, wrong)
 
 
-def foreign(section: type[Section], name: str, key: str) -> bool:
-    """Whether a key of a section belongs to other names than this one."""
-    table = KEYS.get(section, {})
-    return name in table and key not in table[name] and any(key in keys for keys in table.values())
+def problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with sections that are well-formed one by one.
 
-
-def not_of(section: type[Section], name: str, key: str) -> str:
-    """What to say of such a key."""
-    own = KEYS[section][name]
-    others = [other for other, keys in KEYS[section].items() if key in keys]
-    where = section.section
-    said = f"{where}.{key} goes with {' and '.join(others)}, and {where}.name is {name!r}"
-    return f"{said}, which has {', '.join(own)}" if own else said
-
-
-def _batch(sampler: Sampler) -> Iterator[str]:
-    if sampler.name != "groups":
-        return
-    if sampler.classes is None and sampler.batch_size is None:
-        yield "sampler.classes is missing; sampler.name = 'groups' needs it, or sampler.batch_size"
-    elif sampler.classes is not None and sampler.batch_size is not None:
-        yield "sampler.classes and sampler.batch_size are both given; each of them says how large a batch is"
-    elif sampler.batch_size is not None and sampler.batch_size < 2 * (sampler.per_class or 1):
-        size, each = sampler.batch_size, sampler.per_class
-        yield f"sampler.batch_size is {size}; it must hold two classes with sampler.per_class = {each} pictures"
-
-
-def _misplaced(section: Sampler | SplitRule | Optimizer | Schedule) -> Iterator[str]:
-    kind = type(section)
-    name: str = section.name
-    for one in dataclasses.fields(section):
-        if foreign(kind, name, one.name) and getattr(section, one.name) != one.default:
-            yield not_of(kind, name, one.name)
-    for key in NEEDED.get(name, ()):
-        if not getattr(section, key):
-            yield f"{section.section}.{key} is missing; {section.section}.name = {name!r} needs it"
-
-
-def _names(recipe: Recipe) -> Iterator[str]:
-    name = recipe.data.name
-    if name not in data.names():
-        yield f"data.name is {name!r}{nearest(name, data.names())}; allowed are {', '.join(data.names())}"
-    else:
-        allowed = data_sets.settings_of(name)
-        for key, value in recipe.data.settings.items():
-            if key not in allowed:
-                has = ", ".join(allowed) or "none"
-                yield f"data.settings.{key} is unknown{nearest(key, allowed)}; {name} has {has}"
-            elif isinstance(allowed[key], (bool, int, float, str)):
-                try:
-                    fit(f"data.settings.{key}", type(allowed[key]), value)
-                except TypeError as error:
-                    yield str(error)
-        if recipe.data.root is not None and data_sets.takes_root(name) is None:
-            yield f"data.root is {recipe.data.root!r}; {name} takes none"
-    name = recipe.network.name
-    if ":" in name:
-        return
-    if name not in networks.names():
-        yield f"network.name is {name!r}{nearest(name, networks.names())}; allowed are {', '.join(networks.names())}"
-        return
-    own = backbones.defaults(name)
-    for key in recipe.network.settings:
-        if key not in own:
-            yield f"network.settings.{key} is unknown{nearest(key, own)}; {name} has {', '.join(own) or 'none'}"
-
-
-def _losses(recipe: Recipe) -> Iterator[str]:
-    used: dict[str, Loss] = {"loss": recipe.loss}
-    used |= {f"stages.{i}.loss": stage.loss for i, stage in enumerate(recipe.stages) if stage.loss is not None}
+    Args:
+        sections: By name; ``stages`` is a tuple. Sections that could not be read are missing, and what depends on
+            them is not checked.
+    """
+    used: dict[str, Loss] = {"loss": sections["loss"]} if "loss" in sections else {}
+    stages: tuple[Stage, ...] = sections.get("stages", ())
+    used |= {f"stages.{i}.loss": stage.loss for i, stage in enumerate(stages) if stage.loss is not None}
+    if "data" in sections:
+        yield from _data(sections["data"])
+    if "network" in sections:
+        yield from _network(sections["network"])
     for where, section in used.items():
-        try:
-            with torch.device("meta"):  # only to look at the settings: no memory, no random numbers
-                loss = create(section, num_classes=2, dim=2)
-        except (TypeError, ValueError) as error:
-            yield f"{where}: {error}"
-            continue
-        pairs = isinstance(loss, losses.PairLoss)
-        if pairs and recipe.sampler.per_class == 1 and not recipe.training.memory:
-            yield f"sampler.per_class is 1; {section.name} needs positives, at least 2 of each class"
-        if recipe.training.memory and not pairs:
-            yield (
-                f"training.memory is {recipe.training.memory} and {where} is {section.name}, which compares with no "
-                "other embeddings; a memory is for pair losses"
-            )
+        yield from _loss(where, section, sections.get("sampler"), sections.get("training"))
+    if "training" in sections:
+        yield from _length(sections["training"], stages, sections.get("sampler"))
+    if "evaluation" in sections:
+        yield from _evaluation(sections["evaluation"], sections)
 
 
-def _length(recipe: Recipe) -> Iterator[str]:
-    training, stages = recipe.training, recipe.stages
+def without_consequences(lines: Iterable[str], wrong: set[str]) -> list[str]:
+    """The problems that are about none of the keys which are known to be wrong.
+
+    Args:
+        lines: Problems.
+        wrong: Keys, such as "training.epochs".
+    """
+    return [line for line in lines if wrong.isdisjoint(re.split(r"[ ,;]", line))]
+
+
+def describe(schema: Mapping[str, Any]) -> str:
+    """What a JSON schema allows, in words.
+
+    Args:
+        schema: The schema of one value.
+
+    Example:
+        >>> describe({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]})
+        'a whole number ≥ 1, "auto" or "none"'
+    """
+    words = [word for each in schema.get("anyOf", [schema]) for word in _words(each)]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _words(schema: Mapping[str, Any]) -> list[str]:
+    if "enum" in schema or "const" in schema:
+        return [
+            f'"{word}"' if isinstance(word, str) else str(word) for word in schema.get("enum", [schema.get("const")])
+        ]
+    kind = schema.get("type")
+    bounds = " and ".join(f"{sign} {schema[key]}" for key, sign in _BOUNDS.items() if key in schema)
+    if kind == "array":
+        each = (schema.get("prefixItems") or [schema.get("items", {})])[0]
+        many = f"{len(schema['prefixItems'])} " if "prefixItems" in schema else ""
+        inner = describe(each)
+        inner = inner.replace(_WORDS.get(each.get("type"), "?"), _PLURALS.get(each.get("type"), "?"), 1)
+        return [f"a list of {many}{inner}"]
+    word = '"none"' if kind == "null" else _WORDS.get(str(kind), "a table")
+    return [f"{word} {bounds}" if bounds else word]
+
+
+def _lines(
+    error: ValidationError, model: type[BaseModel], where: str, owner: str, table: Mapping[str, Any]
+) -> Iterator[str]:
+    """A line for each wrong key of a table, whatever pydantic says of its parts."""
+    fields = model.model_json_schema().get("properties", {})
+    seen: set[str] = set()
+    for one in error.errors():
+        key = str(one["loc"][0]) if one["loc"] else ""
+        if not key:
+            yield from str(one["ctx"]["error"]).splitlines()
+        elif key not in seen:
+            path = f"{where}.{key}"
+            if path in RENAMED:
+                yield f"{path} is now called {RENAMED[path]}"
+            elif one["type"] == "extra_forbidden":
+                yield unknown_key(where, key, fields, owner)
+            elif one["type"] == "missing" and key not in table:
+                yield f"{path} is missing"
+            else:
+                value, field = table[key], fields[key]
+                yield f"{path} is {_shown(value)}{_meant(value, field)}; allowed: {describe(field)}"
+        seen.add(key)
+
+
+def unknown_key(where: str, key: str, known: Collection[str], owner: str) -> str:
+    """The message about a key that does not exist.
+
+    Args:
+        where: The table it is in.
+        key: The key.
+        known: The keys there are.
+        owner: Whose keys those are.
+    """
+    has = ", ".join(known) or "no settings"
+    return f"unknown key {where}.{key}{nearest(key, known, f'{where}.')}; {owner} has {has}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()  # as in TOML
+    return f"a table ({', '.join(map(str, value)) or 'empty'})" if isinstance(value, Mapping) else repr(value)
+
+
+def _meant(value: Any, schema: Mapping[str, Any]) -> str:
+    choices = [word for each in schema.get("anyOf", [schema]) for word in each.get("enum", [each.get("const")])]
+    return nearest(value, [word for word in choices if isinstance(word, str)]) if isinstance(value, str) else ""
+
+
+def _name(path: str, name: str, known: list[str]) -> str:
+    return f"{path} is {name!r}{nearest(name, known)}; allowed: {', '.join(known)}"
+
+
+def _settings(model: type[BaseModel], where: str, owner: str, values: Mapping[str, Any]) -> list[str]:
+    """Settings that something does not have, or of another type."""
+    try:
+        model.model_validate(dict(values))
+    except ValidationError as error:
+        return [*_lines(error, model, where, owner, values)]
+    return []
+
+
+def _data(section: schema.Data) -> Iterator[str]:
+    name = section.name
+    if name not in data.names():
+        yield _name("data.name", name, data.names())
+        return
+    yield from _settings(schema.data_settings(name), "data.settings", name, section.settings)
+    if section.root is not None and datasets.takes_root(name) is None:
+        yield f"data.root is {section.root!r}; {name} takes none"
+
+
+def _network(section: schema.Network) -> Iterator[str]:
+    name = section.name
+    if ":" in name:
+        return  # checked by the other library
+    if name not in networks.names():
+        yield _name("network.name", name, networks.names())
+        return
+    yield from _settings(schema.network_settings(name), "network.settings", name, section.settings)
+
+
+def _loss(where: str, section: Loss, sampler: Sampler | None, training: Training | None) -> Iterator[str]:
+    name = section.name
+    if name not in losses.names():
+        yield _name(f"{where}.name", name, losses.names())
+        return
+    found = list(_loss_settings(where, section))
+    yield from found
+    pairs = issubclass(losses.get(name), losses.PairLoss)
+    memory = 0 if training is None else training.memory
+    if pairs and not memory and sampler is not None and sampler.per_class == 1:
+        yield f"sampler.per_class is 1; {name} needs positives, at least 2 images of each class"
+    if memory and not pairs:
+        yield (
+            f"training.memory is {memory} and {where}.name is {name!r}, which does not compare with other embeddings; "
+            "a memory is for pair losses"
+        )
+
+
+def _loss_settings(where: str, section: Loss) -> Iterator[str]:
+    defaults = losses.defaults(section.name)
+    given = {
+        key: None if value == schema.NONE and not isinstance(defaults.get(key), str) else value
+        for key, value in section.settings.items()
+    }
+    model = schema.loss_settings(section.name)
+    wrong = [key for key in given if key in schema.FILLED and key in defaults and key not in model.model_fields]
+    for key in wrong:
+        yield f"{where}.{key} cannot be set; it comes from data and network"
+    found = _settings(model, where, section.name, {key: value for key, value in given.items() if key not in wrong})
+    yield from found
+    if found or wrong or (error := _refused(section)) is None:
+        return
+    # A constructor names one wrong setting; the others are found by trying each on its own.
+    alone = {key: _refused(Loss(name=section.name, settings={key: value})) for key, value in section.settings.items()}
+    for message in dict.fromkeys([one for one in alone.values() if one is not None] or [error]):
+        yield f"{where}.{message}" if message.split(" ")[0] in defaults else f"{where}: {message}"
+
+
+def _refused(section: Loss) -> str | None:
+    """Why a loss cannot be created."""
+    try:
+        with torch.device("meta"):  # neither memory nor random numbers
+            section.create(num_classes=2, dim=2)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _length(training: Training, stages: tuple[Stage, ...], sampler: Sampler | None) -> Iterator[str]:
     if (training.epochs is None) == (training.iterations is None):
-        said = "both are given" if training.epochs else "neither is given"
-        yield f"training.epochs or training.iterations says how long; {said}"
+        given = "both are given" if training.epochs else "neither is given"
+        yield f"training.epochs or training.iterations is needed; {given}"
         return
     if training.epochs is not None and training.warmup_epochs >= training.epochs:
         yield f"training.warmup_epochs is {training.warmup_epochs}; it must be < training.epochs, {training.epochs}"
-    if 0 < training.memory < recipe.sampler.images:
-        yield f"training.memory is {training.memory}; it must hold at least a batch, {recipe.sampler.images} embeddings"
+    if sampler is not None and 0 < training.memory < sampler.images:
+        yield f"training.memory is {training.memory}; it must hold at least a batch, {sampler.images} embeddings"
     if training.memory_warmup and not training.memory:
-        yield "training.memory_warmup is for a memory, and training.memory is 0"
+        yield f"training.memory_warmup is {training.memory_warmup}; it needs training.memory > 0"
     if not stages:
         return
     if training.epochs is None:
@@ -175,28 +283,29 @@ def _length(recipe: Recipe) -> Iterator[str]:
         return
     for number, stage in enumerate(stages[:-1]):
         if stage.epochs is None:
-            yield f"stages.{number}.epochs is missing; only the last stage may leave it out"
+            yield f"stages.{number}.epochs is missing; only the last stage may omit it"
     lengths = sum(stage.epochs or 0 for stage in stages)
     if stages[-1].epochs is None and lengths >= training.epochs:
         yield f"the first stages take {lengths} epochs of training.epochs, {training.epochs}: none is left for the last"
     elif stages[-1].epochs is not None and lengths != training.epochs:
-        yield f"the stages take {lengths} epochs and training.epochs is {training.epochs}; the last may leave it out"
+        yield f"the stages take {lengths} epochs and training.epochs is {training.epochs}; the last may omit its epochs"
 
 
-def _evaluation(recipe: Recipe) -> Iterator[str]:
-    metric, evaluation = recipe.selection.metric, recipe.evaluation
-    ranks = [f"recall@{k}" for k in evaluation.ks]
-    known = [*ranks, *RETRIEVAL, *CLUSTERING]
-    if re.fullmatch(r"recall@\d+", metric) and metric not in ranks:
-        yield f"selection.metric is {metric!r} and evaluation.ks is {list(evaluation.ks)}; add its k there"
-    elif metric not in known:
-        yield f"selection.metric is {metric!r}{nearest(metric, known)}; allowed are {', '.join(known)}"
-    elif metric in CLUSTERING and not evaluation.clustering:
-        yield f"selection.metric is {metric!r}; it needs evaluation.clustering = true"
-    if not evaluation.test and recipe.split.name == "standard":
+def _evaluation(evaluation: Evaluation, sections: Mapping[str, Any]) -> Iterator[str]:
+    if "selection" in sections:
+        metric = sections["selection"].metric
+        ranks = [f"recall@{k}" for k in evaluation.ks]
+        known = [*ranks, *RETRIEVAL, *CLUSTERING]
+        if re.fullmatch(r"recall@\d+", metric) and metric not in ranks:
+            yield f"selection.metric is {metric!r} and evaluation.ks is {list(evaluation.ks)}; add its k there"
+        elif metric not in known:
+            yield _name("selection.metric", metric, known)
+        elif metric in CLUSTERING and not evaluation.clustering:
+            yield f"selection.metric is {metric!r}; it needs evaluation.clustering = true"
+    if not evaluation.test and "split" in sections and sections["split"].name == "standard":
         yield (
-            "evaluation.test is false and split.name is 'standard', which has no validation classes: nothing is left "
-            "to measure; split.name = 'fixed_validation' sets some aside"
+            "evaluation.test is false and split.name is 'standard', which has no validation classes: there is nothing "
+            "to evaluate; split.name = 'fixed_validation' sets some classes aside"
         )
-    if recipe.schedule.name == "plateau" and evaluation.every == 0:
-        yield "schedule.name is 'plateau', which watches evaluations, and evaluation.every is 0"
+    if evaluation.every == 0 and "schedule" in sections and sections["schedule"].name == "plateau":
+        yield "schedule.name is 'plateau', which needs evaluations, and evaluation.every is 0"

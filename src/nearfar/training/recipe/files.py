@@ -1,78 +1,112 @@
 """Recipes in files: strict TOML in, complete TOML out.
 
->>> recipe = load({
-...     "sampler": {"classes": 4, "per_class": 8},
-...     "network": {"name": "mlp", "dim": 16},
-...     "loss": {"name": "raw", "alpha": 3.0},
-...     "optimizer": {"lr": 1e-3},
-...     "training": {"epochs": 5},
-... }, overrides=["loss.alpha=4", "training.epochs=6"])
->>> recipe.loss.settings["alpha"], recipe.training.epochs
-(4, 6)
+Example:
+    >>> recipe = load({
+    ...     "sampler": {"classes": 4, "per_class": 8},
+    ...     "network": {"name": "mlp", "dim": 16},
+    ...     "loss": {"name": "raw", "alpha": 3.0},
+    ...     "optimizer": {"lr": 1e-3},
+    ...     "training": {"epochs": 5},
+    ... }, overrides=["loss.alpha=4", "training.epochs=6"])
+    >>> recipe.loss.settings["alpha"], recipe.training.epochs
+    (4, 6)
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from nearfar.training.recipe.base import Section
-from nearfar.training.recipe.checks import foreign, not_of
+import tomli_w
+
+from nearfar.training.recipe.checks import problems, read_section, without_consequences
 from nearfar.training.recipe.overrides import Overrides, apply
-from nearfar.training.recipe.schema import Recipe
-from nearfar.training.recipe.sections import Loss, Stage
-from nearfar.training.recipe.toml import written
-from nearfar.training.recipe.values import NOTHING
+from nearfar.training.recipe.schema import NONE, SECTIONS, Loss, Recipe, Section, Stage
 from nearfar.utils.toml import read
 from nearfar.utils.validation import nearest
 
 NAME = "recipe.toml"
-RENAMED = {"split.kind": "split.name"}
-OLD_SPLITS = {"default": "standard", "kfold": "k_fold"}
-_TYPES: dict[str, Any] = get_type_hints(Recipe)
-SECTIONS: dict[str, type[Section]] = {name: kind for name, kind in _TYPES.items() if name != "stages"}
+OLD_SPLITS = {"default": "standard", "kfold": "k_fold"}  # words of earlier versions
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be followed; the message names the file and the key."""
+    """A recipe with problems; the message names the file and has a line for each problem.
+
+    Args:
+        message: All problems, or the only one.
+        problems: One line each.
+    """
+
+    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems or (message,)
 
 
 def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Overrides = ()) -> Recipe:
-    """A recipe from a TOML file, a run folder, or a table of tables.
+    """Read a recipe from a TOML file, a run folder, or a table of tables.
 
     Args:
-        recipe: The file, a run folder, or what such a file holds. The recipe of a run folder may have been written by
-            an earlier version; see :func:`upgrade`.
-        overrides: What is changed: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
-            {"loss": {"alpha": 32}}. A section that gets another name loses what belonged to the old one.
+        recipe: The file, a run folder, or the tables of such a file. The recipe of a run folder may have been written
+            by an earlier version; see :func:`upgrade`.
+        overrides: What to change: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
+            {"loss": {"alpha": 32}}. A section that gets another name loses the keys of the old one.
+
+    Returns:
+        The recipe, with the defaults of everything that is not given.
+
+    Raises:
+        RecipeError: If the recipe has problems; all of them are named.
+        FileNotFoundError: If there is no such file.
     """
     where, table = _table(recipe)
     try:
         return from_dict(apply(table, overrides))
+    except RecipeError as error:
+        raise RecipeError(f"{where}{error}", error.problems) from None
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{where}{error}") from None
 
 
 def from_dict(table: Mapping[str, Any]) -> Recipe:
-    """A recipe from what a file holds."""
-    known = [*_TYPES]
-    values: dict[str, Any] = {}
+    """Read a recipe from the tables of a file.
+
+    Args:
+        table: A table for each section, and a list of tables for ``stages``.
+
+    Raises:
+        RecipeError: If the recipe has problems; all of them are named.
+    """
+    known = [*Recipe.model_fields]
+    found: list[str] = []
+    wrong: set[str] = set()
+    sections: dict[str, Any] = {}
     for name, content in table.items():
-        if name not in _TYPES:
-            raise ValueError(f"unknown section [{name}]{nearest(name, known)}; a recipe has {', '.join(known)}")
-        if name == "stages":
+        if name not in known:
+            found.append(f"unknown section [{name}]{nearest(name, known)}; a recipe has {', '.join(known)}")
+        elif name == "stages":
             if not isinstance(content, (list, tuple)):
-                raise TypeError("stages is no list; each stage begins with [[stages]]")
-            values[name] = tuple(_stage(i, stage) for i, stage in enumerate(content))
+                found.append("stages is not a list; each stage begins with [[stages]]")
+                continue
+            stages = [read_section(Stage, f"stages.{number}", stage) for number, stage in enumerate(content)]
+            found += [line for stage in stages for line in stage.problems]
+            if not any(stage.problems for stage in stages):
+                sections[name] = tuple(stage.section for stage in stages)
         else:
-            values[name] = _section(SECTIONS[name], name, content)
-    needed = [field.name for field in dataclasses.fields(Recipe) if _is_needed(field)]
-    missing = [f"[{name}]" for name in needed if name not in values]
-    if missing:
-        raise ValueError(f"section {' and '.join(missing)} is missing")
-    return Recipe(**values)
+            reading = read_section(SECTIONS[name], name, content)
+            found += reading.problems
+            wrong |= reading.wrong
+            # What these say of each other can be checked with defaults in place of wrong values.
+            if reading.section is not None and (not reading.problems or name in ("data", "network", "training")):
+                sections[name] = reading.section
+    needed = [name for name, field in Recipe.model_fields.items() if field.is_required()]
+    found += [f"section [{name}] is missing" for name in needed if name not in table]
+    defaults = {name: kind() for name, kind in SECTIONS.items() if name not in needed and name not in table}
+    found += without_consequences(problems({**defaults, **sections}), wrong)
+    if found:
+        lines = [f"{len(found)} problems:", *(f"  {line}" for line in found)]
+        raise RecipeError(found[0] if len(found) == 1 else "\n".join(lines), tuple(found))
+    return Recipe.model_construct(**{**defaults, "stages": (), **sections})
 
 
 def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +131,11 @@ def upgrade(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Everything a recipe says, defaults included, as plain tables: what ``from_dict`` reads."""
+    """A complete recipe as plain tables, with the defaults: what :func:`from_dict` reads.
+
+    Args:
+        recipe: The recipe.
+    """
     table: dict[str, Any] = {name: _plain(getattr(recipe, name)) for name in SECTIONS}
     if recipe.stages:
         table["stages"] = [_plain(stage) for stage in recipe.stages]
@@ -105,31 +143,36 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The same as text.
+    """A complete recipe as TOML text.
 
-    >>> print(to_toml(load({"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
-    ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}})).split("[augmentation]")[0])
-    [data]
-    name = "digits"
-    side = 256
-    aspect = "keep"
-    on_error = "fail"
-    mode = "auto"
-    <BLANKLINE>
-    [split]
-    name = "standard"
-    <BLANKLINE>
-    [sampler]
-    name = "random"
-    batch_size = 8
-    <BLANKLINE>
-    <BLANKLINE>
+    Args:
+        recipe: The recipe.
+
+    Example:
+        >>> print(to_toml(load({"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
+        ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}})).partition("[sam")[0])
+        [data]
+        name = "digits"
+        side = 256
+        aspect = "keep"
+        on_error = "fail"
+        mode = "auto"
+        <BLANKLINE>
+        [split]
+        name = "standard"
+        <BLANKLINE>
+        <BLANKLINE>
     """
-    return written(to_dict(recipe))
+    return tomli_w.dumps(_without_none(to_dict(recipe)))
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """Where two recipes differ: "optimizer.lr: 0.001 → 0.01"."""
+    """Where two recipes differ, such as "optimizer.lr: 0.001 → 0.01".
+
+    Args:
+        old: The first recipe.
+        new: The other one.
+    """
     before, after = _flat(to_dict(old)), _flat(to_dict(new))
     keys = list(dict.fromkeys([*before, *after]))
     gone = "not set"
@@ -139,7 +182,7 @@ def difference(old: Recipe, new: Recipe) -> list[str]:
 
 
 def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mapping[str, Any]]:
-    """What to name in errors, and what the recipe holds."""
+    """The file for errors, and the tables of a recipe."""
     if isinstance(recipe, Recipe):
         return "", to_dict(recipe)
     if isinstance(recipe, Mapping):
@@ -151,65 +194,28 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     return f"{file}: ", read(file, "a recipe", RecipeError)
 
 
-def _section(kind: type[Section], where: str, content: Any) -> Section:
-    if not isinstance(content, Mapping):
-        raise TypeError(f"{where} is {content!r}; needed is a table, [{where}]")
-    if issubclass(kind, Loss):
-        return _loss(where, content)
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key in content:
-        if f"{where}.{key}" in RENAMED:
-            raise ValueError(f"{where}.{key} is now called {RENAMED[f'{where}.{key}']}; rename it in the recipe")
-        if key not in fields:
-            raise ValueError(
-                f"unknown key {where}.{key}{nearest(key, fields, f'{where}.')}; [{where}] has {', '.join(fields)}"
-            )
-    name = content.get("name", getattr(kind, "name", None))
-    for key in content:
-        if isinstance(name, str) and foreign(kind, name, key):
-            raise ValueError(not_of(kind, name, key))
-    for key, field in fields.items():
-        if key not in content and _is_needed(field):
-            raise ValueError(f"{where}.{key} is missing")
-    return kind(**content)
-
-
-def _loss(where: str, content: Any) -> Loss:
-    if not isinstance(content, Mapping):
-        raise TypeError(f"{where} is {content!r}; needed is a table with the name of a loss")
-    if "name" not in content:
-        raise ValueError(f"{where}.name is missing")
-    return Loss(name=content["name"], settings={key: value for key, value in content.items() if key != "name"})
-
-
-def _stage(number: int, content: Any) -> Stage:
-    where = f"stages.{number}"
-    if isinstance(content, Mapping) and "loss" in content:
-        content = {**content, "loss": _loss(f"{where}.loss", content["loss"])}
-    stage = _section(Stage, where, content)
-    assert isinstance(stage, Stage)
-    return stage
-
-
-def _is_needed(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
 def _plain(section: Section) -> dict[str, Any]:
     """The keys of a section that belong to its name, with plain values."""
     if isinstance(section, Loss):
         return {"name": section.name, **section.settings}
-    kind = type(section)
     name = getattr(section, "name", "")
     table: dict[str, Any] = {}
-    for field in dataclasses.fields(section):  # type: ignore[arg-type]
-        value = getattr(section, field.name)
-        if foreign(kind, name, field.name) or (value is None and field.default is None) or value == {}:
+    for key, field in type(section).model_fields.items():
+        value = getattr(section, key)
+        if section.is_foreign(name, key) or (value is None and field.default is None) or value == {}:
             continue
         if isinstance(value, Loss):
             value = _plain(value)
-        table[field.name] = NOTHING if value is None else list(value) if isinstance(value, tuple) else value
+        table[key] = NONE if value is None else list(value) if isinstance(value, tuple) else value
     return table
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_none(each) for each in value]
+    return NONE if value is None else value
 
 
 def _flat(table: Any, where: str = "") -> dict[str, Any]:

@@ -1,26 +1,694 @@
-"""Recipes: everything that makes a run, in one value."""
+"""Recipes as pydantic models: strict, frozen and closed to unknown keys, one model for each section.
+
+Settings of losses, networks and datasets are checked against the signatures of what their registries hold at that
+moment, so that those of plugins are checked as well. :func:`json_schema` describes a whole recipe for editors.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from nearfar.training.recipe.checks import check
-from nearfar.training.recipe.sections import (
-    Augmentation,
-    Data,
-    Evaluation,
-    Loss,
-    Network,
-    Optimizer,
-    Sampler,
-    Schedule,
-    Selection,
-    SplitRule,
-    Stage,
-    Training,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    WithJsonSchema,
+    create_model,
+    model_validator,
 )
 
+from nearfar import data, losses, networks
+from nearfar.data.datasets import registry as datasets
+from nearfar.data.transforms.view import LIMITS
+from nearfar.networks import registry as backbones
+
+NONE = "none"  # stands for None in TOML, which has no word for it
+FILLED = ("num_classes", "dim")  # settings of losses that data and network determine
+
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Aspect = Literal["keep", "squash"]
+Resize = Count | Literal["auto"] | None
+
+
+class Section(BaseModel):
+    """A table of a recipe.
+
+    Attributes:
+        section: Name of the table.
+        keys: By name, the keys that belong to it; keys in none of these lists belong to every name.
+        required: By name, the keys that must be given.
+    """
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    section: ClassVar[str]
+    keys: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    required: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_toml(cls, table: Any) -> Any:
+        """Lists become tuples, and "none" becomes None in fields that may be None."""
+        if not isinstance(table, Mapping):
+            return table
+        found: dict[str, Any] = {}
+        for key, value in table.items():
+            found[key] = value
+            if isinstance(value, list):
+                found[key] = tuple(value)
+            elif isinstance(value, Mapping):
+                found[key] = dict(value)
+            elif key in cls.model_fields and NoneType in get_args(cls.model_fields[key].annotation) and value == NONE:
+                found[key] = None
+        return found
+
+    @model_validator(mode="after")
+    def _check(self) -> Section:
+        found = [*self._misplaced(), *self.conflicts()]
+        if found:
+            raise ValueError("\n".join(found))
+        return self
+
+    @classmethod
+    def is_foreign(cls, name: str, key: str) -> bool:
+        """Whether a key belongs to other names of the section only.
+
+        Args:
+            name: The name that is given.
+            key: A key of the section.
+        """
+        own = cls.keys.get(name)
+        return own is not None and key not in own and any(key in keys for keys in cls.keys.values())
+
+    def _misplaced(self) -> Iterator[str]:
+        name = getattr(self, "name", "")
+        for key in type(self).model_fields:
+            if key in self.model_fields_set and self.is_foreign(name, key):
+                others = [other for other, keys in self.keys.items() if key in keys]
+                has = f", which has {', '.join(self.keys[name])}" if self.keys[name] else ""
+                yield (f"{self.section}.{key} belongs to {' and '.join(others)}; {self.section}.name is {name!r}{has}")
+        for key in self.required.get(name, ()):
+            if not getattr(self, key):
+                yield f"{self.section}.{key} is missing; {self.section}.name = {name!r} needs it"
+
+    def conflicts(self) -> Iterator[str]:
+        """Values of the section that contradict each other, one line each."""
+        yield from ()
+
+
+class Data(Section):
+    """The dataset, and how its images are stored."""
+
+    section = "data"
+    name: str = "digits"
+    """A dataset; ``nearfar data list`` lists them."""
+    root: str | tuple[str, ...] | None = None
+    """Where it is: a folder or an archive, or a list of archives. May contain ~ and $VARIABLES."""
+    side: Count = 256
+    """Images are stored with this shorter side."""
+    aspect: Aspect = "keep"
+    """"squash" stores square images."""
+    channels: Literal[1, 3] | None = None
+    """1 or 3; as in the files if not given."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """"skip" leaves out images that cannot be read, and lists them."""
+    mode: Literal["auto", "resident", "streaming"] = "auto"
+    """Keep all images in device memory, or load batches."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the dataset; ``nearfar data info NAME`` lists them."""
+
+
+class SplitRule(Section):
+    """Which training classes are used for validation."""
+
+    section = "split"
+    keys = {"standard": (), "fixed_validation": ("share", "seed"), "k_fold": ("folds", "fold", "seed")}
+    name: Literal["standard", "fixed_validation", "k_fold"] = "standard"
+    """"standard": none; "fixed_validation": a share of the training classes; "k_fold": one fold of them."""
+    share: Fraction = 0.1
+    """Share of the training classes used for validation, at least two classes."""
+    folds: Annotated[int, Field(ge=2)] = 10
+    """Number of folds."""
+    fold: Index = 0
+    """The fold used for validation."""
+    seed: Index = 0
+    """Seed of the choice of classes."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.fold >= self.folds:
+            yield f"split.fold is {self.fold}; it must be < split.folds, {self.folds}"
+
+
+class Sampler(Section):
+    """What a batch consists of."""
+
+    section = "sampler"
+    keys = {
+        "groups": ("classes", "per_class", "batch_size"),
+        "pairs": ("classes",),
+        "random": ("batch_size",),
+        "hard_classes": ("classes", "per_class", "candidates"),
+    }
+    required = {
+        "groups": ("per_class",),
+        "pairs": ("classes",),
+        "random": ("batch_size",),
+        "hard_classes": ("classes",),
+    }
+    name: Literal["groups", "pairs", "random", "hard_classes"] = "groups"
+    """"groups": ``per_class`` images of each of ``classes`` classes; "pairs": two of each; "random": any images;
+    "hard_classes": classes that are close to each other."""
+    classes: Count | None = None
+    """Classes in a batch."""
+    per_class: Count | None = None
+    """Images of each class."""
+    batch_size: Count | None = None
+    """Images in a batch; for "groups" in place of ``classes``: as many classes as fit, or as there are."""
+    candidates: Count | None = None
+    """Classes among which "hard_classes" selects."""
+    steps: Count | None = None
+    """Batches in an epoch; about as many as show every image once if not given."""
+
+    @property
+    def images(self) -> int:
+        """Images in a batch, over all processes."""
+        return self.batch_size or (self.classes or 0) * (self.per_class or 2)
+
+    def conflicts(self) -> Iterator[str]:
+        if self.name != "groups":
+            return
+        if self.classes is None and self.batch_size is None:
+            yield "sampler.classes is missing; sampler.name = 'groups' needs it, or sampler.batch_size"
+        elif self.classes is not None and self.batch_size is not None:
+            yield "sampler.classes and sampler.batch_size are both given; only one of them can set the batch size"
+        elif self.batch_size is not None and self.batch_size < 2 * (self.per_class or 1):
+            yield (
+                f"sampler.batch_size is {self.batch_size}; it must hold two classes of sampler.per_class = "
+                f"{self.per_class} images"
+            )
+
+
+class Augmentation(Section):
+    """How training images are cropped and changed; see ``nearfar.data.View``."""
+
+    section = "augmentation"
+    crop: Literal["random", "random_resized", "center", "none"] = "random"
+    """How the crop is chosen."""
+    size: Count | None = None
+    """Side of the crop; that of the network if not given."""
+    resize: Resize = "auto"
+    """Shorter side before cropping; "auto" is 8/7 of the size, or the size itself for small images."""
+    aspect: Aspect = "keep"
+    """"squash" resizes to a square."""
+    scale: tuple[Positive, Fraction] = (0.08, 1.0)
+    """Smallest and largest share of the image in a "random_resized" crop."""
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Smallest and largest width divided by height of such a crop."""
+    flip: bool = True
+    """Mirror half of the images."""
+    color: Annotated[float, Field(gt=0, le=LIMITS["color"])] | None = None
+    """Brightness, contrast and saturation are multiplied by random factors from 1 − ``color`` to 1 + ``color``."""
+    grey: Annotated[float, Field(gt=0, le=LIMITS["grey"])] | None = None
+    """Share of the images turned into grayscale."""
+    erase: Annotated[float, Field(gt=0, le=LIMITS["erase"])] | None = None
+    """Share of the images in which a random rectangle is replaced by the mean."""
+    rotate: Annotated[float, Field(gt=0, le=LIMITS["rotate"])] | None = None
+    """Largest rotation in degrees, in either direction."""
+
+    @property
+    def effects(self) -> dict[str, float]:
+        """The values of color, grey, erase and rotate that are set."""
+        given = {key: getattr(self, key) for key in LIMITS}
+        return {key: value for key, value in given.items() if value is not None}
+
+    def conflicts(self) -> Iterator[str]:
+        if self.crop in ("random", "center"):
+            yield from _check_resize(self)
+        for key, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if low > high:
+                yield f"augmentation.{key} is {[low, high]}; the first must not be larger than the second"
+
+
+class Network(Section):
+    """The network; see ``nearfar.networks.create``."""
+
+    section = "network"
+    name: str
+    """A backbone, such as "resnet50", or "timm:NAME"."""
+    dim: Count | None = 512
+    """Dimensions of an embedding, of each level and member; "none": as many as the backbone has."""
+    pooling: Literal["avg", "max", "avg+max", "gem", "token"] = "avg"
+    """Pooling of the last feature map; "token" is the class token of a transformer."""
+    normalize: bool = True
+    """Whether embeddings have length 1."""
+    head: Literal["linear", "linear_norm", "mlp", "none"] = "linear"
+    """Layers after pooling."""
+    levels: tuple[Literal["low", "mid", "high"], ...] | None = None
+    """Depths of the backbone that have an embedding and a loss each."""
+    pretrained: bool | str = False
+    """true: published weights; or a file with weights."""
+    freeze_batchnorm: bool = False
+    """Keep statistics and parameters of batch norms."""
+    members: Count = 1
+    """Networks in an ensemble."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the backbone; ``in_dim``, ``channels`` and ``size`` come from the data if not given."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.levels is not None and (not self.levels or len(set(self.levels)) < len(self.levels)):
+            yield f"network.levels is {list(self.levels)}; allowed: each level once, and at least one"
+
+
+class Loss(Section):
+    """A loss and its settings, which are side by side in a file."""
+
+    section = "loss"
+    name: str
+    """A loss; ``nearfar losses`` lists them."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the loss, as given."""
+
+    def create(self, *, num_classes: int, dim: int) -> losses.Loss:
+        """Create the loss.
+
+        A ``num_classes`` that a loss can do without (the boundaries for each class in "margin") is requested with
+        true.
+
+        Args:
+            num_classes: Number of training classes.
+            dim: Dimensions of an embedding.
+
+        Example:
+            >>> Loss(name="proxy_anchor", settings={"alpha": 16}).create(num_classes=100, dim=512).proxies.shape
+            torch.Size([100, 512])
+        """
+        allowed = losses.defaults(self.name)
+        known = {"num_classes": num_classes, "dim": dim}
+        settings = {key: known[key] for key in FILLED if allowed.get(key) is inspect.Parameter.empty}
+        for key, value in self.settings.items():
+            if key in FILLED and key in allowed:
+                value = known[key] if value else None
+            elif value == NONE and not isinstance(allowed.get(key), str):
+                value = None
+            settings[key] = value
+        return losses.create(self.name, **settings)
+
+
+class Optimizer(Section):
+    """The optimizer; multipliers are multiples of the learning rate."""
+
+    section = "optimizer"
+    keys = {"sgd": ("momentum", "nesterov"), "adam": ("betas",), "adamw": ("betas",), "radam": ("betas",)}
+    name: Literal["sgd", "adam", "adamw", "radam"] = "adamw"
+    """The optimizer."""
+    lr: Positive
+    """Learning rate."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the network; parameters of losses have none."""
+    momentum: Decay = 0.9
+    """Momentum of "sgd"."""
+    nesterov: bool = False
+    """Nesterov momentum of "sgd"."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay rates of the moments of the others."""
+    head_multiplier: Positive = 1.0
+    """Multiple of the learning rate for the head."""
+    loss_multiplier: Positive | None = None
+    """Multiple for parameters of the loss (proxies); the loss's own if not given."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.nesterov and self.momentum == 0:
+            yield "optimizer.nesterov is true; it needs optimizer.momentum > 0"
+
+
+class Schedule(Section):
+    """How the learning rate changes."""
+
+    section = "schedule"
+    keys = {
+        "constant": (),
+        "step": ("per", "step_size", "gamma"),
+        "multi_step": ("per", "milestones", "gamma"),
+        "cosine": ("per", "minimum"),
+        "plateau": ("gamma", "minimum", "patience"),
+    }
+    required = {"step": ("step_size",), "multi_step": ("milestones",)}
+    name: Literal["constant", "step", "multi_step", "cosine", "plateau"] = "constant"
+    """"step" multiplies by ``gamma`` every ``step_size``, "multi_step" at ``milestones``; "cosine" decreases to
+    ``minimum``; "plateau" multiplies by ``gamma`` when the validation metric has not improved."""
+    per: Literal["epoch", "iteration"] = "epoch"
+    """Unit of ``step_size`` and ``milestones``, and how often "cosine" changes the rate."""
+    step_size: Count | None = None
+    """Epochs or iterations between two steps."""
+    milestones: tuple[int, ...] = ()
+    """Increasing epochs or iterations."""
+    gamma: Fraction = 0.1
+    """Factor of a step."""
+    minimum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Smallest multiple of the learning rate."""
+    patience: Index = 3
+    """Evaluations without improvement that "plateau" waits for."""
+    warmup: Index = 0
+    """Iterations in which the rate rises to its first value."""
+
+    def conflicts(self) -> Iterator[str]:
+        if any(b <= a for a, b in zip((0, *self.milestones), self.milestones, strict=False)):
+            yield f"schedule.milestones is {list(self.milestones)}; allowed: increasing whole numbers ≥ 1"
+
+
+class Training(Section):
+    """How long to train, and how."""
+
+    section = "training"
+    epochs: Count | None = None
+    """Length in epochs; either this or ``iterations`` is needed."""
+    iterations: Count | None = None
+    """Length in iterations."""
+    warmup_epochs: Index = 0
+    """First epochs, in which only head and loss are trained."""
+    clip: Positive | None = None
+    """Largest norm of the gradient."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the network."""
+    seed: Index = 0
+    """Seed of weights, batches and augmentation."""
+    chunk: Count | None = None
+    """Images that pass through the network at once, for batches that do not fit in memory."""
+    compile: bool = False
+    """Use ``torch.compile``."""
+    graphs: bool = True
+    """Record the network as CUDA graphs on a GPU."""
+    channels_last: bool = True
+    """Memory format of images."""
+    device: str = "auto"
+    """"cpu", "cuda", "cuda:1", …"""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """"skip" leaves out steps whose loss is NaN or infinite."""
+    memory: Index = 0
+    """Embeddings of earlier batches that the loss compares with."""
+    memory_warmup: Index = 0
+    """First iteration with the memory."""
+    deterministic: bool = False
+    """Use deterministic kernels only."""
+    checkpoint_steps: Count | None = None
+    """Save a checkpoint every so many steps, and not only after epochs."""
+
+
+class Stage(Section):
+    """Some epochs with another loss or learning rate."""
+
+    section = "stages"
+    epochs: Count | None = None
+    """Length of the stage; the last stage may omit it."""
+    loss: Loss | None = None
+    """Loss of the stage; that of the recipe if not given."""
+    lr_factor: Positive = 1.0
+    """Multiple of the learning rate."""
+
+
+class Evaluation(Section):
+    """When and how the model is evaluated."""
+
+    section = "evaluation"
+    every: Index = 1
+    """Evaluate every so many epochs, and at the end; 0: only at the end."""
+    test: bool = True
+    """false: never use the test classes."""
+    ks: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 4, 8)
+    """The k of recall@k."""
+    clustering: bool = False
+    """Also compute NMI, AMI and F1."""
+    train_recall: bool = False
+    """Also evaluate the training classes."""
+    batch_size: Count = 256
+    """Images in a batch."""
+    measure: Literal["cosine", "euclidean"] = "cosine"
+    """Similarity of embeddings."""
+    size: Count | None = None
+    """Side of the crop; that of the augmentation if not given."""
+    resize: Resize = "auto"
+    """Shorter side before cropping."""
+    crop: Literal["center", "none"] = "center"
+    """How the crop is chosen."""
+
+    def conflicts(self) -> Iterator[str]:
+        if self.crop == "center":
+            yield from _check_resize(self)
+
+
+class Selection(Section):
+    """How the best epoch is selected."""
+
+    section = "selection"
+    metric: str = "recall@1"
+    """Metric of the validation classes; without validation classes the last epoch is selected."""
+
+
+class Recipe(BaseModel):
+    """Everything that determines a run. A recipe that exists is consistent.
+
+    Example:
+        >>> recipe = Recipe(
+        ...     sampler=Sampler(classes=4, per_class=8),
+        ...     network=Network(name="mlp", dim=16),
+        ...     loss=Loss(name="raw", settings={"alpha": 3.0}),
+        ...     optimizer=Optimizer(lr=1e-3),
+        ...     training=Training(epochs=5),
+        ... )
+        >>> recipe.data.name, recipe.selection.metric
+        ('digits', 'recall@1')
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    data: Data = Field(default_factory=Data)
+    split: SplitRule = Field(default_factory=SplitRule)
+    sampler: Sampler
+    augmentation: Augmentation = Field(default_factory=Augmentation)
+    network: Network
+    loss: Loss
+    optimizer: Optimizer
+    schedule: Schedule = Field(default_factory=Schedule)
+    training: Training
+    stages: tuple[Stage, ...] = ()
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    selection: Selection = Field(default_factory=Selection)
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        from nearfar.training.recipe.checks import problems
+
+        found = list(problems({name: getattr(self, name) for name in type(self).model_fields}))
+        if found:
+            raise ValueError("\n".join(found))
+        return self
+
+    def loss_of(self, stage: int) -> Loss:
+        """The loss of a stage: its own, or that of the recipe.
+
+        Args:
+            stage: Number of the stage, from 0.
+        """
+        own = self.stages[stage].loss if self.stages else None
+        return self.loss if own is None else own
+
+
+SECTIONS: dict[str, type[Section]] = {
+    kind.section: kind
+    for kind in (
+        Data,
+        SplitRule,
+        Sampler,
+        Augmentation,
+        Network,
+        Loss,
+        Optimizer,
+        Schedule,
+        Training,
+        Evaluation,
+        Selection,
+    )
+}
+
+
+def _check_resize(view: Augmentation | Evaluation) -> Iterator[str]:
+    if isinstance(view.resize, int) and view.size is not None and view.resize < view.size:
+        yield f"{view.section}.resize is {view.resize}; it must be ≥ {view.section}.size, {view.size}"
+
+
+# --- settings of losses, networks and datasets ------------------------------------------------------
+
+
+def loss_settings(name: str) -> type[BaseModel]:
+    """A model of the settings of a loss.
+
+    Args:
+        name: A registered loss.
+    """
+    fields = _fields(losses.get(name).__init__)
+    for key in FILLED:
+        if key in fields and fields[key][1] is ...:
+            del fields[key]
+        elif key in fields:
+            fields[key] = (bool | None, None)  # true: the number comes from the data
+    return _model(name, fields)
+
+
+def network_settings(name: str) -> type[BaseModel]:
+    """A model of the settings of a backbone; none is required, as some come from the data.
+
+    Args:
+        name: A registered backbone.
+    """
+    fields = _fields(backbones.get(name))
+    return _model(name, {key: (kind, None if default is ... else default) for key, (kind, default) in fields.items()})
+
+
+def data_settings(name: str) -> type[BaseModel]:
+    """A model of the settings of a dataset.
+
+    Args:
+        name: A registered dataset.
+    """
+    fields = _fields(datasets.get(name))
+    fields.pop("root", None)
+    return _model(name, fields)
+
+
+def _model(name: str, fields: Mapping[str, Any]) -> type[BaseModel]:
+    config = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+    found: type[BaseModel] = create_model(name, __config__=config, **fields)
+    return found
+
+
+def _fields(function: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Type and default of each parameter; ``...`` is the default of one that has none."""
+    target = function.__init__ if inspect.isclass(function) else function
+    try:
+        hints = get_type_hints(target)
+    except (NameError, TypeError):  # names that only a type checker knows
+        hints = {}
+    found = {}
+    for key, parameter in inspect.signature(target).parameters.items():
+        if key == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        empty = parameter.default is parameter.empty
+        guess = type(parameter.default) if isinstance(parameter.default, bool | int | float | str) else Any
+        found[key] = (_plain_type(hints.get(key, guess)), ... if empty else parameter.default)
+    return found
+
+
+def _plain_type(hint: Any) -> Any:
+    """A type hint as far as a file can satisfy it: what else is allowed is not checked here."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint in (bool, int, float, str, NoneType, Any) or origin is Literal:
+        return hint
+    if origin in (list, tuple, Sequence) and inside and len({*inside} - {...}) == 1:
+        return Sequence[_plain_type(inside[0])]  # type: ignore[misc]
+    if origin in (Union, UnionType):
+        kinds = [_plain_type(each) for each in inside]
+        plain = [kind for kind in kinds if kind is not Any]
+        if len(plain) == len(kinds):
+            return reduce(or_, kinds)
+        return Annotated[Any, WithJsonSchema(TypeAdapter(reduce(or_, plain)).json_schema())] if plain else Any
+    if origin is not None and inspect.isclass(origin) and issubclass(origin, Mapping):
+        return Mapping[str, Any]
+    return Any
+
+
+# --- JSON schema ------------------------------------------------------------------------------------
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON schema of recipes, with the losses, networks and datasets that are registered now.
+
+    Example:
+        >>> sorted(json_schema()["required"])
+        ['loss', 'network', 'optimizer', 'sampler', 'training']
+    """
+    schema = Recipe.model_json_schema()
+    tables = schema["$defs"]
+    for kind in SECTIONS.values():
+        if kind.keys:
+            tables[kind.__name__] = _by_name(kind, tables[kind.__name__])
+    for table, names, settings in (
+        (tables["Data"], data.names(), data_settings),
+        (tables["Network"], networks.names(), network_settings),
+    ):
+        table["allOf"] = [
+            {
+                "if": {"properties": {"name": {"const": name}}, "required": ["name"]},
+                "then": {"properties": {"settings": _settings_schema(settings(name))}},
+            }
+            for name in names
+        ]
+    tables["Data"]["properties"]["name"]["enum"] = data.names()
+    tables["Network"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
+    variants = [_loss_schema(name) for name in losses.names()]
+    tables["Loss"] = {"description": tables["Loss"]["description"], "oneOf": variants}
+    found: dict[str, Any] = _without_null(schema)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **found, "title": "nearfar recipe"}
+
+
+def _by_name(kind: type[Section], table: dict[str, Any]) -> dict[str, Any]:
+    """A table as alternatives, each with the keys that belong to one name."""
+    default = kind.model_fields["name"].default
+    variants = []
+    for name in kind.keys:
+        own = {key: value for key, value in table["properties"].items() if not kind.is_foreign(name, key)}
+        needed = [*table.get("required", ()), *kind.required.get(name, ()), *(["name"] if name != default else [])]
+        own["name"] = {**own["name"], "enum": [name]}
+        variants.append(
+            {"type": "object", "properties": own, "required": sorted(needed), "additionalProperties": False}
+        )
+    return {"description": table["description"], "oneOf": variants}
+
+
+def _settings_schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    schema.pop("required", None)  # the constructor knows better
+    return schema
+
+
+def _loss_schema(name: str) -> dict[str, Any]:
+    schema = loss_settings(name).model_json_schema()
+    described = {"const": name, "description": losses.summary(name)}
+    return {
+        **schema,
+        "properties": {"name": described, **schema.get("properties", {})},
+        "required": ["name", *schema.get("required", ())],
+    }
+
+
+def _without_null(schema: Any) -> Any:
+    """A schema for TOML, where "none" stands for null; without titles, which only repeat the keys."""
+    if isinstance(schema, list):
+        return [_without_null(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") == "null":
+        return {"const": NONE}
+    return {
+        key: {name: _without_null(each) for name, each in value.items()}
+        if key == "properties"
+        else _without_null(value)
+        for key, value in schema.items()
+        if not (key == "default" and value is None) and not (key == "title" and isinstance(value, str))
+    }
+
+
 __all__ = [
+    "SECTIONS",
     "Augmentation",
     "Data",
     "Evaluation",
@@ -30,45 +698,13 @@ __all__ = [
     "Recipe",
     "Sampler",
     "Schedule",
+    "Section",
     "Selection",
     "SplitRule",
     "Stage",
     "Training",
+    "data_settings",
+    "json_schema",
+    "loss_settings",
+    "network_settings",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """All sections of a recipe. One that exists holds no contradiction; ``nearfar.training.recipe.files`` reads them.
-
-    >>> recipe = Recipe(
-    ...     sampler=Sampler(classes=4, per_class=8),
-    ...     network=Network(name="mlp", dim=16),
-    ...     loss=Loss(name="raw", settings={"alpha": 3.0}),
-    ...     optimizer=Optimizer(lr=1e-3),
-    ...     training=Training(epochs=5),
-    ... )
-    >>> recipe.data.name, recipe.selection.metric
-    ('digits', 'recall@1')
-    """
-
-    data: Data = field(default_factory=Data)
-    split: SplitRule = field(default_factory=SplitRule)
-    sampler: Sampler
-    augmentation: Augmentation = field(default_factory=Augmentation)
-    network: Network
-    loss: Loss
-    optimizer: Optimizer
-    schedule: Schedule = field(default_factory=Schedule)
-    training: Training
-    stages: tuple[Stage, ...] = ()
-    evaluation: Evaluation = field(default_factory=Evaluation)
-    selection: Selection = field(default_factory=Selection)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def loss_of(self, stage: int) -> Loss:
-        """The loss of a stage: its own, or the recipe's."""
-        own = self.stages[stage].loss if self.stages else None
-        return self.loss if own is None else own

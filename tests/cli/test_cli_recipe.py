@@ -1,0 +1,74 @@
+"""nearfar recipe: check, show, schema."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from nearfar.cli import main
+from nearfar.training import load_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+NRA = RECIPES / "digits" / "nra.toml"
+
+
+def run(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["recipe", *(str(word) for word in words)])
+    return int(ended.value.code or 0)
+
+
+def test_good_recipes_are_ok(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", NRA, RECIPES / "folder.toml") == 0
+    assert capsys.readouterr().out == f"{NRA}: ok\n{RECIPES / 'folder.toml'}: ok\n"
+
+
+def test_every_problem_is_a_line_and_the_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(NRA.read_text().replace("alpha", "alhpa").replace("epochs = 10", "epochs = 0"))
+    assert run("check", file, NRA, tmp_path / "no.toml", "--set", "loss.alhpa=3") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith(f"{file}: training.epochs is 0; allowed: a whole number ≥ 1")
+    assert lines[1].startswith(f"{file}: unknown key loss.alhpa (did you mean 'loss.alpha'?)")
+    assert lines[2].startswith(f"{NRA}: unknown key loss.alhpa")
+    assert lines[3].startswith(f"{tmp_path / 'no.toml'} does not exist")
+
+
+def test_a_complete_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", NRA, "--set", "loss.alpha=2", "--set", "evaluation.ks=[1, 3]") == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert (shown["loss"], shown["evaluation"]["ks"]) == ({"name": "nra", "alpha": 2}, [1, 3])
+    assert shown["training"]["precision"] == "float32"
+    assert load_recipe(shown) == load_recipe(NRA, overrides=["loss.alpha=2", "evaluation.ks=[1, 3]"])
+
+
+def test_the_schema_is_written_to_a_file(tmp_path: Path) -> None:
+    assert run("schema", "--out", tmp_path / "schema.json") == 0
+    assert "$defs" in json.loads((tmp_path / "schema.json").read_text())
+
+
+def test_the_shipped_schema_is_current() -> None:
+    # In a process of its own, where no test has registered anything.
+    printed = subprocess.run([sys.executable, "-m", "nearfar", "recipe", "schema"], capture_output=True, check=True)
+    assert json.loads(printed.stdout) == json.loads((RECIPES / "recipe.schema.json").read_text(encoding="utf-8")), (
+        "run: nearfar recipe schema --out recipes/recipe.schema.json"
+    )
+
+
+@pytest.mark.parametrize("command", ["check", "show", "schema"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    assert f"Example: nearfar recipe {command}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_several_problems_are_several_lines_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", NRA, "--set", "loss.alhpa=1", "--set", "training.epochs=0") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"nearfar: {NRA}: 2 problems:"
+    assert len(lines) == 3
