@@ -77,9 +77,9 @@ def test_a_data_set_is_described(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_a_folder_holds(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("info", "folder", photos) == 0
     printed = capsys.readouterr().out
-    assert "folder: 12 pictures of 4 classes" in printed
+    assert "folder: 12 images of 4 classes" in printed
     assert ["all", "12", "4", "3", "–", "3"] in [line.split() for line in printed.splitlines()]
-    assert f"To do so: nearfar data prepare folder {photos}" in printed
+    assert f"To prepare it, run: nearfar data prepare folder {photos}" in printed
 
 
 def test_what_was_prepared_and_what_was_skipped(damaged: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,22 +87,22 @@ def test_what_was_prepared_and_what_was_skipped(damaged: Path, cache: Path, caps
     capsys.readouterr()
     assert call("info", "folder", damaged) == 0
     printed = capsys.readouterr().out
-    assert f"prepared: 10 pictures (41.28 kB), side 32, aspect keep, in {cache}" in printed
-    assert "2 of 12 files gave no picture:" in printed
+    assert f"prepared: 10 images (41.28 kB), side 32, aspect keep, in {cache}" in printed
+    assert "2 of 12 files could not be decoded:" in printed
     assert [line.split() for line in printed.splitlines() if ".png" in line] == [
         ["jay/0.png", "an", "empty", "file"],
-        ["wren/2.png", "an", "HTML", "page,", "not", "a", "picture"],
+        ["wren/2.png", "an", "HTML", "page,", "not", "an", "image"],
     ]
 
 
 def test_arrays_need_no_preparing(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("info", "digits") == 0
-    assert "It is in memory and needs no preparing." in capsys.readouterr().out
+    assert "The dataset is in memory; no preparation is needed." in capsys.readouterr().out
 
 
 def test_settings_reach_the_data_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("info", "glyphs", "--set", "classes=6", "--set", "per_class=3") == 0
-    assert "glyphs: 18 pictures of 6 classes" in capsys.readouterr().out
+    assert "glyphs: 18 images of 6 classes" in capsys.readouterr().out
 
 
 # --- verify --------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_settings_reach_the_data_set(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_data_set_in_order(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("verify", "folder", photos, "--pictures") == 0
-    assert "folder: nothing is missing, nothing differs, every picture decodes." in capsys.readouterr().out
+    assert "folder: complete, no differences, all images can be decoded." in capsys.readouterr().out
 
 
 def test_differences_are_listed_and_are_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_differences_are_listed_and_are_an_exit_code(tmp_path: Path, capsys: pyt
     assert call("verify", "cub", tmp_path / "cub", "--all") == 1
     printed = capsys.readouterr().out
     problems = data.problems(data.open("cub", tmp_path / "cub"))
-    assert f"{len(problems):,} differences or remarks:" in printed
+    assert f"{len(problems):,} differences:" in printed
     for problem in problems:
         assert problem in printed
 
@@ -144,7 +144,7 @@ def test_damaged_pictures_are_found_on_demand(damaged: Path, cache: Path, capsys
     assert call("verify", "folder", damaged) == 0
     assert call("verify", "folder", damaged, "--pictures") == 1
     printed = capsys.readouterr().out
-    assert "2 of 12 files gave no picture:" in printed
+    assert "2 of 12 files could not be decoded:" in printed
     assert "jay/0.png" in printed
     assert not cache.exists()
 
@@ -154,9 +154,9 @@ def test_damaged_pictures_are_found_on_demand(damaged: Path, cache: Path, capsys
 
 def test_prepared_once(photos: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("prepare", "folder", photos) == 0
-    assert capsys.readouterr().out.startswith("prepared 12 pictures (172.80 kB) in ")
+    assert capsys.readouterr().out.startswith("prepared 12 images (172.80 kB) in ")
     assert call("prepare", "folder", photos) == 0
-    assert capsys.readouterr().out.startswith(f"12 pictures (172.80 kB) were prepared before: {cache}")
+    assert capsys.readouterr().out.startswith(f"12 images (172.80 kB) were prepared before: {cache}")
 
 
 def test_files_that_are_no_pictures_are_listed_and_one_line_says_what_to_do(
@@ -165,7 +165,7 @@ def test_files_that_are_no_pictures_are_listed_and_one_line_says_what_to_do(
     assert call("prepare", "folder", damaged) == 1
     printed = capsys.readouterr()
     assert "wren/2.png" in printed.out
-    assert printed.err == "nearfar: 2 of 12 files gave no picture; --on-error skip goes on without them\n"
+    assert printed.err == "nearfar: 2 of 12 files could not be decoded; --on-error skip continues without them\n"
 
 
 def test_another_cache(photos: Path, tmp_path: Path, cache: Path) -> None:
@@ -177,19 +177,19 @@ def test_another_cache(photos: Path, tmp_path: Path, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["prepare", "folders", "x"], "data set is 'folders' (did you mean 'folder'?)"),
+        (["prepare", "folders", "x"], "dataset is 'folders' (did you mean 'folder'?)"),
         (["prepare", "folder"], "folder needs root"),
         (["prepare", "folder", "no such place"], "no such place"),
         (["prepare", "PHOTOS", "--on-error", "ignore"], "on_error is 'ignore'; allowed are fail, skip"),
         (["prepare", "PHOTOS", "--side", "0"], "side is 0; it must be ≥ 1"),
         (["prepare", "PHOTOS", "--aspect", "crop"], "aspect is 'crop'; allowed are keep, squash"),
-        (["prepare", "digits", "--set", "vectors=True"], "holds vectors; only pictures are prepared"),
+        (["prepare", "digits", "--set", "vectors=True"], "holds vectors; only images are prepared"),
         (["show", "PHOTOS", "--out", "grid.txt"], "needed is a file that ends with .png, .jpg, .jpeg, .webp"),
         (["show", "PHOTOS", "--out", "no/such/grid.png"], "needed is a file in a folder that exists"),
         (["show", "PHOTOS", "--part", "query"], "part is 'query'; folder has all, train, test"),
         (["show", "PHOTOS", "--view", "zoom"], "view is 'zoom'; allowed are auto, random"),
         (["show", "PHOTOS", "--classes", "9"], "9 × 4 needs 36"),
-        (["show", "digits", "--set", "vectors=True"], "digits holds vectors; there are no pictures to show"),
+        (["show", "digits", "--set", "vectors=True"], "digits holds vectors; there are no images to show"),
         (["show", "digits", "--set", "vectors"], "--set is 'vectors'; NAME=VALUE is needed"),
     ],
 )
@@ -211,7 +211,7 @@ def test_bad_input_is_one_line(
 def test_the_first_batch_is_drawn(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "grid.png"
     assert call("show", "folder", photos, "--out", file, "--per-class", "3", "--size", "64", "--resize", "64") == 0
-    assert "6 pictures of 2 classes of train, random view, 64 × 64 pixels" in capsys.readouterr().out
+    assert "6 images of 2 classes of train, random view, 64 × 64 pixels" in capsys.readouterr().out
     with Image.open(file) as image:
         seen = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
     assert {(0, 0, 255), (255, 0, 0)} <= seen  # jay and robin, the first half of the classes
@@ -245,4 +245,4 @@ def test_a_damaged_picture_in_the_batch_is_named(
 
 def test_small_pictures_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("show", "digits", "--out", tmp_path / "digits.webp", "--part", "test") == 0
-    assert "20 pictures of 5 classes of test, none view, 8 × 8 pixels" in capsys.readouterr().out
+    assert "20 images of 5 classes of test, none view, 8 × 8 pixels" in capsys.readouterr().out

@@ -127,7 +127,7 @@ def test_a_number_that_is_none_is_named(small: Path, capsys: pytest.CaptureFixtu
 
 def test_a_query_that_is_no_picture_is_named(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (small / "notes.txt").write_text("words")
-    assert f"{small / 'notes.txt'}: text, not a picture" in refused(capsys, "search", small / "i", small / "notes.txt")
+    assert f"{small / 'notes.txt'}: text, not an image" in refused(capsys, "search", small / "i", small / "notes.txt")
     assert "that is not a file" in refused(capsys, "search", small / "i", small / "photos")
     assert f"{small / 'nope'} is not there" in refused(capsys, "embed", small / "nope", small / "photos")
 

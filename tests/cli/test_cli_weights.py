@@ -73,7 +73,7 @@ def test_import_names_the_network_and_what_is_ignored(
     assert call("weights", "import", checkpoint) == 0
     tensors = len(create_backbone("resnet18").state_dict())
     assert capsys.readouterr().out.splitlines() == [
-        f"resnet18: not the published file, but used in its place; {tensors} tensors",
+        f"resnet18: not the published file; used in its place; {tensors} tensors",
         "ignored: fc.bias",
         f"wrote {cache / 'imported' / 'resnet18.pth'}",
     ]

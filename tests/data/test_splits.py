@@ -31,7 +31,7 @@ def classes(labels: np.ndarray, rows: np.ndarray) -> set[int]:
 
 def test_a_class_on_two_sides_is_refused() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
-    with pytest.raises(ValueError, match=r"train and test share 1 classes \(1\); they must have none in common"):
+    with pytest.raises(ValueError, match=r"train and test share 1 classes \(1\); parts of a split must have no class"):
         Split(labels, np.array([0, 1, 2]), NOBODY, {"test": np.array([3, 4])})
     with pytest.raises(ValueError, match="train and validation share 1 classes"):
         Split(labels, np.array([0]), np.array([1]), {"test": np.array([4])})
@@ -72,7 +72,7 @@ def test_halves_of_an_odd_number_of_classes_leave_the_middle_to_training() -> No
 
 
 def test_one_class_has_no_halves() -> None:
-    with pytest.raises(ValueError, match="1 classes; at least 2"):
+    with pytest.raises(ValueError, match="1 classes; 2 are needed"):
         halves(np.array([3, 3]))
 
 
@@ -93,7 +93,7 @@ def test_without_parts_the_standard_split_is_halves() -> None:
 
 def test_parts_of_the_same_classes_are_no_standard_split() -> None:
     data = data_of(np.array([0, 1, 0, 1]), ["train", "train", "test", "test"])
-    with pytest.raises(ValueError, match=r"share 2 classes \(0, 1\).*must be new"):
+    with pytest.raises(ValueError, match=r"share 2 classes \(0, 1\).*must have no class in common"):
         standard(data)
 
 
@@ -138,7 +138,7 @@ def test_a_validation_part_of_its_own_counts_as_training_classes() -> None:
 def test_two_classes_validate_at_least_and_one_is_left() -> None:
     split = fixed_validation(data_of(np.arange(6)), share=0.01)
     assert (len(split.train), len(split.validation)) == (1, 2)
-    with pytest.raises(ValueError, match="2 training classes; 2 must validate"):
+    with pytest.raises(ValueError, match="2 training classes; validation needs 2"):
         fixed_validation(data_of(np.arange(4)))
 
 
@@ -159,7 +159,7 @@ def test_each_training_class_validates_exactly_once(labels: np.ndarray, folds: i
 
 
 def test_more_folds_than_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"folds is 3; .* 4 training classes, and a fold needs 2"):
+    with pytest.raises(ValueError, match=r"folds is 3; .* 4 training classes; a fold needs 2"):
         k_fold(data_of(np.arange(8)), 3)
 
 

@@ -1,4 +1,4 @@
-"""nearfar data"""
+"""The command ``nearfar data``."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
     from nearfar.data.datasets.base import Dataset
-    from nearfar.data.store.store import Bad, Store
+    from nearfar.data.store.store import BadFile, Store
 
 data = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(data, name="data", short_help="List, check, prepare and look at data sets.")
+app.add_typer(data, name="data", short_help="List, check, prepare and preview datasets.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set, one of those of: nearfar data list")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a dataset; nearfar data list shows them all.")]
 Roots = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[ROOT]...", help="Where it lies: a folder, an archive, or several archives."),
+    typer.Argument(metavar="[ROOT]...", help="Path of the dataset: a folder, an archive or several archives."),
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the data set.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the dataset.")]
 Cache = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Of prepared pictures; $NEARFAR_CACHE or ~/.cache/nearfar.")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Folder of stores; default: $NEARFAR_CACHE or ~/.cache/nearfar."),
 ]
-Side = Annotated[int, typer.Option(help="The shorter side in pixels; smaller pictures stay as they are.")]
+Side = Annotated[int, typer.Option(help="Shorter side in pixels; smaller images are not enlarged.")]
 Everything = Annotated[bool, typer.Option("--all", help=f"List everything, not just the first {SHOWN}.")]
-Workers = Annotated[int | None, typer.Option(help="Threads that decode; as many as there are processors.")]
+Workers = Annotated[int | None, typer.Option(help="Decoding threads; default: the number of processors.")]
 
 
 @data.callback(invoke_without_command=True)
 def data_root(context: typer.Context) -> None:
-    """List, check, prepare and look at data sets.
+    """List, check, prepare and preview datasets.
 
     Example: nearfar data verify cub CUB_200_2011/
     """
@@ -45,41 +46,39 @@ def data_root(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@data.command(name="list", short_help="List the data sets.")
+@data.command(name="list", short_help="List the datasets.")
 def list_sets() -> None:
-    """List the data sets.
+    """List the datasets.
 
     Example: nearfar data list
     """
-    from nearfar import data as room
+    from nearfar import data as datasets
     from nearfar.data.datasets.registry import takes_root
 
     needs = {True: "ROOT", False: "[ROOT]", None: "–"}
-    rows = [(name, needs[takes_root(name)], room.summary(name)) for name in room.names()]
-    print_table(("data set", "lies in", "what it is"), rows)
-    say(
-        "Layouts and settings of one: nearfar data info NAME; what is in a folder of yours: nearfar data info NAME ROOT"
-    )
+    rows = [(name, needs[takes_root(name)], datasets.summary(name)) for name in datasets.names()]
+    print_table(("dataset", "path", "description"), rows)
+    say("Layouts and settings of a dataset: nearfar data info NAME. Contents of your copy: nearfar data info NAME ROOT")
 
 
-@data.command(name="info", short_help="Tell what a data set holds, and what is prepared of it.")
-def tell(
+@data.command(name="info", short_help="Show what a dataset contains and whether it is prepared.")
+def info(
     name: Name,
     roots: Roots = None,
     settings: Settings = None,
     cache: Cache = None,
     everything: Everything = False,
 ) -> None:
-    """Tell what a data set holds, and what is prepared of it. Without ROOT, describe the data set.
+    """Show what a dataset contains and whether it is prepared. Without ROOT, describe the dataset.
 
     Example: nearfar data info folder photos/
     """
-    from nearfar import data as room
+    from nearfar import data as datasets
     from nearfar.data.datasets.registry import takes_root
     from nearfar.data.store.prepare import stores_of
 
     if not roots and not settings and takes_root(name) is not None:
-        print(room.describe(name))
+        print(datasets.describe(name))
         return
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
@@ -87,67 +86,67 @@ def tell(
     if dataset.columns:
         say(f"further columns: {', '.join(dataset.columns)}")
     if not dataset.is_encoded:
-        say("It is in memory and needs no preparing.")
+        say("The dataset is in memory; no preparation is needed.")
         return
     stores = stores_of(dataset, cache)
     if not stores:
-        say(f"Not prepared yet. To do so: nearfar data prepare {' '.join([name, *map(str, roots or ())])}")
+        say(f"Not prepared. To prepare it, run: nearfar data prepare {' '.join([name, *map(str, roots or ())])}")
         return
     for store in stores:
         about = store.about
         say(f"prepared: {_size(store)}, side {about['side']}, aspect {about['aspect']}, in {store.folder}")
-    # Of the same files, so what one store had to skip the others had to as well.
+    # All stores are made of the same files, so they skipped the same ones.
     _print_bad(max((store.bad for store in stores), key=len), len(dataset), everything)
 
 
-@data.command(name="verify", short_help="Compare a data set with what was published.")
+@data.command(name="verify", short_help="Compare a dataset with its published numbers.")
 def verify(
     name: Name,
     roots: Roots = None,
     settings: Settings = None,
-    pictures: Annotated[bool, typer.Option("--pictures", help="Decode every picture as well; keep none.")] = False,
+    pictures: Annotated[bool, typer.Option("--pictures", help="Also decode every image, without storing it.")] = False,
     workers: Workers = None,
     everything: Everything = False,
 ) -> None:
-    """Compare a data set with what was published, file by file. The exit code is 1 if there is anything to tell.
+    """Compare a dataset with its published lists and numbers. The exit code is 1 if anything differs.
 
     Example: nearfar data verify cub CUB_200_2011/
     """
-    from nearfar import data as room
-    from nearfar.data.store.prepare import damaged
+    from nearfar import data as datasets
+    from nearfar.data.store.prepare import find_bad_files
 
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
-    problems = room.problems(dataset)
-    bad: Sequence[Bad] = ()
+    problems = datasets.problems(dataset)
+    bad: Sequence[BadFile] = ()
     if pictures:
         with bars() as watch:
-            bad = damaged(dataset, workers=workers, progress=watch("decoding"))
-    print_list("differences or remarks", problems, everything)
+            bad = find_bad_files(dataset, workers=workers, progress=watch("decoding"))
+    print_list("differences", problems, everything)
     _print_bad(bad, len(dataset), everything)
     if problems or bad:
         raise typer.Exit(1)
-    say(f"{dataset.name}: nothing is missing, nothing differs" + (", every picture decodes." if pictures else "."))
+    say(f"{dataset.name}: complete, no differences" + (", all images can be decoded." if pictures else "."))
 
 
-@data.command(name="prepare", short_help="Decode a data set once, into the cache.")
+@data.command(name="prepare", short_help="Decode a dataset into the cache.")
 def prepare_set(
     name: Name,
     roots: Roots = None,
     side: Side = 256,
     aspect: Annotated[str, typer.Option(help="keep, or squash to side × side.")] = "keep",
-    channels: Annotated[int | None, typer.Option(help="3 for colour, 1 for grey; 3 unless told.")] = None,
-    on_error: Annotated[str, typer.Option(help="What to do with files that are no pictures: skip or fail.")] = "fail",
+    channels: Annotated[int | None, typer.Option(help="3 for color, 1 for grayscale; default: 3 for files.")] = None,
+    on_error: Annotated[str, typer.Option(help="What to do with files that cannot be decoded: skip or fail.")] = "fail",
     cache: Cache = None,
     workers: Workers = None,
     settings: Settings = None,
     everything: Everything = False,
 ) -> None:
-    """Decode a data set once, into the cache. It can be stopped at any time and goes on when called again.
+    """Decode a dataset once into the cache. It can be interrupted at any time and continues when called again.
 
     Example: nearfar data prepare folder photos/ --side 256 --on-error skip
     """
-    from nearfar.data.store.prepare import BadFiles, prepare
+    from nearfar.data.store.prepare import BadFilesError, prepare
 
     dataset = _open(name, roots, settings)
     start = time.monotonic()
@@ -173,41 +172,39 @@ def prepare_set(
                 workers=workers,
                 progress=progress,
             )
-    except BadFiles as error:
+    except BadFilesError as error:
         _print_bad(error.bad, error.count, everything)
-        rest = "" if len(error.bad) == error.count else "; --on-error skip goes on without them"
-        raise ValueError(f"{len(error.bad):,} of {error.count:,} files gave no picture{rest}") from error
+        rest = "" if len(error.bad) == error.count else "; --on-error skip continues without them"
+        raise ValueError(f"{len(error.bad):,} of {error.count:,} files could not be decoded{rest}") from error
     _print_bad(store.bad, len(dataset), everything)
     if store.folder is None:
-        say(f"{_size(store)} are in memory and need no preparing.")
+        say(f"{_size(store)} are in memory; no preparation is needed.")
     elif worked:
         say(f"prepared {_size(store)} in {time.monotonic() - start:.1f} s: {store.folder}")
     else:
         say(f"{_size(store)} were prepared before: {store.folder}")
 
 
-@data.command(name="show", short_help="Draw the first batch as a picture.")
+@data.command(name="show", short_help="Draw the first training batch as an image.")
 def show(
     name: Name,
     roots: Roots = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
     part: Annotated[str, typer.Option(help="train, test, query, gallery, …")] = "train",
     view: Annotated[
-        str, typer.Option(help="random, random_resized, center or none; auto is random, and none for small pictures.")
+        str, typer.Option(help="random, random_resized, center or none; auto is random, or none for small images.")
     ] = "auto",
-    size: Annotated[int | None, typer.Option(help="Of what the network sees; 224 unless told.")] = None,
-    resize: Annotated[
-        int | None, typer.Option(help="The shorter side before a window is cut; 256 unless told.")
-    ] = None,
-    flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Mirror every other picture.")] = True,
-    classes: Annotated[int | None, typer.Option(help="Classes in the batch; 8 unless told.")] = None,
-    per_class: Annotated[int, typer.Option(help="Pictures of each.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of the batch, its crops and flips.")] = 0,
+    size: Annotated[int | None, typer.Option(help="Size of the network's input; default: 224.")] = None,
+    resize: Annotated[int | None, typer.Option(help="Shorter side before cropping; default: 256.")] = None,
+    flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Mirror images at random.")] = True,
+    classes: Annotated[int | None, typer.Option(help="Classes in the batch; default: 8.")] = None,
+    per_class: Annotated[int, typer.Option(help="Images of each class.")] = 4,
+    seed: Annotated[int, typer.Option(help="Seed of the batch, its crops and flips.")] = 0,
     side: Side = 256,
     cache: Cache = None,
     settings: Settings = None,
 ) -> None:
-    """Draw the first batch that a seed trains on, with its crops and flips: a line for each class.
+    """Draw the first batch of a training, with its crops and flips, one line per class.
 
     Example: nearfar data show cub CUB_200_2011/ --view random_resized --out grid.png
     """
@@ -219,22 +216,22 @@ def show(
     whole("per_class", per_class)
     dataset = _open(name, roots, settings)
     if dataset.is_vectors:
-        raise ValueError(f"{name} holds vectors; there are no pictures to show")
-    looked_at = _view(dataset, view, size, resize, flip)
+        raise ValueError(f"{name} holds vectors; there are no images to show")
+    chosen = _view(dataset, view, size, resize, flip)
     images, labels = preview.first_batch(
         dataset,
-        view=looked_at,
+        view=chosen,
         part=part,
         classes=classes,
         per_class=per_class,
         seed=seed,
-        side=max(side, looked_at.resize or 0),
+        side=max(side, chosen.resize or 0),
         cache=cache,
     )
     preview.write(preview.grid(images, [dataset.classes[label] for label in labels]), out)
-    height, width = looked_at.window
+    height, width = chosen.window
     say(
-        f"wrote {out}: {len(images)} pictures of {len(set(labels.tolist()))} classes of {part}, {looked_at.crop} view, "
+        f"wrote {out}: {len(images)} images of {len(set(labels.tolist()))} classes of {part}, {chosen.crop} view, "
         f"{height} × {width} pixels"
     )
 
@@ -244,7 +241,7 @@ def _view(dataset: Dataset, crop: str, size: int | None, resize: int | None, fli
 
     array = getattr(dataset.source, "array", None)
     if crop == "auto" and array is not None and max(array.shape[1:3]) < 64:
-        # Digits and the like are used as they are, and mean something else when mirrored.
+        # Small images such as digits are not cropped, and not mirrored, as that changes their meaning.
         return View(size=(array.shape[1], array.shape[2]) if size is None else size, crop="none", flip=False)
     window = 224 if size is None else size
     return View(
@@ -256,31 +253,31 @@ def _view(dataset: Dataset, crop: str, size: int | None, resize: int | None, fli
 
 
 def _open(name: str, roots: Sequence[Path] | None, settings: Sequence[str] | None) -> Dataset:
-    from nearfar import data as room
+    from nearfar import data as datasets
 
     root = None if not roots else roots[0] if len(roots) == 1 else list(roots)
-    return room.open(name, root, **dict(setting(text) for text in settings or ()))
+    return datasets.open(name, root, **dict(setting(text) for text in settings or ()))
 
 
 def _print_parts(dataset: Dataset) -> None:
     import numpy as np
 
-    kind = "vectors" if dataset.is_vectors else "pictures"
+    kind = "vectors" if dataset.is_vectors else "images"
     say(f"{dataset.name}: {len(dataset):,} {kind} of {dataset.num_classes:,} classes")
     rows = []
     for part, places in dataset.parts.items():
         counts = np.unique(dataset.labels[places], return_counts=True)[1]
         spread = f"{counts.min():,} – {counts.max():,}" if len(counts) else "–"
         rows.append((part, f"{len(places):,}", f"{len(counts):,}", spread))
-    print_table(("part", kind, "classes", f"{kind} of a class"), rows, right=(1, 2, 3))
+    print_table(("part", kind, "classes", f"{kind} per class"), rows, right=(1, 2, 3))
 
 
-def _print_bad(bad: Sequence[Bad], count: int, everything: bool) -> None:
+def _print_bad(bad: Sequence[BadFile], count: int, everything: bool) -> None:
     if not bad:
         return
     shown = bad if everything else bad[:SHOWN]
-    say(f"{len(bad):,} of {count:,} files gave no picture:")
-    print_table(("file", "what is wrong"), [(one.name, one.reason) for one in shown])
+    say(f"{len(bad):,} of {count:,} files could not be decoded:")
+    print_table(("file", "reason"), [(one.name, one.reason) for one in shown])
     say_more(len(bad), len(shown))
 
 
@@ -289,4 +286,4 @@ def _size(store: Store) -> str:
     unit = next(
         (word, scale) for word, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if size >= scale or scale == 1e3
     )
-    return f"{len(store):,} pictures ({size / unit[1]:.2f} {unit[0]})"
+    return f"{len(store):,} images ({size / unit[1]:.2f} {unit[0]})"

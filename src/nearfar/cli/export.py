@@ -1,4 +1,4 @@
-"""nearfar export"""
+"""The command ``nearfar export``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import typer
 from nearfar.cli.app import app
 
 
-@app.command(name="export", short_help="Write a network for use elsewhere: ONNX or plain weights.")
+@app.command(name="export", short_help="Export a network as ONNX or as plain weights.")
 def export_network(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one with model.safetensors.")],
-    format: Annotated[str, typer.Option(help="onnx, or safetensors with a .json file beside it.")] = "onnx",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file to write; RUN/model.onnx unless given.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder with model.safetensors.")],
+    format: Annotated[str, typer.Option(help="onnx, or safetensors with a .json file next to it.")] = "onnx",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; default: RUN/model.onnx.")] = None,
 ) -> None:
-    """Write a network for use elsewhere. How pictures become its input is written into the file.
+    """Export a network. The file also describes the preprocessing of images.
 
     Example: nearfar export runs/birds --format onnx --out birds.onnx
     """
@@ -29,7 +27,7 @@ def export_network(
 
     one_of("--format", format, FORMATS)
     if out is None and format == "safetensors":
-        raise ValueError("--out is needed for safetensors: RUN holds such files already")
+        raise ValueError("--out is needed for safetensors, as RUN already contains such a file")
     place = model_folder(run)
     model, used = save.load(place), save.load_preprocessing(place)
     print(f"wrote {export(model, out or run / 'model.onnx', format=format, preprocessing=used)}")

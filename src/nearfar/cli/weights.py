@@ -1,4 +1,4 @@
-"""nearfar weights"""
+"""The command ``nearfar weights``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ weights_app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="""List published weights, import files with some, and say where they lie.
+    help="""List, import or locate published weights.
 
     Example: nearfar weights list
     """,
@@ -23,9 +23,9 @@ weights_app = typer.Typer(
 app.add_typer(weights_app, name="weights", short_help="List, import or locate published weights.")
 
 
-@weights_app.command(name="list", short_help="The networks that have published weights.")
+@weights_app.command(name="list", short_help="List the networks with published weights.")
 def list_weights() -> None:
-    """List the networks that have published weights, and which of these are on this machine.
+    """List the networks with published weights, and which of these are on this machine.
 
     Example: nearfar weights list
     """
@@ -49,14 +49,14 @@ def list_weights() -> None:
     console.print(f"Cache: {published.folder()}", markup=False, highlight=False, soft_wrap=True)
 
 
-@weights_app.command(name="import", short_help="Take a file with weights into the cache.")
+@weights_app.command(name="import", short_help="Copy a weights file into the cache.")
 def import_weights(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PyTorch checkpoint or a .safetensors file.")],
     name: Annotated[
-        str | None, typer.Option(metavar="NETWORK", help="The network; recognised by the file's keys if left out.")
+        str | None, typer.Option(metavar="NETWORK", help="The network; default: recognized by the keys of the file.")
     ] = None,
 ) -> None:
-    """Copy a file with weights into the cache, if its keys fit the network: pretrained=True finds it from then on.
+    """Copy a weights file into the cache if its keys fit the network, for use by pretrained=True.
 
     Example: nearfar weights import resnet50-0676ba61.pth
     """
@@ -65,7 +65,7 @@ def import_weights(
     found, report = published.import_file(file, name)
     place = published.locate(found)
     assert place is not None
-    kind = "not the published file, but used in its place" if place.kind == "imported" else "the published file"
+    kind = "not the published file; used in its place" if place.kind == "imported" else "the published file"
     print(f"{found.name}: {kind}; {report.loaded} tensors")
     for what, keys in (("ignored", report.ignored), ("unexpected", report.unexpected)):
         if keys:
@@ -73,14 +73,14 @@ def import_weights(
     print(f"wrote {place.file}")
 
 
-@weights_app.command(name="path", short_help="Where the weights of a network lie.")
+@weights_app.command(name="path", short_help="Print the path of the weights of a network.")
 def weights_path(
-    name: Annotated[str, typer.Argument(metavar="NETWORK", help="A network of nearfar weights list.")],
+    name: Annotated[str, typer.Argument(metavar="NETWORK", help="A network of: nearfar weights list")],
     download: Annotated[
         bool, typer.Option("--download", help="Download the weights if they are not on this machine.")
     ] = False,
 ) -> None:
-    """Print where the weights of a network lie; the line is the path alone, for scripts.
+    """Print the path of the weights of a network, and nothing else.
 
     Example: nearfar weights path resnet50 --download
     """

@@ -16,14 +16,14 @@ from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.registry import describe, names, open, problems, register, summary
 from nearfar.data.loader import Batch, Loader
 from nearfar.data.splits import Split
-from nearfar.data.store.store import Bad, Store
+from nearfar.data.store.store import BadFile, Store
 from nearfar.data.transforms.view import View
 
 if TYPE_CHECKING:
     from nearfar.data.store.prepare import prepare
 
 __all__ = [
-    "Bad",
+    "BadFile",
     "Batch",
     "Dataset",
     "Loader",

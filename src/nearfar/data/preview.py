@@ -1,4 +1,4 @@
-"""A batch to look at: drawn as training would draw it, as one picture."""
+"""Draws the first training batch as a grid of images."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from nearfar.data.datasets.base import Dataset
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import create
 from nearfar.data.store.decode import BadImage, decode
-from nearfar.data.store.prepare import BadFiles, prepare, store_folder
-from nearfar.data.store.store import Bad, Store
+from nearfar.data.store.prepare import BadFilesError, prepare, store_folder
+from nearfar.data.store.store import BadFile, Store
 from nearfar.data.transforms.view import View
 from nearfar.utils.atomic import whole_file
 
 ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
-TILE = (96, 192)  # pixels: smaller pictures are enlarged, larger ones shrunk
+TILE = (96, 192)  # pixels: smaller images are enlarged, larger ones shrunk
 GAP, MARGIN, FONT = 4, 16, 15
-COLUMNS = 8  # where classes have too few pictures to fill a line each
+COLUMNS = 8  # used if classes have too few images to fill a line each
 
 Pixels = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 
 def part_rows(dataset: Dataset, part: str) -> Ints:
-    """The rows of a part; of a data set without parts, "train" and "test" are the halves of its classes."""
+    """Return the rows of a part; without parts, "train" and "test" are the halves of the classes.
+
+    Args:
+        dataset: The dataset.
+        part: Name of the part.
+    """
     if part in dataset.parts:
         return dataset.parts[part]
     if set(dataset.parts) == {"all"} and part in ("train", "test"):
@@ -52,17 +57,30 @@ def first_batch(
     side: int = 256,
     cache: str | Path | None = None,
 ) -> tuple[Pixels, Ints]:
-    """Pictures [b, height, width, channels] and labels [b] of the first batch of groups that this seed trains on.
+    """Return the images and labels of the first class-balanced batch of a training.
 
-    Where the data set was prepared, pictures come from its store; otherwise only those of the batch are decoded.
+    If the dataset is prepared, images come from its store; otherwise only those of the batch are decoded.
+
+    Args:
+        dataset: The dataset.
+        view: Crops and effects.
+        part: Part to draw from.
+        classes: Classes of the batch; None for 8, or fewer if there are not enough.
+        per_class: Images of each class.
+        seed: Seed of the batch, its crops and flips.
+        side: Length of the shorter side of decoded images.
+        cache: Folder of stores; None for the default.
+
+    Returns:
+        Images [b, height, width, channels] and labels [b].
     """
     store = _prepared(dataset, side, cache)
     rows = part_rows(dataset, part)
     if store is not None:
-        rows = store.rows[store.places(rows)]  # without what was skipped
+        rows = store.rows[store.places(rows)]  # without skipped files
     labels = dataset.labels[rows]
     if not len(labels):
-        raise ValueError(f"part {part} of {dataset.name} has no pictures")
+        raise ValueError(f"part {part} of {dataset.name} has no images")
     if classes is None:
         full = int(np.minimum(np.bincount(labels), per_class).sum()) // per_class
         classes = max(1, min(8, full))
@@ -70,7 +88,7 @@ def first_batch(
     if store is None:
         needed = np.sort(rows[sampler.batch(0, 0)])
         store = Store.of_arrays(_decoded(dataset, needed, side), rows=needed)
-        places = np.zeros(len(rows), dtype=np.int64)  # of rows outside this batch nobody asks
+        places = np.zeros(len(rows), dtype=np.int64)  # other rows are not used
         places[np.searchsorted(rows, needed)] = np.arange(len(needed))
     else:
         places = store.places(rows)
@@ -80,16 +98,21 @@ def first_batch(
 
 
 def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Image:
-    """Pictures of one size in lines, one for each run of equal captions, which stands above it.
+    """Draw images of one size in lines, one line per run of equal captions.
 
-    Short runs, of one or two pictures, share lines.
+    Runs of one or two images share lines.
 
-    >>> grid(np.zeros((6, 32, 32, 3), dtype=np.uint8), ["jay"] * 3 + ["wren"] * 3).size
-    (328, 274)
+    Args:
+        images: Images [height, width, channels].
+        captions: Caption of each image; a run of equal captions is written once, above its images.
+
+    Example:
+        >>> grid(np.zeros((6, 32, 32, 3), dtype=np.uint8), ["jay"] * 3 + ["wren"] * 3).size
+        (328, 274)
     """
     if len(images) != len(captions) or not len(images):
         raise ValueError(
-            f"there are {len(images)} images and {len(captions)} captions; needed is one for each, and one"
+            f"there are {len(images)} images and {len(captions)} captions; needed is one for each, and at least one"
         )
     tiles = [_tile(image) for image in images]
     runs = [(caption, [at for at, _ in run]) for caption, run in groupby(enumerate(captions), key=lambda pair: pair[1])]
@@ -116,12 +139,16 @@ def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Im
                 corner = (left + at * width, top + FONT + 6)
                 sheet.paste(tiles[place], corner)
                 edges = (corner[0] - 1, corner[1] - 1, corner[0] + tiles[0].width, corner[1] + tiles[0].height)
-                draw.rectangle(edges, outline=(215, 215, 215))  # or a white picture would not be seen
+                draw.rectangle(edges, outline=(215, 215, 215))  # to see the edges of white images
     return sheet
 
 
 def check_file(file: Path) -> None:
-    """That a picture can be written there, before anything is computed."""
+    """Raise an error if an image cannot be written to a file.
+
+    Args:
+        file: The file.
+    """
     if file.suffix.lower() not in ENDINGS:
         raise ValueError(f"out is {str(file)!r}; needed is a file that ends with {', '.join(ENDINGS)}")
     if file.is_dir() or not file.absolute().parent.is_dir():
@@ -129,7 +156,12 @@ def check_file(file: Path) -> None:
 
 
 def write(sheet: Image.Image, file: Path) -> None:
-    """Write a picture, in the format of its ending."""
+    """Write an image in the format of the file extension.
+
+    Args:
+        sheet: The image.
+        file: The file.
+    """
     check_file(file)
     with whole_file(file) as draft:
         sheet.save(draft, ENDINGS[file.suffix.lower()])
@@ -150,9 +182,9 @@ def _decoded(dataset: Dataset, indices: Ints, side: int) -> list[Pixels]:
         try:
             images.append(decode(dataset.source.read(index), side=side))
         except (BadImage, OSError) as error:
-            bad.append(Bad(index, dataset.source.name(index), str(error), isinstance(error, OSError)))
+            bad.append(BadFile(index, dataset.source.name(index), str(error), isinstance(error, OSError)))
     if bad:
-        raise BadFiles(tuple(bad), len(indices))
+        raise BadFilesError(tuple(bad), len(indices))
     return images
 
 
@@ -160,7 +192,7 @@ def _tile(image: Pixels) -> Image.Image:
     tile = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
     low, high = TILE
     longest = max(tile.size)
-    if longest < low:  # whole pixels, so that each can be seen
+    if longest < low:  # by a whole factor, so that each pixel can be seen
         return tile.resize((tile.width * (low // longest), tile.height * (low // longest)), Image.Resampling.NEAREST)
     if longest > high:
         scale = high / longest
@@ -169,7 +201,7 @@ def _tile(image: Pixels) -> Image.Image:
 
 
 def _fitting(text: str, room: int, font: Any) -> str:
-    """A caption, cut where it would run into the next."""
+    """Shorten a caption that is too long."""
     if font.getlength(text) <= room:
         return text
     while text and font.getlength(text + "…") > room:

@@ -1,9 +1,10 @@
-"""Who is learned from, who chooses, and who is asked at the end: never the same classes.
+"""Splits into training, validation and test classes, which never overlap.
 
->>> import numpy as np
->>> split = halves(np.array([0, 0, 1, 1, 2, 2, 3, 3]))
->>> split.train, split.test["test"]
-(array([0, 1, 2, 3]), array([4, 5, 6, 7]))
+Example:
+    >>> import numpy as np
+    >>> split = halves(np.array([0, 0, 1, 1, 2, 2, 3, 3]))
+    >>> split.train, split.test["test"]
+    (array([0, 1, 2, 3]), array([4, 5, 6, 7]))
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from nearfar.data.datasets.base import Dataset, indices
 from nearfar.data.store.sources import Ints
 from nearfar.utils.validation import few, number, whole
 
-_NOBODY = np.zeros(0, dtype=np.int64)
-FEWEST = 2  # classes that validate
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+MIN_CLASSES = 2  # for validation; a class alone is always retrieved correctly
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows for training, for validation (which may be none) and for the test; no class is in two of them.
+    """Rows for training, validation and testing; no class is in two of them.
 
     Args:
-        labels: [n] of the whole data set.
-        train: Rows to learn from, rising.
-        validation: Rows to choose with, rising; may be empty.
-        test: {"test": rows}, or {"query": rows, "gallery": rows} where queries look through a gallery.
+        labels: Labels of the whole dataset, [n].
+        train: Training rows, increasing.
+        validation: Validation rows, increasing; may be empty.
+        test: {"test": rows}, or {"query": rows, "gallery": rows} if queries search a separate gallery.
+
+    Example:
+        >>> Split(np.array([0, 1]), np.array([0]), np.array([], dtype=np.int64), {"test": np.array([1])})
+        Split(train 1 of 1 classes, validation 0 of 0 classes, test 1 of 1 classes)
     """
 
     labels: Ints
@@ -70,28 +75,35 @@ class Split:
 
 
 def halves(labels: Ints) -> Split:
-    """The first half of the classes for training, the second for the test.
+    """Use the first half of the classes for training and the second for testing.
 
     Of an odd number of classes the one in the middle is for training.
+
+    Args:
+        labels: Labels [n].
     """
     labels = indices("labels", labels)
     classes = np.unique(labels)
     if len(classes) < 2:
-        raise ValueError(f"labels has {len(classes)} classes; at least 2 are needed to learn from some and test others")
+        raise ValueError(f"labels has {len(classes)} classes; 2 are needed, one to train and one to test")
     first = labels < classes[(len(classes) + 1) // 2]
-    return Split(labels, np.flatnonzero(first), _NOBODY, {"test": np.flatnonzero(~first)})
+    return Split(labels, np.flatnonzero(first), _NO_ROWS, {"test": np.flatnonzero(~first)})
 
 
 def standard(dataset: Dataset) -> Split:
-    """The data set's own parts, or halves of its classes where it has none."""
+    """Use the parts of the dataset, or halves of its classes if it has none.
+
+    Args:
+        dataset: The dataset.
+    """
     parts = dataset.parts
     test = {name: parts[name] for name in ("query", "gallery", "test") if name in parts}
     if "train" in parts and test:
-        return Split(dataset.labels, parts["train"], parts.get("validation", _NOBODY), test)
+        return Split(dataset.labels, parts["train"], parts.get("validation", _NO_ROWS), test)
     if set(parts) == {"all"}:
         rows = parts["all"]
         split = halves(dataset.labels[rows])
-        return Split(dataset.labels, rows[split.train], _NOBODY, {"test": rows[split.test["test"]]})
+        return Split(dataset.labels, rows[split.train], _NO_ROWS, {"test": rows[split.test["test"]]})
     raise ValueError(
         f"{dataset.name} has the parts {', '.join(parts) or 'none'}; needed are train and test, "
         f"or train, query and gallery"
@@ -99,66 +111,92 @@ def standard(dataset: Dataset) -> Split:
 
 
 def fixed_validation(dataset: Dataset, *, share: float = 0.1, seed: int = 0) -> Split:
-    """The standard test, and a random share of the *training* classes for validation.
+    """Use the standard test part, and a random share of the *training* classes for validation.
 
-    At least two classes validate, as one alone would find nothing but itself, and at least one stays for training. A
-    validation part that the data set has of its own counts as training classes first.
+    At least two classes are for validation and at least one stays for training. A validation part of the dataset is
+    added to the training classes first.
+
+    Args:
+        dataset: The dataset.
+        share: Share of the training classes that are for validation.
+        seed: Seed of the random choice.
     """
     share = number("share", share, low=0.0, high=1.0, open_low=True)
     split, classes = _shuffled(dataset, seed)
-    if len(classes) <= FEWEST:
+    if len(classes) <= MIN_CLASSES:
         raise ValueError(
-            f"{dataset.name} has {len(classes)} training classes; {FEWEST} must validate, and one must be left"
+            f"{dataset.name} has {len(classes)} training classes; validation needs {MIN_CLASSES} and training one"
         )
-    count = min(max(FEWEST, round(share * len(classes))), len(classes) - 1)
+    count = min(max(MIN_CLASSES, round(share * len(classes))), len(classes) - 1)
     return _with_validation(split, classes[:count])
 
 
 def k_fold(dataset: Dataset, folds: int = 10, *, seed: int = 0) -> list[Split]:
-    """The standard test, and the *training* classes in folds: each class validates exactly once.
+    """Use the standard test part, and each fold of the *training* classes once for validation.
 
-    Folds have at least two classes, as one alone would find nothing but itself, and differ by at most one.
+    Folds have at least two classes, and their sizes differ by at most one.
 
-    >>> from nearfar.data import from_arrays
-    >>> data = from_arrays(np.eye(16, dtype=np.float32), np.arange(16) // 2)
-    >>> [sorted(set(data.labels[split.validation].tolist())) for split in k_fold(data, 2, seed=1)]
-    [[0, 1], [2, 3]]
+    Args:
+        dataset: The dataset.
+        folds: Number of folds.
+        seed: Seed of the random folds.
+
+    Example:
+        >>> from nearfar.data import from_arrays
+        >>> data = from_arrays(np.eye(16, dtype=np.float32), np.arange(16) // 2)
+        >>> [sorted(set(data.labels[split.validation].tolist())) for split in k_fold(data, 2, seed=1)]
+        [[0, 1], [2, 3]]
     """
     split, classes = _shuffled(dataset, seed)
-    if whole("folds", folds, low=2) * FEWEST > len(classes):
+    if whole("folds", folds, low=2) * MIN_CLASSES > len(classes):
         raise ValueError(
-            f"folds is {folds}; {dataset.name} has {len(classes)} training classes, and a fold needs {FEWEST} of them"
+            f"folds is {folds}; {dataset.name} has {len(classes)} training classes; a fold needs {MIN_CLASSES}"
         )
     return [_with_validation(split, fold) for fold in np.array_split(classes, folds)]
 
 
 def query_gallery(labels: Ints, *, share: float = 0.5, seed: int = 0) -> tuple[Ints, Ints]:
-    """Rows that ask and rows that are looked through, from the same classes, at random.
+    """Divide the rows of each class at random into queries and gallery.
 
-    Of a class with n rows about ``share · n`` ask, but at least one asks and one can be found. The only row of a
-    class is for the gallery, where it can mislead but not be missed.
+    About ``share · n`` of the n rows of a class are queries, but at least one is a query and one is in the gallery. The
+    only row of a class is in the gallery.
 
-    >>> query_gallery(np.array([0, 0, 1, 1, 2]), seed=0)
-    (array([1, 3]), array([0, 2, 4]))
+    Args:
+        labels: Labels [n].
+        share: Share of the rows that are queries.
+        seed: Seed of the random choice.
+
+    Returns:
+        The rows of the queries and of the gallery.
+
+    Example:
+        >>> query_gallery(np.array([0, 0, 1, 1, 2]), seed=0)
+        (array([1, 3]), array([0, 2, 4]))
     """
     share = number("share", share, low=0.0, high=1.0, open_low=True)
     whole("seed", seed, low=0)
     labels = indices("labels", labels)
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    asking = np.clip(np.rint(share * counts).astype(np.int64), 1, np.maximum(counts - 1, 0))
-    asking[counts == 1] = 0
-    # In random order and then by class, a row's place within its class says whether it asks.
+    queries = np.clip(np.rint(share * counts).astype(np.int64), 1, np.maximum(counts - 1, 0))
+    queries[counts == 1] = 0
+    # Sorted by class and then at random, the first rows of each class are queries.
     order = np.lexsort((np.random.default_rng(seed).random(len(labels)), codes))
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    asks = np.zeros(len(labels), dtype=bool)
-    asks[order] = place < asking[codes[order]]
-    if not asks.any():
+    is_query = np.zeros(len(labels), dtype=bool)
+    is_query[order] = place < queries[codes[order]]
+    if not is_query.any():
         raise ValueError("labels has no class with two rows; a query needs another of its class in the gallery")
-    return np.flatnonzero(asks), np.flatnonzero(~asks)
+    return np.flatnonzero(is_query), np.flatnonzero(~is_query)
 
 
 def with_gallery(split: Split, *, share: float = 0.5, seed: int = 0) -> Split:
-    """The same split with its test rows as queries and gallery."""
+    """Divide the test rows of a split into queries and gallery.
+
+    Args:
+        split: The split.
+        share: Share of the rows that are queries.
+        seed: Seed of the random choice.
+    """
     if "test" not in split.test:
         raise ValueError("split has queries and a gallery already")
     rows = split.test["test"]
@@ -167,10 +205,10 @@ def with_gallery(split: Split, *, share: float = 0.5, seed: int = 0) -> Split:
 
 
 def _shuffled(dataset: Dataset, seed: int) -> tuple[Split, Ints]:
-    """The standard split without validation, and its training classes in random order."""
+    """Return the standard split without validation, and its training classes in random order."""
     split = standard(dataset)
     train = np.union1d(split.train, split.validation)
-    split = Split(split.labels, train, _NOBODY, split.test)
+    split = Split(split.labels, train, _NO_ROWS, split.test)
     classes = np.unique(split.labels[train])
     if len(classes) < 2:
         raise ValueError(f"{dataset.name} has {len(classes)} training classes; validation needs at least 2")
@@ -190,7 +228,7 @@ def _check_disjoint(labels: Ints, parts: Mapping[str, Ints]) -> None:
             shared = np.intersect1d(classes, others)
             if len(shared):
                 raise ValueError(
-                    f"{other} and {name} share {len(shared)} classes ({few(shared, 5)}); they must have none in common"
-                    ": what is asked for must be new"
+                    f"{other} and {name} share {len(shared)} classes ({few(shared, 5)}); parts of a split must have no "
+                    "class in common"
                 )
         seen[name] = classes

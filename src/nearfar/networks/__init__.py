@@ -1,4 +1,10 @@
-"""Networks: backbones with the keys of their published weights, pooling, heads, levels, ensembles."""
+"""Embedding networks: backbones with published weights, pooling, heads and ensembles.
+
+Example:
+    >>> from nearfar import networks
+    >>> networks.create("mlp", in_dim=64, dim=16).dim
+    16
+"""
 
 from nearfar.networks.backbones.base import LEVELS, Backbone
 from nearfar.networks.backbones.bn_inception import BNInception

@@ -1,4 +1,4 @@
-"""Batch norms that stay as they are: statistics and affine parameters."""
+"""Frozen batch norms: statistics and affine parameters do not change."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def layers(module: nn.Module) -> Iterator[nn.Module]:
-    """All batch norms below a module, itself included.
+    """Iterate over all batch norms of a module, including itself.
 
-    >>> [layer.num_features for layer in layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))]
-    [3]
+    Args:
+        module: The module.
+
+    Example:
+        >>> [layer.num_features for layer in layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))]
+        [3]
     """
     return (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
 
 
 def freeze(module: nn.Module) -> None:
-    """Use the running statistics and train none of the affine parameters, from now until ``module.train()``.
+    """Freeze statistics and affine parameters of all batch norms until ``module.train()``.
 
-    A :class:`~nearfar.networks.Backbone` that was told to ``freeze_batchnorm()`` calls this again whenever something
-    could have undone it.
+    A :class:`~nearfar.networks.Backbone` with frozen batch norms calls this again after ``train()``.
 
-    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    >>> freeze(model)
-    >>> model[1].training, model[1].weight.requires_grad, model[0].weight.requires_grad
-    (False, False, True)
+    Args:
+        module: The module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        >>> freeze(model)
+        >>> model[1].training, model[1].weight.requires_grad, model[0].weight.requires_grad
+        (False, False, True)
     """
     for layer in layers(module):
         layer.eval()
@@ -40,18 +47,18 @@ def freeze(module: nn.Module) -> None:
 
 
 class FixedBatchNorm2d(nn.BatchNorm2d):
-    """A batch norm that, while nothing of it is trained, knows so: a gradient passes it in one multiplication.
+    """A batch norm whose backward pass is one multiplication while it is frozen.
 
-    The usual one keeps its input for a gradient that nobody asked for, and for maps with the channels last it takes
-    five times as long. A layer that ``freeze`` met is one; when it is woken it is as any other.
+    PyTorch's batch norm stores its input for a gradient that is not needed, and takes five times as long for
+    channels-last maps. :func:`freeze` converts layers to this class; after unfreezing they work as usual.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         parameters = (self.running_mean, self.running_var, self.weight, self.bias)
-        learns = any(each.requires_grad for each in self.parameters())
+        trainable = any(each.requires_grad for each in self.parameters())
         if (
             self.training
-            or learns
+            or trainable
             or not (torch.is_grad_enabled() and x.requires_grad)
             or any(each is None for each in parameters)
         ):
@@ -74,5 +81,5 @@ class _Fixed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         variance, weight = ctx.saved_tensors
         zero = torch.zeros_like(weight)
-        # A batch norm without mean and bias is the multiplication, and has a quick kernel for every layout.
+        # A batch norm without mean and bias is this multiplication, with a fast kernel for every memory layout.
         return batch_norm(gradient, zero, variance, weight, zero, eps=ctx.eps), None, None, None, None, None

@@ -1,4 +1,4 @@
-"""A backbone with pooling and head: from pictures or vectors to embeddings."""
+"""Embedders: a backbone with pooling and head."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ from nearfar.utils.validation import non_negative, positive
 
 
 class Embedder(nn.Module):
-    """Embeddings [b, dim] of normalised pictures [b, c, h, w], or of vectors [b, d].
+    """Maps normalized images [b, c, h, w] or vectors [b, d] to embeddings [b, dim].
 
-    With ``levels`` each level has its own pooling and head. In training each has its own copy of the loss
-    (``levels_forward``); ``forward`` concatenates the embeddings of all levels and gives them length 1 again.
+    With several ``levels``, each level has its own pooling and head. In training each level has its own copy of the
+    loss (:meth:`levels_forward`); ``forward`` concatenates the embeddings of all levels and normalizes them again.
+    Embeddings are float32 also if the network computes in lower precision.
 
     Args:
-        backbone: What makes maps of the input.
+        backbone: The backbone.
         dim: Dimensions of the embedding, of each level; None for the pooled features themselves.
-        pooling: "avg", "max", "avg+max", or "gem"; "token" for the class token of a backbone that has one.
-        normalize: Give embeddings length 1.
+        pooling: "avg", "max", "avg+max" or "gem"; "token" for the class token of a backbone that has one.
+        normalize: Normalize embeddings to length 1.
         head: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
-        levels: Any of "low", "mid" and "high", in the order of concatenation; only "high" if not given.
-        freeze_batchnorm: Keep statistics and affine parameters of the backbone's batch norms.
+        levels: Any of "low", "mid" and "high", in the order of concatenation; None for "high".
+        freeze_batchnorm: Freeze statistics and affine parameters of the backbone's batch norms.
 
-    Attributes
-        dim                dimensions of what ``forward`` gives, over all levels.
-        normalization      how pixels become the numbers that ``forward`` reads; None where it reads vectors.
-        input_size         the side of the pictures that the backbone's weights were trained on.
-
-    Embeddings are float32 where the network works with fewer bits.
+    Attributes:
+        dim: Dimensions of the output of ``forward``, over all levels.
 
     Reference:
-        Three levels: Wang et al.: Ranked List Loss for Deep Metric Learning. CVPR 2019.
+        Three levels: Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019.
 
-    >>> from nearfar.networks import create
-    >>> create("linear", in_dim=8, dim=2)(torch.randn(5, 8)).shape
-    torch.Size([5, 2])
+    Example:
+        >>> from nearfar.networks import create
+        >>> create("linear", in_dim=8, dim=2)(torch.randn(5, 8)).shape
+        torch.Size([5, 2])
     """
 
     def __init__(
@@ -59,9 +57,9 @@ class Embedder(nn.Module):
         super().__init__()
         self.levels = _checked_levels(backbone, levels)
         if pooling != "avg" and not backbone.gives_maps and self.levels == ("high",):
-            raise ValueError(f"pooling is {pooling!r}; {backbone.key} gives vectors, and there is nothing to pool")
-        self._of_token = pooling == "token"
-        if self._of_token:
+            raise ValueError(f"pooling is {pooling!r}; {backbone.key} returns vectors, which are not pooled")
+        self._uses_token = pooling == "token"
+        if self._uses_token:
             _check_token(backbone, self.levels)
         self.backbone = backbone
         self.poolings = nn.ModuleDict({level: _pooling(pooling) for level in self.levels})
@@ -74,45 +72,56 @@ class Embedder(nn.Module):
 
     @property
     def normalization(self) -> Normalization | None:
-        """What the backbone expects of pixels."""
+        """Normalization of pixels that the backbone expects; None if it reads vectors."""
         return self.backbone.normalization
 
     @property
     def input_size(self) -> int | None:
-        """The side of the pictures that the backbone's weights were trained on."""
+        """Side of the images that the backbone's weights were trained on; None if it reads vectors."""
         return self.backbone.input_size
 
     def levels_forward(self, x: Tensor) -> dict[str, Tensor]:
-        """The embedding of every level, [b, dim] each: one copy of the loss for each of them."""
-        maps = {"high": self.backbone.class_token(x)} if self._of_token else self.backbone.level_maps(x)
+        """Return the embedding [b, dim] of each level, for one copy of the loss each.
+
+        Args:
+            x: Normalized images or vectors.
+        """
+        maps = {"high": self.backbone.class_token(x)} if self._uses_token else self.backbone.level_maps(x)
         return {level: self._finish(self.heads[level](self.poolings[level](maps[level]))) for level in self.levels}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings; those of several levels side by side, in the order of ``levels``."""
+        """Return the embeddings; those of several levels are concatenated."""
         found = list(self.levels_forward(x).values())
         return found[0] if len(found) == 1 else self._finish(torch.cat(found, dim=1))
 
     def freeze_backbone(self) -> None:
-        """Train only pooling and head, as in warm-up epochs. The backbone is a fixed function until it is unfrozen.
+        """Freeze the backbone, so that only pooling and head are trained, as in warm-up epochs.
 
-        An optimiser that has the backbone's parameters leaves them alone, as they get no gradient: make it before.
+        Create the optimizer before, so that it has the parameters of the backbone; without gradients it skips them.
         """
         self.backbone.freeze()
 
     def unfreeze_backbone(self) -> None:
-        """Train the backbone again; frozen batch norms stay frozen."""
+        """Unfreeze the backbone; frozen batch norms stay frozen."""
         self.backbone.unfreeze()
 
     def param_groups(
         self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None
     ) -> list[dict[str, Any]]:
-        """Groups for an optimiser: "backbone", and "head" (with pooling) at a multiple of the learning rate.
+        """Return parameter groups for an optimizer: "backbone", and "head" with the pooling.
 
-        What is frozen is left out, and so is a group without parameters.
+        Frozen parameters are left out, and so are groups without parameters. The defaults are those of recipes.
 
-        >>> from nearfar.networks import create
-        >>> [(group["name"], group["lr"]) for group in create("mlp", in_dim=8, dim=2).param_groups(0.5)]
-        [('backbone', 0.5), ('head', 0.5)]
+        Args:
+            lr: Learning rate of the backbone.
+            head_multiplier: Factor of the learning rate of head and pooling.
+            weight_decay: Weight decay; None for the default of the optimizer.
+
+        Example:
+            >>> from nearfar.networks import create
+            >>> model = create("mlp", in_dim=8, dim=2)
+            >>> [(group["name"], group["lr"]) for group in model.param_groups(0.5, head_multiplier=10.0)]
+            [('backbone', 0.5), ('head', 5.0)]
         """
         positive("lr", lr)
         positive("head_multiplier", head_multiplier)
@@ -133,15 +142,15 @@ class Embedder(nn.Module):
         return F.normalize(x, dim=1) if self.normalize else x
 
 
-_pooling = pooling.create  # the class has a setting of that name
+_pooling = pooling.create  # the constructor has an argument of that name
 
 
 def _check_token(backbone: Backbone, levels: tuple[str, ...]) -> None:
     if not backbone.has_token:
         allowed = ", ".join(pooling.MAPS)
-        raise ValueError(f"pooling is 'token'; {backbone.key} has no class token, and allowed are {allowed}")
+        raise ValueError(f"pooling is 'token'; {backbone.key} has no class token; allowed are {allowed}")
     if levels != ("high",):
-        raise ValueError(f"pooling is 'token' and levels is {levels!r}; the class token is of the level 'high' alone")
+        raise ValueError(f"pooling is 'token' and levels is {levels!r}; only the level 'high' has a class token")
 
 
 def _checked_levels(backbone: Backbone, levels: Sequence[str] | None) -> tuple[str, ...]:
@@ -153,5 +162,5 @@ def _checked_levels(backbone: Backbone, levels: Sequence[str] | None) -> tuple[s
         if level not in backbone.channels:
             raise ValueError(f"levels has {level!r}; {backbone.key} has {', '.join(backbone.channels)}")
     if not levels or len(set(levels)) != len(levels):
-        raise ValueError(f"levels is {tuple(levels)!r}; each level once, and at least one, is needed")
+        raise ValueError(f"levels is {tuple(levels)!r}; at least one level is needed, and none twice")
     return tuple(levels)

@@ -1,4 +1,4 @@
-"""Several embedders as one."""
+"""Ensembles of embedders."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from nearfar.utils.normalization import Normalization
 
 
 class Ensemble(nn.Module):
-    """The embeddings of independent members side by side, with length 1 again.
+    """Concatenates the embeddings of independent members.
 
-    Members are trained each on its own; what they share is the input, so all must read the same kind of it.
+    Members are trained separately. They get the same input, so all must expect the same normalization.
 
     Args:
         members: Embedders, at least one.
-        normalize: Give the concatenated embedding length 1.
+        normalize: Normalize the concatenated embedding to length 1.
 
     Reference:
-        Elezi et al.: The Group Loss for Deep Metric Learning. ECCV 2020 (with 2 and with 5 members).
+        Elezi et al., "The Group Loss for Deep Metric Learning", ECCV 2020 (with 2 and with 5 members).
 
-    >>> from nearfar.networks import create
-    >>> Ensemble([create("linear", in_dim=8, dim=2) for _ in range(5)])(torch.randn(3, 8)).shape
-    torch.Size([3, 10])
+    Example:
+        >>> from nearfar.networks import create
+        >>> Ensemble([create("linear", in_dim=8, dim=2) for _ in range(5)])(torch.randn(3, 8)).shape
+        torch.Size([3, 10])
     """
 
     def __init__(self, members: Sequence[Embedder], *, normalize: bool = True) -> None:
@@ -35,7 +36,7 @@ class Ensemble(nn.Module):
         if not members:
             raise ValueError("members is empty; an ensemble needs at least one")
         if len({id(member) for member in members}) != len(members):
-            raise ValueError("members has the same embedder twice; each must be one of its own")
+            raise ValueError("members has the same embedder twice; each must be a different one")
         first = members[0]
         for number, member in enumerate(members):
             pair = f"members[{number}] ({member.backbone.key}) reads {{}} members[0] ({first.backbone.key}) {{}}"
@@ -50,17 +51,17 @@ class Ensemble(nn.Module):
 
     @property
     def normalization(self) -> Normalization | None:
-        """What all members expect of pixels."""
+        """Normalization of pixels that all members expect."""
         return self._each()[0].normalization
 
     @property
     def input_size(self) -> int | None:
-        """The side of the pictures that the first member's weights were trained on."""
+        """Side of the images that the first member's weights were trained on."""
         return self._each()[0].input_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embeddings of all members, in their order."""
-        return side_by_side([member(x) for member in self.members], normalize=self.normalize)
+        """Return the concatenated embeddings of all members."""
+        return concatenate([member(x) for member in self.members], normalize=self.normalize)
 
     def freeze_backbone(self) -> None:
         """Freeze the backbones of all members."""
@@ -75,7 +76,13 @@ class Ensemble(nn.Module):
     def param_groups(
         self, lr: float, head_multiplier: float = 1.0, weight_decay: float | None = None
     ) -> list[dict[str, Any]]:
-        """The groups of all members, named "0.backbone", "0.head", "1.backbone", …"""
+        """Return the parameter groups of all members, named "0.backbone", "0.head", "1.backbone", …
+
+        Args:
+            lr: Learning rate of the backbones.
+            head_multiplier: Factor of the learning rate of the heads.
+            weight_decay: Weight decay; None for the default of the optimizer.
+        """
         return [
             {**group, "name": f"{number}.{group['name']}"}
             for number, member in enumerate(self._each())
@@ -86,14 +93,16 @@ class Ensemble(nn.Module):
         return [member for member in self.members if isinstance(member, Embedder)]
 
 
-def side_by_side(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
-    """Embeddings [b, d] of several networks as one, in their order.
+def concatenate(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
+    """Concatenate the embeddings of several networks.
 
     Args:
-        normalize: Give the concatenated embedding length 1.
+        found: Embeddings [b, d] of each network.
+        normalize: Normalize the concatenated embedding to length 1.
 
-    >>> side_by_side([torch.tensor([[3.0]]), torch.tensor([[4.0]])])
-    tensor([[0.6000, 0.8000]])
+    Example:
+        >>> concatenate([torch.tensor([[3.0]]), torch.tensor([[4.0]])])
+        tensor([[0.6000, 0.8000]])
     """
     together = torch.cat(list(found), dim=1)
     return F.normalize(together, dim=1) if normalize else together

@@ -1,4 +1,4 @@
-"""From pooled features [b, c] to an embedding [b, dim]."""
+"""Heads that map pooled features [b, c] to embeddings [b, dim]."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NAMES = ("linear", "linear_norm", "mlp", "none")
 
 
 class Head(nn.Module):
-    """One linear layer, possibly with a layer norm after it, or two with a ReLU between them.
+    """One linear layer, optionally followed by a layer norm, or two with a ReLU between them.
 
     Args:
         channels: Dimensions of the pooled features.
         dim: Dimensions of the embedding.
-        kind: "linear"; "linear_norm", with a layer norm that has no parameters; "mlp", whose hidden layer is as
-            wide as the pooled features.
+        kind: "linear"; "linear_norm", with a layer norm without parameters; "mlp", whose hidden layer is as wide as
+            the pooled features.
     """
 
     def __init__(self, channels: int, dim: int, kind: str = "linear") -> None:
@@ -39,12 +39,18 @@ class Head(nn.Module):
 
 
 def create(kind: str, channels: int, dim: int | None) -> nn.Module:
-    """A head by name; "none", or no ``dim``, leaves the pooled features as they are.
+    """Create a head by name.
 
-    >>> create("linear", 1024, 512).linear
-    Linear(in_features=1024, out_features=512, bias=True)
-    >>> create("linear", 1024, None)
-    Identity()
+    Args:
+        kind: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        channels: Dimensions of the pooled features.
+        dim: Dimensions of the embedding; None for the pooled features themselves.
+
+    Example:
+        >>> create("linear", 1024, 512).linear
+        Linear(in_features=1024, out_features=512, bias=True)
+        >>> create("linear", 1024, None)
+        Identity()
     """
     one_of("head", kind, NAMES)
     return nn.Identity() if kind == "none" or dim is None else Head(channels, dim, kind)

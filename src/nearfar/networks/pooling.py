@@ -1,4 +1,4 @@
-"""From a map [b, c, h, w] to one vector for each picture, [b, c]."""
+"""Pooling of feature maps [b, c, h, w] to one vector per image, [b, c]."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ NAMES = (*MAPS, "token")
 
 
 class Pooling(nn.Module):
-    """Average, maximum, their sum, or something between them, over all places of a map.
-
-    Vectors [b, c] are maps of one place and stay as they are.
+    """Average or maximum over all positions of a map, or their sum. Vectors [b, c] are returned unchanged.
 
     Args:
-        kind: "avg", "max", "avg+max" (the sum), or "gem".
+        kind: "avg", "max" or "avg+max" (the sum).
 
-    >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[5.]])
+    Example:
+        >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
+        tensor([[5.]])
     """
 
     def __init__(self, kind: str = "avg") -> None:
@@ -41,17 +40,18 @@ class Pooling(nn.Module):
 
 
 class GeM(nn.Module):
-    """The generalised mean (mean of xᵖ)^(1/p), with one learned exponent: 1 is the average, ∞ the maximum.
+    """Generalized mean (mean of xᵖ)^(1/p) with a learned exponent: 1 is the average, ∞ the maximum.
 
     Args:
-        p: The exponent to start from.
-        smallest: What smaller values, among them all negative ones, count as.
+        p: Initial exponent.
+        smallest: Smaller values, including negative ones, are clamped to this.
 
     Reference:
-        Radenović, Tolias, Chum: Fine-tuning CNN Image Retrieval with No Human Annotation. TPAMI 2019.
+        Radenović et al., "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019.
 
-    >>> GeM(p=1.0)(torch.tensor([[[[1.0, 3.0]]]])).tolist()
-    [[2.0]]
+    Example:
+        >>> GeM(p=1.0)(torch.tensor([[[[1.0, 3.0]]]])).tolist()
+        [[2.0]]
     """
 
     def __init__(self, *, p: float = 3.0, smallest: float = 1e-6) -> None:
@@ -62,10 +62,10 @@ class GeM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
             return x
-        # In float32 at least: a sum of cubes leaves the range of float16 soon.
+        # At least float32: a sum of cubes overflows float16.
         x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=self.smallest)
         p = self.p.to(x.dtype)
-        # The largest value is taken out first, so that no power overflows; it cancels, and so would its gradient.
+        # Dividing by the largest value first prevents overflow; it cancels, and so does its gradient.
         top = x.detach().amax(dim=(2, 3), keepdim=True)
         return (x / top).pow(p).mean(dim=(2, 3)).pow(1 / p) * top.flatten(1)
 
@@ -74,10 +74,11 @@ class GeM(nn.Module):
 
 
 class Token(nn.Module):
-    """The class token of a transformer as the backbone gives it, [b, c]: there is nothing to pool.
+    """The class token of a transformer, [b, c], returned unchanged.
 
-    >>> Token()(torch.tensor([[1.0, 3.0]]))
-    tensor([[1., 3.]])
+    Example:
+        >>> Token()(torch.tensor([[1.0, 3.0]]))
+        tensor([[1., 3.]])
     """
 
     kind = "token"
@@ -89,10 +90,14 @@ class Token(nn.Module):
 
 
 def create(kind: str) -> nn.Module:
-    """A pooling by name.
+    """Create a pooling layer by name.
 
-    >>> create("gem")
-    GeM(p=3)
+    Args:
+        kind: "avg", "max", "avg+max", "gem" or "token".
+
+    Example:
+        >>> create("gem")
+        GeM(p=3)
     """
     one_of("pooling", kind, NAMES)
     return GeM() if kind == "gem" else Token() if kind == "token" else Pooling(kind)

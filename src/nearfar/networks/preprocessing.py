@@ -1,4 +1,4 @@
-"""What has to happen to a picture before a network reads it, as it is written beside the network."""
+"""Preprocessing of images for a network, as stored with its weights."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from typing import Any, Protocol
 from nearfar.utils.normalization import Normalization
 from nearfar.utils.validation import one_of, whole
 
-SMALL = 96  # below this side, pictures are digits and thumbnails: nothing is cut off
+SMALL = 96  # networks for smaller images, such as digits, read them without a crop
 INTERPOLATION = "bilinear, antialiased"
 
 
 class ReadsPixels(Protocol):
-    """What an embedder and an ensemble say about their input."""
+    """An embedder or ensemble: what preprocessing needs to know about it."""
 
     @property
-    def normalization(self) -> Normalization | None: ...
+    def normalization(self) -> Normalization | None:
+        """Normalization of pixels, or None for vectors."""
+
     @property
-    def input_size(self) -> int | None: ...
+    def input_size(self) -> int | None:
+        """Side of the images, or None for vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """Resize, cut out, normalise.
+    """How an image is resized, cropped and normalized.
 
     Args:
         size: Side of the square that the network reads.
-        resize: Shorter side of the picture before it is cut; both sides where ``aspect`` is "squash".
-        aspect: "keep", "squash", or "shrink": kept, and smaller pictures grow only where they have to.
-        crop: "center", or "none" where the resized picture is taken as it is.
-        normalization: How pixels become numbers.
+        resize: Shorter side before the crop; both sides if ``aspect`` is "squash".
+        aspect: "keep", "squash", or "shrink": like "keep", but smaller images are enlarged only to fit ``size``.
+        crop: "center", or "none" to use the whole resized image.
+        normalization: Normalization of pixels.
     """
 
     size: int
@@ -47,20 +50,24 @@ class Preprocessing:
         one_of("crop", self.crop, ("center", "none"))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, with the way of resizing for those who do it elsewhere."""
+        """Return a JSON object; it includes the interpolation, for use outside of nearfar."""
         value = {**asdict(self), "interpolation": INTERPOLATION}
         if not self.normalization.grey:
-            del value["normalization"]["grey"]  # so that cards are what they were before there was such a thing
+            del value["normalization"]["grey"]  # added later; files and fingerprints stay as they were
         return value
 
 
-def usual(model: ReadsPixels) -> Preprocessing | None:
-    """The usual way for a network: shorter side to 8/7 of the size it reads, then the centre. None for vectors.
+def default_preprocessing(model: ReadsPixels) -> Preprocessing | None:
+    """Return the default preprocessing: shorter side to 8/7 of the input size, then a center crop. None for vectors.
 
-    >>> from nearfar.networks import create
-    >>> found = usual(create("mobilenet_v2"))
-    >>> found.resize, found.size
-    (256, 224)
+    Args:
+        model: An embedder or ensemble.
+
+    Example:
+        >>> from nearfar.networks import create
+        >>> found = default_preprocessing(create("mobilenet_v2"))
+        >>> found.resize, found.size
+        (256, 224)
     """
     size, normalization = model.input_size, model.normalization
     if size is None or normalization is None:
@@ -69,12 +76,17 @@ def usual(model: ReadsPixels) -> Preprocessing | None:
 
 
 def from_json(value: Mapping[str, Any], where: str) -> Preprocessing:
-    """What ``to_json`` wrote; ``where`` it stands is named in errors."""
+    """Parse a JSON object of :meth:`Preprocessing.to_json`.
+
+    Args:
+        value: The JSON object.
+        where: File that contains it, for errors.
+    """
     try:
         words = dict(value)
         words.pop("interpolation", None)
-        colours = dict(words.pop("normalization"))
-        normalization = Normalization(**{**colours, "mean": tuple(colours["mean"]), "std": tuple(colours["std"])})
+        colors = dict(words.pop("normalization"))
+        normalization = Normalization(**{**colors, "mean": tuple(colors["mean"]), "std": tuple(colors["std"])})
         return Preprocessing(**words, normalization=normalization)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where} has a preprocessing that cannot be read: {error}") from error

@@ -16,7 +16,11 @@ _BACKBONES: dict[str, type[Backbone]] = {}
 
 
 def register(backbone: B) -> B:
-    """Class decorator: make a backbone known by its ``key``."""
+    """Register a backbone class under its ``key``. Used as a decorator.
+
+    Args:
+        backbone: The class.
+    """
     if _BACKBONES.get(backbone.key, backbone).__qualname__ != backbone.__qualname__:
         other = _BACKBONES[backbone.key].__name__
         raise ValueError(f"two backbones have the key {backbone.key!r}: {other} and {backbone.__name__}")
@@ -25,26 +29,35 @@ def register(backbone: B) -> B:
 
 
 def names() -> list[str]:
-    """The keys of all backbones that are built in.
+    """Return the names of all registered backbones.
 
-    >>> "resnet50" in names()
-    True
+    Example:
+        >>> "resnet50" in names()
+        True
     """
     return sorted(_BACKBONES)
 
 
 def get(name: str) -> type[Backbone]:
-    """The class behind a key."""
+    """Return the class of a backbone.
+
+    Args:
+        name: Name of the backbone.
+    """
     if name not in _BACKBONES:
         raise ValueError(f"network is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
     return _BACKBONES[name]
 
 
 def defaults(name: str) -> dict[str, Any]:
-    """The settings of a backbone and their defaults (``inspect.Parameter.empty`` where one must be given).
+    """Return the settings of a backbone and their defaults (``inspect.Parameter.empty`` if required).
 
-    >>> defaults("resnet50"), list(defaults("linear"))
-    ({}, ['in_dim'])
+    Args:
+        name: Name of the backbone.
+
+    Example:
+        >>> defaults("resnet50"), list(defaults("linear"))
+        ({}, ['in_dim'])
     """
     parameters = inspect.signature(get(name)).parameters
     return {key: parameter.default for key, parameter in parameters.items()}
@@ -62,18 +75,23 @@ def create(
     freeze_batchnorm: bool = False,
     **settings: Any,
 ) -> Embedder:
-    """An embedder by the name of its backbone.
+    """Create an embedder by the name of its backbone.
 
     Args:
-        name: One of ``names()``, or "timm:NAME", "torchvision:NAME", "transformers:NAME" where that library is.
-        pretrained: True for the published weights, or a file with weights; False for random ones.
-        settings: Those of the backbone, such as ``in_dim`` of "linear" and "mlp"; see ``defaults(name)``. Those of
-            "timm:NAME" are ``timm.create_model``'s, such as ``img_size``.
+        name: One of ``names()``, or "timm:NAME", "torchvision:NAME" or "transformers:NAME" if the library is installed.
+        dim: Dimensions of the embedding, of each level; None for the pooled features themselves.
+        pooling: "avg", "max", "avg+max" or "gem"; "token" for the class token of a backbone that has one.
+        normalize: Normalize embeddings to length 1.
+        head: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        levels: Any of "low", "mid" and "high", in the order of concatenation; None for "high".
+        pretrained: True for the published weights, a file with weights, or False for random weights.
+        freeze_batchnorm: Freeze statistics and affine parameters of the backbone's batch norms.
+        settings: Settings of the backbone, such as ``in_dim`` of "linear" and "mlp", see ``defaults(name)``; for
+            "timm:NAME" those of ``timm.create_model``, such as ``img_size``.
 
-    The others are those of :class:`~nearfar.networks.Embedder`.
-
-    >>> create("mlp", in_dim=64, dim=16).dim
-    16
+    Example:
+        >>> create("mlp", in_dim=64, dim=16).dim
+        16
     """
     backbone = create_backbone(name, pretrained=pretrained, **settings)
     return Embedder(
@@ -88,10 +106,16 @@ def create(
 
 
 def create_backbone(name: str, *, pretrained: bool | str | Path = False, **settings: Any) -> Backbone:
-    """A backbone alone, without pooling and head.
+    """Create a backbone without pooling and head.
 
-    >>> create_backbone("mlp", in_dim=64, hidden=(32,)).channels["high"]
-    32
+    Args:
+        name: As for :func:`create`.
+        pretrained: As for :func:`create`.
+        settings: Settings of the backbone.
+
+    Example:
+        >>> create_backbone("mlp", in_dim=64, hidden=(32,)).channels["high"]
+        32
     """
     if ":" in name:
         from nearfar.networks.backbones import external

@@ -10,7 +10,7 @@ from odd_files import BAD, GOOD, HEIGHT, WIDTH, colours
 
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.store.decode import BadImage, decode
-from nearfar.data.store.prepare import BadFiles, prepare
+from nearfar.data.store.prepare import BadFilesError, prepare
 from nearfar.data.store.sources import Files
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # damaged metadata, as it should be
@@ -71,10 +71,10 @@ def test_good_files_survive_bad_neighbours(folder: Dataset, tmp_path: Path) -> N
 
 
 def test_without_leave_to_skip_the_error_counts_all_and_names_twenty(folder: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(BadFiles) as error:
+    with pytest.raises(BadFilesError) as error:
         prepare(folder, cache=tmp_path / "cache")
     names = sorted(BAD)
-    assert str(error.value).startswith(f"{len(BAD)} of {len(BAD) + len(GOOD)} files gave no picture: ")
+    assert str(error.value).startswith(f"{len(BAD)} of {len(BAD) + len(GOOD)} files could not be decoded: ")
     for name in names[:20]:
         assert f"{name} (" in str(error.value)
     assert f"; and {len(BAD) - 20} more. on_error=" in str(error.value)

@@ -22,7 +22,7 @@ from nearfar.data.datasets.base import Dataset
 from nearfar.data.store import prepare as preparing
 from nearfar.data.store import writer as drafts
 from nearfar.data.store.decode import decode
-from nearfar.data.store.prepare import BadFiles, prepare, store_folder
+from nearfar.data.store.prepare import BadFilesError, prepare, store_folder
 from nearfar.data.store.sources import Arrays, Files, Vectors
 from nearfar.data.store.store import INDEX, PIXELS, Store
 from nearfar.data.store.writer import JOURNAL, Draft
@@ -189,7 +189,7 @@ def wait_for_a_block(process: subprocess.Popen[str], cache: Path) -> Path:
     """The draft of another process, as soon as a part of it is done."""
     for _ in range(600):
         for drafted in cache.glob(".*.draft"):
-            if drafts.finished(drafted):
+            if drafts.files_done(drafted):
                 return drafted
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
@@ -203,7 +203,7 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(
     drafted = wait_for_a_block(process, cache)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    done = drafts.finished(drafted)
+    done = drafts.files_done(drafted)
     assert 0 < done < COUNT
     assert not store_folder(birds, cache=cache).exists()
 
@@ -239,7 +239,7 @@ def interrupted(birds: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyboardInterrupt):
         prepare(birds, cache=cache, progress=stop)
     (drafted,) = cache.glob(".*.draft")
-    assert drafts.finished(drafted) == 128
+    assert drafts.files_done(drafted) == 128
     return drafted
 
 
@@ -304,7 +304,7 @@ def test_a_full_disk_is_one_line_and_what_is_done_is_kept(
             prepare(birds, cache=cache)
     assert str(error.value) == (
         f"cannot write to {cache}: No space left on device. "
-        "What is done, 64 of 150 pictures, is kept: run it again to go on."
+        "64 of 150 images are done and kept: run it again to continue."
     )
     decoding.clear()
     assert len(prepare(birds, cache=cache)) == COUNT
@@ -356,14 +356,16 @@ def test_files_that_cannot_be_read_are_named_and_tried_again(tmp_path: Path, cac
     ]
     source.broken = frozenset({4})
     assert prepare(dataset, cache=cache, on_error="skip").rows.tolist() == [0, 1, 2, 3, 5]
-    with pytest.raises(BadFiles, match=r"^1 of 6 files gave no picture: 0004\.png \(cannot be read: Permission denied"):
+    with pytest.raises(
+        BadFilesError, match=r"^1 of 6 files could not be decoded: 0004\.png \(cannot be read: Permission denied"
+    ):
         prepare(dataset, cache=cache)
 
 
 def test_a_file_that_went_away_is_named(tmp_path: Path, cache: Path) -> None:
     dataset = photos(tmp_path / "photos", 3)
     (tmp_path / "photos" / "0001.png").unlink()
-    with pytest.raises(BadFiles, match=r"0001\.png \(cannot be read: No such file or directory\)"):
+    with pytest.raises(BadFilesError, match=r"0001\.png \(cannot be read: No such file or directory\)"):
         prepare(dataset, cache=cache)
 
 
@@ -371,7 +373,9 @@ def test_bad_files_are_an_error_at_once_the_second_time(tmp_path: Path, cache: P
     dataset = photos(tmp_path / "photos", 5)
     (tmp_path / "photos" / "0003.png").write_bytes(b"")
     for _ in range(2):
-        with pytest.raises(BadFiles, match=r"^1 of 5 files gave no picture: 0003\.png \(an empty file\)\. on_error="):
+        with pytest.raises(
+            BadFilesError, match=r"^1 of 5 files could not be decoded: 0003\.png \(an empty file\)\. on_error="
+        ):
             prepare(dataset, cache=cache)
     assert len(prepare(dataset, cache=cache, on_error="skip")) == 4
     assert len(decoding) == 5
@@ -381,7 +385,7 @@ def test_no_picture_at_all_is_an_error_even_when_skipping(tmp_path: Path, cache:
     dataset = photos(tmp_path / "photos", 2)
     for name in ("0000.png", "0001.png"):
         (tmp_path / "photos" / name).write_bytes(b"text")
-    with pytest.raises(BadFiles, match=r"^2 of 2 files gave no picture: .*\(text, not a picture\)$"):
+    with pytest.raises(BadFilesError, match=r"^2 of 2 files could not be decoded: .*\(text, not an image\)$"):
         prepare(dataset, cache=cache, on_error="skip")
 
 
@@ -427,7 +431,7 @@ def test_channels_of_an_array_can_be_chosen() -> None:
 
 
 def test_vectors_are_not_pictures() -> None:
-    with pytest.raises(ValueError, match="data set birds holds vectors; only pictures are prepared"):
+    with pytest.raises(ValueError, match="dataset birds holds vectors; only images are prepared"):
         prepare(dataset_of(Vectors(np.ones((3, 2), dtype=np.float32))))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.data.store.store import ABOUT, INDEX, PIXELS, Bad, Store, seal
+from nearfar.data.store.store import ABOUT, INDEX, PIXELS, BadFile, Store, finalize
 
 
 def some(channels: int = 3) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
@@ -23,8 +23,8 @@ def written(folder: Path, images: list[np.ndarray[Any, np.dtype[np.uint8]]]) -> 
     folder.mkdir()
     (folder / PIXELS).write_bytes(b"".join(image.tobytes() for image in images))
     sizes = np.array([image.shape[:2] for image in images], dtype=np.int32)
-    bad = [vars(Bad(1, "broken.jpg", "truncated"))]
-    seal(folder, np.array([0, 2, 3, 5]), sizes, images[0].shape[2], {"bad": bad})
+    bad = [vars(BadFile(1, "broken.jpg", "truncated"))]
+    finalize(folder, np.array([0, 2, 3, 5]), sizes, images[0].shape[2], {"bad": bad})
     return folder
 
 
@@ -73,7 +73,7 @@ def test_places_follow_the_order_asked_for_and_leave_out_what_was_skipped() -> N
 
 @pytest.mark.parametrize("place", [-1, 4])
 def test_a_place_beyond_the_store_is_an_error(place: int) -> None:
-    with pytest.raises(IndexError, match=rf"place is {place}; the store holds 4 pictures"):
+    with pytest.raises(IndexError, match=rf"place is {place}; the store holds 4 images"):
         Store.of_arrays(some()).image(place)
 
 
@@ -103,7 +103,7 @@ def test_a_folder_opens_as_it_was_written(tmp_path: Path) -> None:
     store = Store.open(written(tmp_path / "store", images))
     assert isinstance(store.pixels, np.memmap)
     assert store.rows.tolist() == [0, 2, 3, 5]
-    assert store.bad == (Bad(1, "broken.jpg", "truncated"),)
+    assert store.bad == (BadFile(1, "broken.jpg", "truncated"),)
     for place, image in enumerate(images):
         assert np.array_equal(store.image(place), image)
 
@@ -127,7 +127,7 @@ def test_a_store_cannot_be_written_to(tmp_path: Path) -> None:
 def test_a_folder_without_one_of_its_files_is_no_store(missing: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "store", some())
     (folder / missing).unlink()
-    with pytest.raises(ValueError, match="is no store of pictures"):
+    with pytest.raises(ValueError, match="is not an image store"):
         Store.open(folder)
 
 
@@ -140,7 +140,7 @@ def test_a_folder_with_a_damaged_file_is_no_store(file: str, change: str, tmp_pa
     folder = written(tmp_path / "store", some())
     data = (folder / file).read_bytes()
     (folder / file).write_bytes({"cut": data[:-3], "longer": data + b"}", "empty": b""}[change])
-    with pytest.raises(ValueError, match=r"is no store of pictures|is damaged"):
+    with pytest.raises(ValueError, match=r"is not an image store|is damaged"):
         Store.open(folder)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from nearfar.networks import Embedder, Ensemble, create
 from nearfar.networks.backbones.base import Backbone
-from nearfar.networks.preprocessing import Preprocessing, usual
+from nearfar.networks.preprocessing import Preprocessing, default_preprocessing
 from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, save
 from nearfar.utils.normalization import CAFFE, IMAGENET
 
@@ -112,7 +112,7 @@ def test_the_usual_preprocessing_is_saved(tmp_path: Path) -> None:
     model = create("resnet18", dim=3)
     save(model, tmp_path)
     found = load_preprocessing(tmp_path)
-    assert found == usual(model) == Preprocessing(size=224, resize=256, normalization=IMAGENET)
+    assert found == default_preprocessing(model) == Preprocessing(size=224, resize=256, normalization=IMAGENET)
 
 
 def test_another_preprocessing_is_saved(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_another_preprocessing_is_saved(tmp_path: Path) -> None:
 
 
 def test_digits_are_not_cut() -> None:
-    found = usual(create("small_cnn"))
+    found = default_preprocessing(create("small_cnn"))
     assert found is not None
     assert found.resize == found.size == 28
 

@@ -220,7 +220,7 @@ def test_a_network_is_recognised_by_its_keys(name: str, tmp_path: Path) -> None:
     shapes = {key: each.shape for key, each in backbone.state_dict().items() if not key.endswith("batches_tracked")}
     shapes |= {f"{ignored}weight": torch.Size([1]) for ignored in backbone.ignored_keys}
     torch.save({key: torch.zeros(()).expand(shape) for key, shape in shapes.items()}, tmp_path / "unknown")
-    assert published.recognise(tmp_path / "unknown") == name
+    assert published.recognize(tmp_path / "unknown") == name
 
 
 def test_an_unknown_file_is_not_imported(tmp_path: Path, cache: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_class_can_be_chosen(visit: Visit) -> None:
 def test_what_goes_wrong_is_told_in_words(visit: Visit) -> None:
     page = visit.open()
     visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
-    told(page, "Cannot read the image: a PDF document, not a picture.")
+    told(page, "Cannot read the image: a PDF document, not an image.")
     page.click("#dismiss")
     assert page.is_hidden("#problem")
     visit.upload(bytes(2 * 2**20))

@@ -92,7 +92,7 @@ def test_pictures_are_taken_after_one_that_was_refused_and_after_a_reload(browse
     )
     page = visit.open()
     visit.upload(b"%PDF-1.7 not a picture", "report.pdf")
-    told(page, "Cannot read the image: a PDF document, not a picture.")
+    told(page, "Cannot read the image: a PDF document, not an image.")
     assert page.evaluate("window.revoked") == 1
     visit.upload(encoded(picture(3)))
     assert nearest(page)[0] == "3/3.png"

@@ -187,7 +187,7 @@ def test_an_index_of_vectors_reads_no_pictures(client: Client) -> None:
         ("POST", "/search/id/3?k=1000", {}, 422, "k is '1000'"),
         ("POST", "/search/id/3?label=owl", {}, 404, "label is 'owl'"),
         ("POST", "/search", {}, 422, "image is missing"),
-        ("POST", "/search", {"files": {"image": ("a.png", b"hello")}}, 422, "text, not a picture"),
+        ("POST", "/search", {"files": {"image": ("a.png", b"hello")}}, 422, "text, not an image"),
         ("POST", "/search", {"data": {"image": "text"}}, 422, "image is 'text'"),
         ("POST", "/search/vector", {"json": {"vector": [1.0]}}, 422, f"vector has 1 numbers; the index has {DIM}"),
         ("POST", "/search/vector", {"json": {"vector": [0.0] * DIM}}, 422, "only zeros"),

@@ -1,1 +1,1 @@
-"""Images decoded once and kept as pixels."""
+"""Stores of decoded images: image sources, decoding, and packed pixels on disk."""

@@ -1,7 +1,7 @@
-"""Where pictures are: in files, in zip or tar archives, or in an array.
+"""Image sources: files, members of zip or tar archives, or arrays.
 
-A source numbers its pictures and hands out their encoded bytes. ``read`` may be called by many threads at once, and a
-source may be sent to another process. Whatever is wrong with one picture is an ``OSError`` of ``read``.
+A source numbers its images and returns their encoded bytes. ``read`` is thread-safe, and a source can be pickled. If an
+image cannot be read, ``read`` raises ``OSError``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 from nearfar.utils.atomic import write_text
 from nearfar.utils.paths import cache_folder
 
-MAX_BYTES = 1 << 28  # of one encoded picture; archives can promise any size
-_NO_CACHE = (OSError, RuntimeError)  # it cannot be read or written; there is not even a home
+MAX_BYTES = 1 << 28  # of one encoded image; the header of an archive can claim any size
+_NO_CACHE = (OSError, RuntimeError)  # the cache cannot be read or written, or there is no home folder
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -33,29 +33,45 @@ Anything = np.ndarray[Any, np.dtype[Any]]
 
 
 class Source(Protocol):
-    """Numbered pictures."""
+    """Numbered images."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of images."""
 
     def name(self, index: int) -> str:
-        """Path or member, with ``/``; the same wherever the folder or archive lies."""
+        """Return the path of an image, with ``/``, relative to the folder or archive.
+
+        Args:
+            index: Number of the image.
+        """
 
     def read(self, index: int) -> bytes:
-        """The encoded picture. Safe in threads; an ``OSError`` where there is none."""
+        """Return the encoded bytes of an image.
+
+        Args:
+            index: Number of the image.
+
+        Raises:
+            OSError: If it cannot be read.
+        """
 
     def fingerprint(self) -> str:
-        """Hex digits that change when pictures do, and are the same for copies of them."""
+        """Return a hash of the contents; copies have the same."""
 
     def stamp(self) -> str:
-        """As ``fingerprint``, but quick: files are not read, and are others when they were written again."""
+        """Return a hash like ``fingerprint``, but from sizes and modification times, not from the contents."""
 
 
 class Files:
-    """Pictures in files below a folder.
+    """Image files below a folder.
 
-    >>> Files("photos", ["jay/1.jpg", "wren/1.jpg"]).name(1)
-    'wren/1.jpg'
+    Args:
+        root: The folder.
+        paths: Paths relative to it, with ``/``.
+
+    Example:
+        >>> Files("photos", ["jay/1.jpg", "wren/1.jpg"]).name(1)
+        'wren/1.jpg'
     """
 
     def __init__(self, root: str | os.PathLike[str], paths: Iterable[str]) -> None:
@@ -63,7 +79,7 @@ class Files:
         self.paths = tuple(paths)
         for path in self.paths:
             if not is_inside(path):
-                raise ValueError(f"{path!r} is no path below {self.root}")
+                raise ValueError(f"{path!r} is not a path below {self.root}")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -78,11 +94,15 @@ class Files:
             return file.read()
 
     def take(self, indices: Sequence[int] | Ints) -> Files:
-        """Some of the pictures, in this order."""
+        """Return a source of some of the images.
+
+        Args:
+            indices: Numbers of the images, in the new order.
+        """
         return Files(self.root, [self.paths[index] for index in indices])
 
     def fingerprint(self) -> str:
-        # All files are read, once; from then on their stamp tells.
+        # All files are read once; later the hash is looked up by the stamp.
         stamp = self.stamp()
         with suppress(*_NO_CACHE):
             return (cache_folder() / ".fingerprints" / stamp).read_text(encoding="utf-8")
@@ -96,7 +116,7 @@ class Files:
                 whole = False
                 digest.update(b"missing")
         if whole:
-            with suppress(*_NO_CACHE):  # it only costs time
+            with suppress(*_NO_CACHE):  # without a cache it only takes longer
                 folder = cache_folder() / ".fingerprints"
                 folder.mkdir(parents=True, exist_ok=True)
                 write_text(folder / stamp, digest.hexdigest())
@@ -115,12 +135,12 @@ class Files:
 
 
 class _Archives:
-    """What zips and tars have in common: members, and one open handle for each archive and process."""
+    """Base class of zip and tar sources: one open handle per archive and process."""
 
     def __init__(self, archives: Sequence[Path], names: Sequence[str], where: Ints) -> None:
         self.archives = tuple(archives)
         self.names = tuple(names)
-        self.where = where  # [n]: which archive
+        self.where = where  # archive of each image, [n]
         self._reset()
 
     def _reset(self) -> None:
@@ -140,7 +160,7 @@ class _Archives:
         return self.fingerprint()
 
     def _handle(self, archive: int) -> Any:
-        # A forked process shares the file position of its parent's handles, so it opens its own.
+        # A forked process opens its own handles, as it shares the file positions of its parent's.
         key = (os.getpid(), archive)
         if key not in self._handles:
             self._handles[key] = self._open(self.archives[archive])
@@ -161,11 +181,18 @@ class _Archives:
             handle.close()
 
     def _damaged(self, index: int, error: BaseException) -> OSError:
-        return OSError(f"{self.names[index]} in {self.archives[self.where[index]].name}: {error or 'cut short'}")
+        return OSError(f"{self.names[index]} in {self.archives[self.where[index]].name}: {error or 'truncated'}")
 
 
 class Zips(_Archives):
-    """Pictures that are members of zip files."""
+    """Images in zip files.
+
+    Args:
+        archives: The zip files.
+        names: Paths of the images.
+        where: Which archive each is in, [n].
+        members: Their entries in the archives.
+    """
 
     def __init__(
         self, archives: Sequence[Path], names: Sequence[str], where: Ints, members: Sequence[zipfile.ZipInfo]
@@ -187,7 +214,11 @@ class Zips(_Archives):
             raise self._damaged(index, error) from error
 
     def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Some of the pictures, in this order."""
+        """Return a source of some of the images.
+
+        Args:
+            indices: Numbers of the images, in the new order.
+        """
         picks = np.asarray(indices, dtype=np.int64)
         names, members = [self.names[index] for index in picks], [self.members[index] for index in picks]
         return type(self)(self.archives, names, self.where[picks], members)
@@ -200,10 +231,18 @@ class Zips(_Archives):
 
 
 class Tars(_Archives):
-    """Pictures that are members of tar files.
+    """Images in tar files.
 
-    Members of a plain tar are read where they lie. A compressed one has to be unpacked up to the member, so it is
-    quick only from front to back.
+    Members of an uncompressed tar are read directly. A compressed one has to be decompressed up to the member, so it is
+    fast only in order.
+
+    Args:
+        archives: The tar files.
+        names: Paths of the images.
+        where: Which archive each is in, [n].
+        offsets: Start of each in the uncompressed archive, [n].
+        sizes: Bytes of each, [n].
+        times: Modification time of each, [n].
     """
 
     def __init__(
@@ -233,7 +272,11 @@ class Tars(_Archives):
         return bytes(data)
 
     def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Some of the pictures, in this order."""
+        """Return a source of some of the images.
+
+        Args:
+            indices: Numbers of the images, in the new order.
+        """
         picks = np.asarray(indices, dtype=np.int64)
         columns = (column[picks] for column in (self.where, self.offsets, self.sizes, self.times))
         return type(self)(self.archives, [self.names[index] for index in picks], *columns)
@@ -246,10 +289,14 @@ class Tars(_Archives):
 
 
 class Arrays:
-    """Pictures in memory or in a memory map: uint8, [n, h, w] or [n, h, w, 3].
+    """Images in memory or in a memory map.
 
-    >>> Arrays(np.zeros((5, 8, 8), dtype=np.uint8)).name(4)
-    '4'
+    Args:
+        array: uint8 [n, h, w] or [n, h, w, 3].
+
+    Example:
+        >>> Arrays(np.zeros((5, 8, 8), dtype=np.uint8)).name(4)
+        '4'
     """
 
     needed = "uint8 of shape [n, h, w] or [n, h, w, 3] with n, h, w ≥ 1"
@@ -270,10 +317,14 @@ class Arrays:
         return str(range(len(self.array))[index])
 
     def read(self, index: int) -> bytes:
-        raise TypeError(f"number {index} is in an array and has no encoded bytes; use .array")
+        raise TypeError(f"item {index} is in an array and has no encoded bytes; use .array")
 
     def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Some of the rows, in this order, copied."""
+        """Return a source of copies of some of the rows.
+
+        Args:
+            indices: Numbers of the rows, in the new order.
+        """
         return type(self)(self.array[np.asarray(indices, dtype=np.int64)])
 
     def fingerprint(self) -> str:
@@ -288,7 +339,11 @@ class Arrays:
 
 
 class Vectors(Arrays):
-    """Vectors instead of pictures: float32, [n, d]."""
+    """Vectors in memory or in a memory map.
+
+    Args:
+        array: float32 [n, d].
+    """
 
     needed = "float32 of shape [n, d] with n, d ≥ 1"
 
@@ -298,17 +353,25 @@ class Vectors(Arrays):
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path stays below the folder it starts from.
+    """Return whether a relative path stays below the folder it starts from.
 
-    >>> [is_inside(path) for path in ("jay/1.jpg", "../1.jpg", "/etc/1.jpg", "jay/../../1.jpg", "")]
-    [True, False, False, False, False]
+    Args:
+        path: The path.
+
+    Example:
+        >>> [is_inside(path) for path in ("jay/1.jpg", "../1.jpg", "/etc/1.jpg", "jay/../../1.jpg", "")]
+        [True, False, False, False, False]
     """
     parts = path.replace("\\", "/").split("/")
     return bool(path) and ".." not in parts and parts[0] != "" and not parts[0].endswith(":") and "\0" not in path
 
 
 def open_tar_stream(archive: Path) -> IO[bytes]:
-    """The uncompressed bytes of a tar file, whatever its name ends with."""
+    """Open the uncompressed bytes of a tar file, whatever its extension.
+
+    Args:
+        archive: The file.
+    """
     with open(archive, "rb") as file:
         start = file.read(6)
     if start.startswith(b"\x1f\x8b"):
@@ -326,4 +389,4 @@ def _is_plain(stream: Any) -> bool:
 
 def _check_size(size: int) -> None:
     if size > MAX_BYTES:
-        raise OSError(f"{size} bytes; at most {MAX_BYTES} are read as one picture")
+        raise OSError(f"{size} bytes; at most {MAX_BYTES} are read as one image")

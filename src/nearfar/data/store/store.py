@@ -1,4 +1,4 @@
-"""Pictures decoded once: pixels packed one after the other, in memory or in a folder that is mapped into it."""
+"""Stores of decoded images: packed pixels in memory or in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from nearfar.utils.atomic import write_json
 
-FORMAT = 1  # of the folder; a store of another format is prepared anew
+FORMAT = 1  # of the folder; a store of another format is prepared again
 PIXELS, INDEX, ABOUT = "pixels.bin", "index.npy", "store.json"
 
 Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A file that gave no picture.
+class BadFile:
+    """A file that could not be decoded.
 
     Args:
-        index: Its place in the data set.
-        name: The source's name for it.
+        index: Its position in the dataset.
+        name: Its name in the source.
         reason: What is wrong, in a few words.
-        unreadable: Whether its bytes could not even be read; such a file may be well another day.
+        unreadable: Whether its bytes could not be read, for example for lack of permission; it is tried again.
     """
 
     index: int
@@ -39,21 +39,22 @@ class Bad:
 
 @dataclass(frozen=True, eq=False)
 class Store:
-    """Pictures of any shapes as uint8, without padding.
+    """Images of any sizes as packed uint8 pixels, without padding.
 
     Args:
-        pixels: All pictures one after the other, each [height, width, channels], flat.
-        offsets: int64 [n], where each begins in ``pixels``.
-        sizes: int32 [n, 2], its height and width.
-        channels: 1 or 3, for all of them.
-        rows: int64 [n], which pictures of the data set these are; rising. Skipped ones are missing.
-        bad: The skipped ones, and why.
-        folder: Where it lies; None for a store in memory.
-        about: What it was made of and how, as its folder tells.
+        pixels: All images one after the other, each [height, width, channels], flattened.
+        offsets: Start of each image in ``pixels``, int64 [n].
+        sizes: Height and width of each image, int32 [n, 2].
+        channels: 1 or 3, the same for all images.
+        rows: Position of each image in the dataset, int64 [n], increasing; files that were skipped are missing.
+        bad: Files that were skipped.
+        folder: Folder of the store; None for a store in memory.
+        about: Source and settings of the store, as written in its folder.
 
-    >>> store = Store.of_arrays(np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5))
-    >>> len(store), store.channels, store.image(1).shape, int(store.image(1)[0, 0, 0])
-    (2, 1, (4, 5, 1), 20)
+    Example:
+        >>> store = Store.of_arrays(np.arange(2 * 4 * 5, dtype=np.uint8).reshape(2, 4, 5))
+        >>> len(store), store.channels, store.image(1).shape, int(store.image(1)[0, 0, 0])
+        (2, 1, (4, 5, 1), 20)
     """
 
     pixels: Pixels
@@ -61,7 +62,7 @@ class Store:
     sizes: NDArray[np.int32]
     channels: int
     rows: NDArray[np.int64]
-    bad: tuple[Bad, ...] = ()
+    bad: tuple[BadFile, ...] = ()
     folder: Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -70,23 +71,31 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes of pixels there are."""
+        """Size of the pixels in bytes."""
         return self.pixels.size
 
     def image(self, place: int) -> Pixels:
-        """The picture at a place of the store, [height, width, channels]; a view, not a copy."""
+        """Return an image [height, width, channels], not copied.
+
+        Args:
+            place: Position in the store.
+        """
         if not 0 <= place < len(self):
-            raise IndexError(f"place is {place}; the store holds {len(self)} pictures")
+            raise IndexError(f"place is {place}; the store holds {len(self)} images")
         start, (height, width) = int(self.offsets[place]), self.sizes[place].tolist()
         stop = start + height * width * self.channels
         return self.pixels[start:stop].reshape(height, width, self.channels)
 
     def places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where pictures of the data set lie in the store, in the order given; skipped ones are left out.
+        """Return the positions in the store of images of the dataset, without those that were skipped.
 
-        >>> images = np.zeros((3, 2, 2), dtype=np.uint8)
-        >>> Store.of_arrays(images, rows=np.array([0, 4, 5])).places(np.array([5, 4, 3])).tolist()
-        [2, 1]
+        Args:
+            indices: Positions in the dataset.
+
+        Example:
+            >>> images = np.zeros((3, 2, 2), dtype=np.uint8)
+            >>> Store.of_arrays(images, rows=np.array([0, 4, 5])).places(np.array([5, 4, 3])).tolist()
+            [2, 1]
         """
         if not len(self):
             return np.empty(0, dtype=np.int64)
@@ -96,9 +105,15 @@ class Store:
 
     @classmethod
     def of_arrays(
-        cls, images: Pixels | Sequence[Pixels], *, rows: NDArray[np.int64] | None = None, bad: Sequence[Bad] = ()
+        cls, images: Pixels | Sequence[Pixels], *, rows: NDArray[np.int64] | None = None, bad: Sequence[BadFile] = ()
     ) -> Store:
-        """A store in memory: of one array [n, h, w] or [n, h, w, c], not copied, or of a list of pictures [h, w, c]."""
+        """Create a store in memory.
+
+        Args:
+            images: One uint8 array [n, h, w] or [n, h, w, c], not copied, or a list of arrays [h, w, c].
+            rows: Position of each image in the dataset; None for 0 to n − 1.
+            bad: Files that were skipped.
+        """
         if isinstance(images, np.ndarray):
             pixels, sizes, channels = _of_array(images)
         else:
@@ -106,25 +121,29 @@ class Store:
         rows = np.arange(len(sizes), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
         if rows.shape != (len(sizes),) or (np.diff(rows) <= 0).any():
             raise ValueError(
-                f"rows has shape {rows.shape}; needed are {len(sizes)} increasing numbers, one for each picture"
+                f"rows has shape {rows.shape}; needed are {len(sizes)} increasing numbers, one for each image"
             )
         return cls(pixels, offsets_of(sizes, channels), sizes, channels, rows, tuple(bad))
 
     @classmethod
     def open(cls, folder: str | Path) -> Store:
-        """A store that was prepared; its pixels are mapped, not read.
+        """Open a prepared store; its pixels are memory-mapped.
 
-        ValueError where the folder is no whole store of this format.
+        Args:
+            folder: Folder of the store.
+
+        Raises:
+            ValueError: If the folder is not a complete store of the current format.
         """
         folder = Path(folder)
         try:
             about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
             version, channels, count = about["format"], int(about["channels"]), int(about["pictures"])
-            bad = tuple(Bad(**entry) for entry in about["bad"]) if version == FORMAT else ()
+            bad = tuple(BadFile(**entry) for entry in about["bad"]) if version == FORMAT else ()
             index = np.load(folder / INDEX, allow_pickle=False)
             length = (folder / PIXELS).stat().st_size
         except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder} is no store of pictures ({type(error).__name__}: {error})") from error
+            raise ValueError(f"{folder} is not an image store ({type(error).__name__}: {error})") from error
         if version != FORMAT:
             raise ValueError(f"{folder} is a store of format {version}; this version reads {FORMAT}")
         if index.shape != (count, 3) or index.dtype != np.int64:
@@ -136,14 +155,24 @@ class Store:
         return cls(pixels, offsets_of(sizes, channels), sizes, channels, rows, bad, folder, about)
 
     def __reduce__(self) -> tuple[Callable[..., Store], tuple[Any, ...]]:
-        """Another process maps the same file instead of getting a copy of it."""
+        """Pickle the path of a store on disk, so that another process maps the same file."""
         if self.folder is not None:
             return Store.open, (self.folder,)
         return Store, (self.pixels, self.offsets, self.sizes, self.channels, self.rows, self.bad)
 
 
-def seal(folder: Path, rows: NDArray[np.int64], sizes: NDArray[np.int32], channels: int, about: dict[str, Any]) -> None:
-    """Make a store of a folder with finished pixels: write what tells its pictures apart, and see it all on disk."""
+def finalize(
+    folder: Path, rows: NDArray[np.int64], sizes: NDArray[np.int32], channels: int, about: dict[str, Any]
+) -> None:
+    """Turn a folder with finished pixels into a store: write the index and the description, and sync all to disk.
+
+    Args:
+        folder: The folder.
+        rows: Position of each image in the dataset.
+        sizes: Height and width of each image.
+        channels: 1 or 3.
+        about: Source and settings of the store.
+    """
     with open(folder / INDEX, "wb") as file:
         np.save(file, np.column_stack([rows, sizes.astype(np.int64).reshape(-1, 2)]))
         file.flush()
@@ -155,7 +184,12 @@ def seal(folder: Path, rows: NDArray[np.int64], sizes: NDArray[np.int32], channe
 
 
 def offsets_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
-    """Where each picture begins when all are packed in order."""
+    """Return the start of each image if all are packed in order.
+
+    Args:
+        sizes: Height and width of each image, [n, 2].
+        channels: 1 or 3.
+    """
     lengths = sizes.astype(np.int64).prod(axis=1) * channels
     return np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum()])[:-1]
 

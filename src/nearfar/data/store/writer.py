@@ -1,8 +1,8 @@
-"""A store in the making: what is finished of it survives the process that makes it.
+"""Writes a store so that an interrupted preparation can be continued.
 
-Pixels are appended to one file. After each block of pictures a line in a journal says which they were, how large, and
-what checksum their pixels have. Whoever goes on reads the journal, cuts off the pixels behind the last whole block, and
-appends. So a store that was interrupted ends up the same, byte for byte, as one that was not.
+Pixels are appended to one file. After each block of images, a line of a journal records their sizes and the checksum of
+their pixels. To continue, the journal is read, pixels after the last complete block are cut off, and new ones are
+appended. An interrupted store is therefore byte for byte the same as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,49 +17,59 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.store.store import PIXELS, Bad
+from nearfar.data.store.store import PIXELS, BadFile
 
 JOURNAL = "journal.jsonl"
-Result = NDArray[np.uint8] | Bad
+Result = NDArray[np.uint8] | BadFile
 
 
 class Draft:
-    """The folder of an unfinished store. Only who holds its lock may open it."""
+    """The folder of an unfinished store. Only the holder of its lock may open it.
+
+    Args:
+        folder: The folder; it is created.
+        channels: 1 or 3.
+    """
 
     def __init__(self, folder: Path, channels: int) -> None:
         self.folder, self.channels = folder, channels
         folder.mkdir(parents=True, exist_ok=True)
-        self.done = 0  # pictures of the data set, good and bad
+        self.done = 0  # files of the dataset, good and bad
         self.rows: list[int] = []
         self.sizes: list[tuple[int, int]] = []
-        self.bad: list[Bad] = []
+        self.bad: list[BadFile] = []
         self._pixels = open(folder / PIXELS, "ab+", buffering=0)  # noqa: SIM115
         self._journal = open(folder / JOURNAL, "ab+", buffering=0)  # noqa: SIM115
         self._resume()
 
     def add(self, results: Sequence[Result]) -> None:
-        """A block of pictures, next in the order of the data set."""
+        """Append a block of images.
+
+        Args:
+            results: Pixels or bad files, next in the order of the dataset.
+        """
         crc = 0
         sizes: list[tuple[int, ...] | None] = []
         for result in results:
-            if isinstance(result, Bad):
+            if isinstance(result, BadFile):
                 sizes.append(None)
                 continue
             pixels = result.reshape(-1).data
             _write(self._pixels, pixels)
             crc = zlib.crc32(pixels, crc)
             sizes.append(result.shape[:2])
-        bad = [result for result in results if isinstance(result, Bad)]
+        bad = [result for result in results if isinstance(result, BadFile)]
         block = {"first": self.done, "sizes": sizes, "bad": [asdict(one) for one in bad], "crc": crc}
         _write(self._journal, json.dumps(block).encode() + b"\n")
         self._count(block)
 
     def close(self) -> None:
+        """Close the files."""
         self._pixels.close()
         self._journal.close()
 
     def _resume(self) -> None:
-        """Take over the blocks that are whole, cut off what is not."""
+        """Keep the complete blocks and cut off the rest."""
         self._journal.seek(0)
         self._pixels.seek(0)
         kept_lines = kept_pixels = 0
@@ -80,12 +90,16 @@ class Draft:
             if size is not None:
                 self.rows.append(index)
                 self.sizes.append((size[0], size[1]))
-        self.bad += [Bad(**one) for one in block["bad"]]
+        self.bad += [BadFile(**one) for one in block["bad"]]
         self.done = block["first"] + len(block["sizes"])
 
 
-def finished(folder: Path) -> int:
-    """How many pictures of a draft, perhaps someone else's, are done."""
+def files_done(folder: Path) -> int:
+    """Return the number of files that are done in a draft, possibly of another process.
+
+    Args:
+        folder: Folder of the draft.
+    """
     try:
         lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     except OSError:
@@ -95,7 +109,7 @@ def finished(folder: Path) -> int:
 
 
 def _block(line: bytes) -> dict[str, Any] | None:
-    """A line of the journal; None where its writing was cut short."""
+    """Parse a line of the journal; None if it is incomplete."""
     try:
         block: dict[str, Any] = json.loads(line)
     except ValueError:
@@ -104,7 +118,7 @@ def _block(line: bytes) -> dict[str, Any] | None:
 
 
 def _checksum(file: IO[bytes], length: int) -> int | None:
-    """Of the next so many bytes; None where there are fewer."""
+    """Return the checksum of the next ``length`` bytes; None if there are fewer."""
     crc = 0
     while length:
         piece = file.read(min(length, 1 << 24))
@@ -115,7 +129,7 @@ def _checksum(file: IO[bytes], length: int) -> int | None:
 
 
 def _write(file: IO[bytes], data: bytes | memoryview) -> None:
-    """All of it: an unbuffered write may stop early, as on a disk that is filling up."""
+    """Write all data: an unbuffered write may stop early, for example on a full disk."""
     view = memoryview(data)
     while len(view):
         view = view[file.write(view) :]

@@ -1,1 +1,1 @@
-"""Backbones, with the state-dict keys of their published weights."""
+"""Backbones, whose state-dict keys are those of their published weights."""

@@ -1,4 +1,4 @@
-"""What every backbone offers."""
+"""Base class of backbones."""
 
 from __future__ import annotations
 
@@ -15,30 +15,40 @@ LEVELS = ("low", "mid", "high")
 
 
 def by_level(low: int, mid: int, high: int) -> Mapping[str, int]:
-    """Numbers of channels of the three levels.
+    """Return the numbers of channels of the three levels.
 
-    >>> by_level(512, 1024, 2048)["high"]
-    2048
+    Args:
+        low: Channels of the level "low".
+        mid: Channels of the level "mid".
+        high: Channels of the level "high".
+
+    Example:
+        >>> by_level(512, 1024, 2048)["high"]
+        2048
     """
     return MappingProxyType({"low": low, "mid": mid, "high": high})
 
 
 class Backbone(nn.Module):
-    """From images to feature maps, or from vectors to vectors.
+    """Maps images to feature maps, or vectors to vectors.
 
-    A backbone has no classifier. Its state-dict keys are those of the published weights, without the classifier's.
+    A backbone has no classifier. Its state-dict keys are those of the published weights, without the classifier's. A
+    subclass sets the attributes and defines :meth:`maps`.
 
-    A subclass sets what is listed here and defines ``maps``.
+    Attributes:
+        key: Name in the registry.
+        normalization: Normalization of pixels that its weights expect; None if it reads vectors.
+        input_size: Side of the images that its weights were trained on; None if it reads vectors.
+        in_channels: Channels of the images, or dimensions of the vectors.
+        channels: Channels of the map of each level. Every backbone has the level "high", its last map.
+        gives_maps: Whether the last level is a map [b, c, h, w]; otherwise it is a vector [b, c].
+        has_token: Whether it has a class token, with as many channels as the last map; it then defines :meth:`token`.
+        ignored_keys: Prefixes of keys of published weights that are not loaded: classifiers.
 
-    Attributes
-        key             its name in the registry.
-        normalization   what its weights expect of pixels; None where it reads vectors.
-        input_size      the side of the pictures its weights were trained on; None where it reads vectors.
-        in_channels     how many channels a picture has, or how many dimensions a vector.
-        channels        by level, how many channels the map has. Every backbone has the level "high", its last map.
-        gives_maps      whether the last level is a map [b, c, h, w]; otherwise it is a vector [b, c].
-        has_token       whether it has a class token, as wide as the last map; one that has defines ``token``, too.
-        ignored_keys    prefixes of published weights that are left out: classifiers.
+    Example:
+        >>> from nearfar import networks
+        >>> networks.create_backbone("resnet18").channels["high"]
+        512
     """
 
     key: ClassVar[str]
@@ -52,64 +62,82 @@ class Backbone(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._frozen: frozenset[str] | None = None  # parameters to wake again; None while nothing is frozen
+        self._frozen: frozenset[str] | None = None  # parameters to unfreeze; None if not frozen
         self._batchnorm_frozen = False
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        """The maps after the stages that ``channels`` names, of input that has been looked at."""
+        """Return the map of each level in ``channels``.
+
+        Args:
+            x: Checked input.
+        """
         raise NotImplementedError
 
     def token(self, x: Tensor) -> Tensor:
-        """The class token of every picture, [b, c], of input that has been looked at."""
+        """Return the class tokens [b, c].
+
+        Args:
+            x: Checked input.
+        """
         raise NotImplementedError
 
     def level_maps(self, x: Tensor) -> dict[str, Tensor]:
-        """The map of every level by name: [b, c, h, w], or [b, c]. (``features`` is a key of published weights.)"""
+        """Return the map [b, c, h, w] or vector [b, c] of each level.
+
+        Args:
+            x: Normalized images [b, c, h, w] or vectors [b, d].
+        """
         self._check(x)
         return self.maps(x)
 
     def class_token(self, x: Tensor) -> Tensor:
-        """The class token of every picture, [b, c], of a backbone that has one."""
+        """Return the class tokens [b, c] of a backbone that has them.
+
+        Args:
+            x: Normalized images [b, c, h, w].
+        """
         self._check(x)
         return self.token(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map of the last level."""
+        """Return the map of the last level."""
         return self.level_maps(x)["high"]
 
-    # --- what stays as it is in training ---------------------------------------------------------------------
-
     def freeze(self) -> None:
-        """Make it a fixed function: no gradients, and no change of batch-norm statistics by ``train()``."""
+        """Freeze all parameters and the statistics of batch norms, also in training mode."""
         if self._frozen is None:
             self._frozen = frozenset(name for name, parameter in self.named_parameters() if parameter.requires_grad)
         self.train(self.training)
 
     def unfreeze(self) -> None:
-        """Undo ``freeze``. What was not trained before is still not trained, nor are frozen batch norms."""
-        awake, self._frozen = self._frozen or (), None
+        """Undo :meth:`freeze`. Parameters that were frozen before, and frozen batch norms, stay frozen."""
+        trainable, self._frozen = self._frozen or (), None
         for name, parameter in self.named_parameters():
-            if name in awake:
+            if name in trainable:
                 parameter.requires_grad_(True)
         self.train(self.training)
 
     def freeze_batchnorm(self) -> None:
-        """Keep statistics and affine parameters of all batch norms, through ``train``, ``unfreeze`` and reloads."""
+        """Freeze statistics and affine parameters of all batch norms; ``train`` and ``unfreeze`` do not change that."""
         self._batchnorm_frozen = True
         self.train(self.training)
 
     @property
     def frozen(self) -> bool:
-        """Whether ``freeze`` was called."""
+        """Whether :meth:`freeze` was called."""
         return self._frozen is not None
 
     @property
     def batchnorm_frozen(self) -> bool:
-        """Whether ``freeze_batchnorm`` was called."""
+        """Whether :meth:`freeze_batchnorm` was called."""
         return self._batchnorm_frozen
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for all that is not frozen."""
+        """Set training mode for everything that is not frozen.
+
+        Args:
+            mode: Whether to set training mode or evaluation mode.
+        """
         super().train(mode)
         if self.frozen:
             for child in self.children():
@@ -121,7 +149,7 @@ class Backbone(nn.Module):
 
     def _check(self, x: Tensor) -> None:
         if not x.is_floating_point():
-            hint = "; a Normalization turns pixels into what the network reads" if self.normalization else ""
+            hint = "; apply the Normalization of the network to pixels first" if self.normalization else ""
             raise TypeError(f"input is of {x.dtype}; floating point is needed{hint}")
         if self.normalization is None:
             if x.ndim != 2 or x.shape[1] != self.in_channels:

@@ -1,4 +1,4 @@
-"""BN-Inception (Inception v2), with the keys of the PyTorch port of Caffe's weights."""
+"""BN-Inception (Inception v2), with the state-dict keys of the PyTorch port of the Caffe weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearfar.networks.registry import register
 from nearfar.utils.normalization import CAFFE
 
 # Channels of a block: 1×1; 3×3 reduce, 3×3; double 3×3 reduce, double 3×3; after the pooling.
-# Without a 1×1 the block halves the map, and its pooling has no convolution.
+# Blocks without a 1×1 halve the map, and their pooling has no convolution.
 BLOCKS = {
     "3a": (64, 64, 64, 64, 96, 32),
     "3b": (64, 64, 96, 64, 96, 64),
@@ -29,17 +29,17 @@ LEVEL_AFTER = {"3c": "low", "4e": "mid", "5b": "high"}
 
 @register
 class BNInception(Backbone):
-    """BN-Inception; levels after inception 3c, 4e and 5b, as for the ranked list loss.
+    """BN-Inception; levels after inception 3c, 4e and 5b, as in the ranked list loss.
 
-    It reads BGR from 0 to 255, less a mean: its weights come from Caffe.
+    Its weights come from Caffe: it reads BGR from 0 to 255 minus a mean.
 
     Differences:
-        Where a block that halves the map gets an odd side, the published network cannot join its branches. Here its
-        pooling has the convolutions' padding then; at 224 and at 227 no side is odd.
+        If a block that halves the map gets an odd side, the published network fails, as its branches have different
+        sizes. Here the pooling then has the padding of the convolutions; at 224 and 227 no side is odd.
 
     Reference:
-        Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift.
-        ICML 2015.
+        Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
+        Shift", ICML 2015.
     """
 
     key = "bn_inception"
@@ -52,27 +52,27 @@ class BNInception(Backbone):
         self._add("conv1_7x7_s2", 3, 64, 7, stride=2)
         self._add("conv2_3x3_reduce", 64, 64)
         self._add("conv2_3x3", 64, 192, 3)
-        inside = 192
+        in_channels = 192
         for name, (one, reduce3, three, reduce5, double, pool) in BLOCKS.items():
             block, stride = f"inception_{name}", 1 if one else 2
             if one:
-                self._add(f"{block}_1x1", inside, one)
-            self._add(f"{block}_3x3_reduce", inside, reduce3)
+                self._add(f"{block}_1x1", in_channels, one)
+            self._add(f"{block}_3x3_reduce", in_channels, reduce3)
             self._add(f"{block}_3x3", reduce3, three, 3, stride)
-            self._add(f"{block}_double_3x3_reduce", inside, reduce5)
+            self._add(f"{block}_double_3x3_reduce", in_channels, reduce5)
             self._add(f"{block}_double_3x3_1", reduce5, double, 3)
             self._add(f"{block}_double_3x3_2", double, double, 3, stride)
             if pool:
-                self._add(f"{block}_pool_proj", inside, pool)
-            inside = one + three + double + (pool or inside)
+                self._add(f"{block}_pool_proj", in_channels, pool)
+            in_channels = one + three + double + (pool or in_channels)
 
-    def _add(self, name: str, inside: int, outside: int, kernel: int = 1, stride: int = 1) -> None:
-        layer = nn.Conv2d(inside, outside, kernel, stride, padding=kernel // 2)
+    def _add(self, name: str, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1) -> None:
+        layer = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2)
         nn.init.xavier_uniform_(layer.weight)
         assert layer.bias is not None
-        nn.init.zeros_(layer.bias)  # the batch norm takes it out again, but published weights have it
+        nn.init.zeros_(layer.bias)  # the batch norm cancels it, but published weights contain it
         self.add_module(name, layer)
-        self.add_module(f"{name}_bn", nn.BatchNorm2d(outside))
+        self.add_module(f"{name}_bn", nn.BatchNorm2d(out_channels))
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = F.max_pool2d(self._conv(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
@@ -91,7 +91,7 @@ class BNInception(Backbone):
         if not BLOCKS[name][0]:
             odd = (int(x.shape[2]) % 2, int(x.shape[3]) % 2)
             return torch.cat([three, double, F.max_pool2d(x, 3, 2, padding=odd, ceil_mode=True)], dim=1)
-        # The last block takes the maximum, all others the average, in which the padding counts.
+        # The last block takes the maximum, all others the average including the padding.
         pooled = F.max_pool2d(x, 3, 1, padding=1) if name == "5b" else F.avg_pool2d(x, 3, 1, padding=1)
         one = self._conv(x, f"{block}_1x1")
         return torch.cat([one, three, double, self._conv(pooled, f"{block}_pool_proj")], dim=1)

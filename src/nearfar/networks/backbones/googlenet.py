@@ -1,4 +1,4 @@
-"""GoogLeNet (Inception v1), with batch norms and keys as in torchvision."""
+"""GoogLeNet (Inception v1), with the batch norms and state-dict keys of torchvision."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.registry import register
 from nearfar.utils.normalization import Normalization
 
-# Its weights come from TensorFlow, which read pixels from −1 to 1. torchvision expects ImageNet's mean and spread and
-# turns them into that inside the network (transform_input); here the network says what it reads.
+# The weights come from TensorFlow and expect pixels from −1 to 1. torchvision reads ImageNet's normalization and
+# converts it inside the network (transform_input); here the network declares the normalization it reads.
 MINUS_ONE_TO_ONE = Normalization(mean=(0.5,) * 3, std=(0.5,) * 3)
 
 # Channels of a block: input; 1×1; 3×3 reduce, 3×3; "5×5" reduce, "5×5"; after the pooling.
@@ -29,23 +29,25 @@ BLOCKS = {
 
 
 class _Conv(nn.Module):
-    def __init__(self, inside: int, outside: int, kernel: int = 1, stride: int = 1) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inside, outside, kernel, stride, padding=kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(outside, eps=0.001)
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+        self.bn = nn.BatchNorm2d(out_channels, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)), inplace=True)
 
 
 class _Inception(nn.Module):
-    def __init__(self, inside: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pool: int) -> None:
+    def __init__(
+        self, in_channels: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pool: int
+    ) -> None:
         super().__init__()
-        self.branch1 = _Conv(inside, one)
-        self.branch2 = nn.Sequential(_Conv(inside, reduce3), _Conv(reduce3, three, 3))
-        # The paper has 5 × 5 here; the published weights, and so this network, have 3 × 3.
-        self.branch3 = nn.Sequential(_Conv(inside, reduce5), _Conv(reduce5, five, 3))
-        self.branch4 = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _Conv(inside, pool))
+        self.branch1 = _Conv(in_channels, one)
+        self.branch2 = nn.Sequential(_Conv(in_channels, reduce3), _Conv(reduce3, three, 3))
+        # The paper has 5 × 5 here; the published weights have 3 × 3.
+        self.branch3 = nn.Sequential(_Conv(in_channels, reduce5), _Conv(reduce5, five, 3))
+        self.branch4 = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _Conv(in_channels, pool))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], dim=1)
@@ -55,10 +57,10 @@ class _Inception(nn.Module):
 class GoogLeNet(Backbone):
     """GoogLeNet with batch norms; levels after inception 3b, 4e and 5b.
 
-    The auxiliary classifiers are left out. There is no inception 3c: 3b is the last block of its stage.
+    There are no auxiliary classifiers. There is no inception 3c: 3b is the last block of its stage.
 
     Reference:
-        Szegedy et al.: Going Deeper with Convolutions. CVPR 2015.
+        Szegedy et al., "Going Deeper with Convolutions", CVPR 2015.
     """
 
     key = "googlenet"

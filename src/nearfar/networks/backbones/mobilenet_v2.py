@@ -1,4 +1,4 @@
-"""MobileNetV2, with the keys of torchvision."""
+"""MobileNetV2, with the state-dict keys of torchvision."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from torch import Tensor, nn
 from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.registry import register
 
-# Stages: how much wider a block is inside, channels, blocks, stride of the first.
+# Stages: expansion, channels, blocks, stride of the first block.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-LOW, MID = 7, 14  # the blocks that begin strides of 16 and of 32
-WIDE = 2  # layers of such a block up to where it has most channels
+LOW, MID = 7, 14  # the first blocks of stride 16 and 32
+WIDE = 2  # layers of such a block up to its widest map
 
 
-def _conv(inside: int, outside: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def _conv(in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(inside, outside, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(outside),
+        nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(out_channels),
         nn.ReLU6(inplace=True),
     )
 
 
 class _Inverted(nn.Module):
-    def __init__(self, inside: int, outside: int, stride: int, expansion: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int, expansion: int) -> None:
         super().__init__()
-        width = inside * expansion
-        self.residual = stride == 1 and inside == outside
+        width = in_channels * expansion
+        self.residual = stride == 1 and in_channels == out_channels
         self.conv = nn.Sequential(
-            *([_conv(inside, width)] if expansion > 1 else []),
+            *([_conv(in_channels, width)] if expansion > 1 else []),
             _conv(width, width, 3, stride, groups=width),
-            nn.Conv2d(width, outside, 1, bias=False),
-            nn.BatchNorm2d(outside),
+            nn.Conv2d(width, out_channels, 1, bias=False),
+            nn.BatchNorm2d(out_channels),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,10 +40,10 @@ class _Inverted(nn.Module):
 
 @register
 class MobileNetV2(Backbone):
-    """MobileNetV2; levels inside the blocks that halve maps to strides of 16 and 32, and after the last convolution.
+    """MobileNetV2; levels inside the first blocks of stride 16 and 32, and after the last convolution.
 
     Reference:
-        Sandler et al.: MobileNetV2: Inverted Residuals and Linear Bottlenecks. CVPR 2018.
+        Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018.
     """
 
     key = "mobilenet_v2"
@@ -52,13 +52,13 @@ class MobileNetV2(Backbone):
 
     def __init__(self) -> None:
         super().__init__()
-        inside = 32
-        self.features = nn.Sequential(_conv(3, inside, 3, 2))
-        for expansion, outside, count, stride in STAGES:
+        in_channels = 32
+        self.features = nn.Sequential(_conv(3, in_channels, 3, 2))
+        for expansion, out_channels, count, stride in STAGES:
             for index in range(count):
-                self.features.append(_Inverted(inside, outside, stride if index == 0 else 1, expansion))
-                inside = outside
-        self.features.append(_conv(inside, 1280))
+                self.features.append(_Inverted(in_channels, out_channels, stride if index == 0 else 1, expansion))
+                in_channels = out_channels
+        self.features.append(_conv(in_channels, 1280))
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")

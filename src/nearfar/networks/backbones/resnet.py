@@ -1,4 +1,4 @@
-"""ResNet, with the keys of torchvision."""
+"""ResNet, with the state-dict keys of torchvision."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.registry import register
 
 
-def _shortcut(inside: int, outside: int, stride: int) -> nn.Sequential | None:
-    if stride == 1 and inside == outside:
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and in_channels == out_channels:
         return None
-    return nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+    return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
 
 
 class _Basic(nn.Module):
     expansion = 1
 
-    def __init__(self, inside: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, width, 3, stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(inside, width, stride)
+        self.downsample = _shortcut(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -37,16 +37,16 @@ class _Basic(nn.Module):
 class _Bottleneck(nn.Module):
     expansion = 4
 
-    def __init__(self, inside: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, width, 1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        # The stride is on the 3 × 3 and not, as in the paper, on the first 1 × 1: the published weights have it here.
+        # The stride is on the 3 × 3, as in the published weights, and not on the first 1 × 1 as in the paper.
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(4 * width)
-        self.downsample = _shortcut(inside, 4 * width, stride)
+        self.downsample = _shortcut(in_channels, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -69,13 +69,13 @@ class _ResNet(Backbone):
         self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        inside = 64
+        in_channels = 64
         for number, depth in enumerate(self.depths, start=1):
             width = 32 << number
             stage = nn.Sequential()
             for index in range(depth):
-                stage.append(self.block(inside, width, 2 if index == 0 and number > 1 else 1))
-                inside = width * self.block.expansion
+                stage.append(self.block(in_channels, width, 2 if index == 0 and number > 1 else 1))
+                in_channels = width * self.block.expansion
             setattr(self, f"layer{number}", stage)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
@@ -93,7 +93,7 @@ class ResNet18(_ResNet):
     """ResNet with 18 layers; levels after the stages layer2, layer3 and layer4.
 
     Reference:
-        He et al.: Deep Residual Learning for Image Recognition. CVPR 2016.
+        He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
     """
 
     key = "resnet18"
@@ -106,7 +106,7 @@ class ResNet50(_ResNet):
     """ResNet with 50 layers; levels after the stages layer2, layer3 and layer4.
 
     Reference:
-        He et al.: Deep Residual Learning for Image Recognition. CVPR 2016.
+        He et al., "Deep Residual Learning for Image Recognition", CVPR 2016.
     """
 
     key = "resnet50"

@@ -1,4 +1,4 @@
-"""Small networks: for digits, and for vectors."""
+"""Small networks for digits and for vectors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from nearfar.utils.validation import whole
 
 @register
 class SmallCNN(Backbone):
-    """Two convolutions; the head is the one fully connected layer, over all places of the last map.
-
-    Differences:
-        The paper only counts the layers. Kernels of 5 × 5, 32 and 64 channels, and a ReLU and a 2 × 2 max pooling
-        after each are the usual choice for MNIST.
+    """Two convolutions; the head is a fully connected layer over the flattened last map.
 
     Args:
-        channels: Of the pictures: 1 or 3.
-        size: Side of the pictures, 28; the fully connected layer fits no other.
+        channels: Channels of the images: 1 or 3.
+        size: Side of the images; the fully connected layer fits no other size.
+
+    Differences:
+        The paper only gives the number of layers. 5 × 5 kernels, 32 and 64 channels, and a ReLU and 2 × 2 max pooling
+        after each convolution are the usual choice for MNIST.
 
     Reference:
-        Schall et al.: Deep Metric Learning using Similarities from Nonlinear Rank Approximations. MMSP 2019.
+        Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", MMSP 2019.
     """
 
     key = "small_cnn"
@@ -42,11 +42,11 @@ class SmallCNN(Backbone):
         self.conv1 = nn.Conv2d(channels, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.pool = nn.MaxPool2d(2)
-        _initialise(self)
+        _initialize(self)
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         if x.shape[2:] != (self.input_size, self.input_size):
-            raise ValueError(f"input is {x.shape[2]} × {x.shape[3]}; {self.key} was made for size={self.input_size}")
+            raise ValueError(f"input is {x.shape[2]} × {x.shape[3]}; {self.key} expects size={self.input_size}")
         low = self.pool(self.conv1(x).relu())
         mid = self.pool(self.conv2(low).relu())
         return {"low": low, "mid": mid, "high": mid.flatten(1)}
@@ -60,11 +60,11 @@ class _Vectors(Backbone):
 
 @register
 class MLP(_Vectors):
-    """Fully connected layers with a ReLU after each, for vectors.
+    """Fully connected layers for vectors, with a ReLU after each.
 
     Args:
         in_dim: Dimensions of the vectors.
-        hidden: How wide the layers are.
+        hidden: Widths of the layers.
     """
 
     key = "mlp"
@@ -77,7 +77,7 @@ class MLP(_Vectors):
         widths = [in_dim, *(whole("hidden", width) for width in hidden)]
         self.channels = {"high": widths[-1]}
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        _initialise(self)
+        _initialize(self)
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         for layer in self.layers:
@@ -87,10 +87,10 @@ class MLP(_Vectors):
 
 @register
 class Linear(_Vectors):
-    """Nothing at all: the head is the network.
+    """The identity, for vectors: the head is the whole network.
 
-    With a linear head L and ``normalize=False``, euclidean distances of embeddings are the Mahalanobis distances of
-    the metric LᵀL (the bias drops out), and any loss learns it.
+    With a linear head L and ``normalize=False``, Euclidean distances of embeddings are the Mahalanobis distances of
+    the metric LᵀL (the bias cancels), so any loss learns a Mahalanobis metric.
 
     Args:
         in_dim: Dimensions of the vectors.
@@ -107,7 +107,7 @@ class Linear(_Vectors):
         return {"high": x}
 
 
-def _initialise(backbone: Backbone) -> None:
+def _initialize(backbone: Backbone) -> None:
     for layer in backbone.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

@@ -1,1 +1,1 @@
-"""Weights: published ones, downloads, saving and export."""
+"""Weights of networks: published files, state dicts, saving, loading and export."""

@@ -1,4 +1,4 @@
-"""Files from the web: taken up where they broke off, verified, and there whole or not at all."""
+"""Downloads files: resumes interrupted transfers, verifies checksums, and writes atomically."""
 
 from __future__ import annotations
 
@@ -14,27 +14,40 @@ from urllib.request import Request, urlopen
 from nearfar.utils.progress import Progress
 from nearfar.utils.system import locked
 
-PIECE = 1 << 20  # bytes that are read together
-TRIES = 3  # how often a transfer that breaks off is taken up again
+PIECE = 1 << 20  # bytes per read
+TRIES = 3  # attempts at an interrupted transfer
 TIMEOUT = 30.0  # seconds without a byte
 
 
 class DownloadError(OSError):
-    """A file did not arrive; the message says why."""
+    """A file could not be downloaded."""
 
 
 class ChecksumError(DownloadError):
-    """A file arrived, but it is another one."""
+    """A downloaded file has another checksum than expected."""
 
 
 def sha256(file: Path) -> str:
-    """The SHA-256 of a file in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal digits.
+
+    Args:
+        file: The file.
+    """
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def verify(file: Path, digits: str, name: str | None = None) -> None:
-    """Refuse a file whose SHA-256 does not begin with these digits; no digits fit every file."""
+    """Check that the SHA-256 of a file starts with the given digits.
+
+    Args:
+        file: The file.
+        digits: First digits; empty for any file.
+        name: Name of the file in the error.
+
+    Raises:
+        ChecksumError: If it does not.
+    """
     found = sha256(file)
     if not found.startswith(digits.lower()):
         raise ChecksumError(
@@ -44,17 +57,26 @@ def verify(file: Path, digits: str, name: str | None = None) -> None:
 
 
 def download(url: str, file: Path, *, digits: str = "", progress: Progress | None = None) -> Path:
-    """Fetch a file, unless it is there.
+    """Download a file unless it exists.
 
-    What has arrived stands beside ``file`` with the ending .part until all of it is there and its SHA-256 begins
-    with ``digits``. A transfer that breaks off is taken up again, now or at the next call.
+    The data are written to a file with the extension .part until the download is complete and verified. An interrupted
+    transfer is resumed, now or in the next call.
+
+    Args:
+        url: Address of the file.
+        file: Where it is stored.
+        digits: First digits of its SHA-256; empty to skip the check.
+        progress: Called with the bytes done and the bytes of the file.
+
+    Returns:
+        The file.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"url is {url!r}; it must begin with http:// or https://")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
     with locked(file.with_name(f".{file.name}.lock")):
-        if file.is_file():  # another process was quicker
+        if file.is_file():  # another process has downloaded it
             return file
         resumed = part.is_file() and part.stat().st_size > 0
         try:
@@ -63,7 +85,7 @@ def download(url: str, file: Path, *, digits: str = "", progress: Progress | Non
         except ChecksumError:
             if not resumed:
                 raise
-            # The beginning may stem from an earlier version of the file: once more, all of it.
+            # The resumed part may belong to an earlier version of the file: download all of it again.
             _complete(url, part, progress)
             _verify_part(url, part, digits)
         os.replace(part, file)
@@ -71,7 +93,7 @@ def download(url: str, file: Path, *, digits: str = "", progress: Progress | Non
 
 
 def _verify_part(url: str, part: Path, digits: str) -> None:
-    """A part that fails is of no use to anyone: it goes away."""
+    """Verify a part, and delete it if it fails."""
     try:
         verify(part, digits, url)
     except ChecksumError:
@@ -80,28 +102,28 @@ def _verify_part(url: str, part: Path, digits: str) -> None:
 
 
 def _complete(url: str, part: Path, progress: Progress | None) -> None:
-    """Fetch what is missing of a part."""
-    problem = "nothing arrived"
+    """Download what is missing of a part."""
+    problem = "no data received"
     for _ in range(TRIES):
         try:
             if _attempt(url, part, progress):
                 return
-            problem = f"the transfer broke off after {part.stat().st_size:,} bytes"
+            problem = f"the transfer was interrupted after {part.stat().st_size:,} bytes"
         except HTTPError as error:
             if error.code < 500 and error.code not in (408, 429):
-                raise DownloadError(f"{url}: the server says {error.code} {error.reason}") from error
-            problem = f"the server says {error.code} {error.reason}"
+                raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from error
+            problem = f"the server answered {error.code} {error.reason}"
         except (OSError, HTTPException) as error:
             problem = str(getattr(error, "reason", None) or error) or type(error).__name__
-            if not part.is_file():  # not even connected: trying again at once is of no use
+            if not part.is_file():  # no connection: trying again at once would not help
                 break
     raise DownloadError(f"{url}: {problem}")
 
 
 def _attempt(url: str, part: Path, progress: Progress | None) -> bool:
-    """One request; whether the part is complete after it."""
+    """Send one request, and return whether the part is complete."""
     have = part.stat().st_size if part.is_file() else 0
-    # No compression on the way: offsets and lengths are those of the file.
+    # Without compression, as offsets and lengths must be those of the file.
     headers = {"User-Agent": "nearfar", "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
@@ -110,7 +132,7 @@ def _attempt(url: str, part: Path, progress: Progress | None) -> bool:
     except HTTPError as error:
         if error.code != 416 or not have:
             raise
-        # Nothing lies behind what we have: it is all there, or it is of another file.
+        # There are no bytes after these: the part is complete, or belongs to another file.
         if _total(error.headers.get("Content-Range")) != have:
             part.write_bytes(b"")
             return False
@@ -119,8 +141,8 @@ def _attempt(url: str, part: Path, progress: Progress | None) -> bool:
         if answer.status == 206:
             start, total = _span(answer.headers.get("Content-Range"))
             if start != have:
-                raise DownloadError(f"the server sent bytes from {start}; asked for were those from {have}")
-        else:  # a server that knows no ranges begins anew
+                raise DownloadError(f"the server sent bytes from {start}; requested were those from {have}")
+        else:  # a server without support for ranges sends the whole file
             have, total = 0, answer.length
         with open(part, "ab" if have else "wb") as written:
             done = have
@@ -135,12 +157,12 @@ def _attempt(url: str, part: Path, progress: Progress | None) -> bool:
 
 
 def _span(words: str | None) -> tuple[int | None, int | None]:
-    """Start and size of the file in ``bytes 5-9/10``; the size may be unknown."""
+    """Parse the start and the file size in ``bytes 5-9/10``; the size may be unknown."""
     match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", words or "")
     return (int(match[1]), None if match[2] == "*" else int(match[2])) if match else (None, None)
 
 
 def _total(words: str | None) -> int | None:
-    """The size in ``bytes */10``."""
+    """Parse the size in ``bytes */10``."""
     match = re.fullmatch(r"bytes \*/(\d+)", words or "")
     return int(match[1]) if match else None

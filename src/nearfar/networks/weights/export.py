@@ -1,4 +1,4 @@
-"""Networks for use elsewhere: ONNX, or plain weights."""
+"""Exports networks as ONNX or as plain weights."""
 
 from __future__ import annotations
 
@@ -22,15 +22,20 @@ OPSET = 17
 
 
 def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessing: Preprocessing | None = None) -> Path:
-    """Write a network to a file, for ONNX Runtime and its like, or as plain weights that ``networks.load`` opens.
+    """Export a network as ONNX, or as plain weights that ``networks.load`` opens.
+
+    The ONNX model reads normalized ``images`` [b, c, size, size], or ``vectors`` [b, d], for any b and returns
+    ``embeddings`` [b, dim]. Its metadata describe the preprocessing of images: ``nearfar.preprocessing`` is the JSON
+    object of :class:`~nearfar.networks.preprocessing.Preprocessing`, ``nearfar.model`` the arguments of the network.
 
     Args:
-        format: "onnx", or "safetensors" (with a .json file beside that says which network it is).
-        preprocessing: What happens to pictures before; if not given, what the network was loaded with, or the usual.
+        model: An embedder or ensemble.
+        file: The output file, with the extension .onnx or .safetensors.
+        format: "onnx", or "safetensors" (with a .json file next to it that describes the network).
+        preprocessing: Preprocessing of images; None for what the network was loaded with, or the default.
 
-    The ONNX model reads ``images`` [b, c, size, size] (or ``vectors`` [b, d]), already normalised, for any b, and
-    gives ``embeddings`` [b, dim]. Its metadata say how a picture becomes its input: ``nearfar.preprocessing`` is the
-    JSON object of :class:`~nearfar.networks.preprocessing.Preprocessing`, ``nearfar.model`` the network's arguments.
+    Returns:
+        The file.
     """
     one_of("format", format, FORMATS)
     path = Path(file)
@@ -63,8 +68,8 @@ def _onnx(model: Model, file: Path, used: Preprocessing | None) -> Path:
 
 def _trace(model: nn.Module, example: Tensor, file: Path, reads: str) -> None:
     with warnings.catch_warnings(), torch.no_grad():
-        # The exporter by tracing is called old from PyTorch 2.9 on, but it is in all versions and needs no other
-        # package; what it says about sizes compared in Python is the check of the input's shape.
+        # The tracing exporter is deprecated since PyTorch 2.9, but all versions have it and it needs no other package.
+        # Its warnings about comparisons in Python concern the check of the input's shape.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
@@ -81,5 +86,5 @@ def _trace(model: nn.Module, example: Tensor, file: Path, reads: str) -> None:
 def _example(model: Any, used: Preprocessing | None) -> Tensor:
     first = model.members[0] if hasattr(model, "members") else model
     channels = first.backbone.in_channels
-    # Two of them: a batch of one invites shortcuts that hold for one only.
+    # A batch of two, as tracing could specialize a batch of one.
     return torch.zeros(2, channels) if used is None else torch.zeros(2, channels, used.size, used.size)

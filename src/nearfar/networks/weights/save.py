@@ -1,6 +1,6 @@
-"""Networks in files: the weights as safetensors, and beside them in JSON how to make the network they fit.
+"""Saves and loads networks: weights as safetensors, and a JSON file that describes the network.
 
-Opening such files runs nothing that is in them.
+Loading executes no code from the files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from nearfar.utils.atomic import write_json, write_tensors
 
 NAME = "model.safetensors"
 FORMAT = "nearfar model"
-VERSION = 1  # goes up when files written from then on cannot be read by what is older
+VERSION = 1  # increased when older versions cannot read the files
 
 Model = Embedder | Ensemble
 
-# How the settings of backbones that have some are read off them.
+# How settings are read from a backbone.
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     "in_dim": lambda backbone: backbone.in_channels,
     "channels": lambda backbone: backbone.in_channels,
@@ -39,34 +39,39 @@ SETTINGS: dict[str, Callable[[Any], Any]] = {
 
 
 def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None = None) -> Path:
-    """Write a network; ``load`` opens it again.
+    """Save a network, for :func:`load`.
 
     Args:
+        model: An embedder or ensemble.
         where: A folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
-        preprocessing: What happens to pictures before; if not given, what the network was loaded with, or the usual.
+        preprocessing: Preprocessing of images; None for what the network was loaded with, or the default.
 
-    >>> import tempfile
-    >>> model = registry.create("mlp", in_dim=8, dim=2)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     again = load(save(model, folder))
-    >>> describe(again) == describe(model)
-    True
+    Returns:
+        The .safetensors file.
+
+    Example:
+        >>> import tempfile
+        >>> model = registry.create("mlp", in_dim=8, dim=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = load(save(model, folder))
+        >>> describe(again) == describe(model)
+        True
     """
     file = _weights_file(where)
     file.parent.mkdir(parents=True, exist_ok=True)
     header = card(model, preprocessing)
     state = {key: tensor.detach().contiguous().cpu() for key, tensor in model.state_dict().items()}
-    # The weights carry the card as well: so both files can be told to belong together.
+    # The weights file contains the description too, so that mixed-up files are detected.
     write_tensors(file, state, {"nearfar": json.dumps(header, sort_keys=True)})
     write_json(file.with_suffix(".json"), header)
     return file
 
 
 def load(where: str | Path) -> Model:
-    """Open a network that ``save`` wrote, on the CPU and in evaluation mode.
+    """Load a network that :func:`save` wrote, on the CPU and in evaluation mode.
 
     Args:
-        where: The folder with model.safetensors and model.json, or such a .safetensors file with its .json beside.
+        where: The folder with model.safetensors and model.json, or a .safetensors file with a .json file next to it.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
@@ -80,40 +85,55 @@ def load(where: str | Path) -> Model:
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if inside is not None and json.loads(inside)["model"] != header["model"]:
-        raise ValueError(f"{file} and {file.with_suffix('.json').name} do not belong together: they name two networks")
+        raise ValueError(
+            f"{file} and {file.with_suffix('.json').name} do not belong together: they describe different networks"
+        )
     report = check(model, str(header["model"].get("name", "ensemble")), state, file)
     if report.unexpected:
-        raise ValueError(f"{file} has {len(report.unexpected)} keys too many, as {report.unexpected[0]}")
+        raise ValueError(f"{file} has {len(report.unexpected)} unexpected keys, such as {report.unexpected[0]}")
     model.load_state_dict(state)
     vars(model)["preprocessing"] = load_preprocessing(where)
     return model.eval()
 
 
 def load_preprocessing(where: str | Path) -> Preprocessing | None:
-    """What happens to pictures before a saved network reads them; None where it reads vectors."""
+    """Load the preprocessing of a saved network; None if it reads vectors.
+
+    Args:
+        where: As for :func:`load`.
+    """
     file, header = read_card(where)
     found = header.get("preprocessing")
     return None if found is None else preprocessing.from_json(found, str(file.with_suffix(".json")))
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
-    """What happens to pictures before a network reads them: what it was loaded with, or the usual for it.
+    """Return the preprocessing that a network was loaded with, or the default; None if it reads vectors.
 
-    >>> preprocessing_of(registry.create("mlp", in_dim=8, dim=2)) is None
-    True
+    Args:
+        model: An embedder or ensemble.
+
+    Example:
+        >>> preprocessing_of(registry.create("mlp", in_dim=8, dim=2)) is None
+        True
     """
     known: Preprocessing | None = vars(model).get("preprocessing")
-    return known or preprocessing.usual(model)
+    return known or preprocessing.default_preprocessing(model)
 
 
 def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
-    """64 hex digits that change with the network, its weights, or what happens to pictures before.
+    """Return a SHA-256 of the network, its weights and its preprocessing.
 
-    >>> model = registry.create("linear", in_dim=8, dim=2)
-    >>> before = fingerprint(model)
-    >>> _ = nn.init.zeros_(next(model.parameters()))
-    >>> fingerprint(model) == before
-    False
+    Args:
+        model: An embedder or ensemble.
+        given: Preprocessing of images; None for that of the network.
+
+    Example:
+        >>> model = registry.create("linear", in_dim=8, dim=2)
+        >>> before = fingerprint(model)
+        >>> _ = nn.init.zeros_(next(model.parameters()))
+        >>> fingerprint(model) == before
+        False
     """
     digest = hashlib.sha256(json.dumps(card(model, given), sort_keys=True).encode())
     for key, tensor in sorted(model.state_dict().items()):
@@ -124,7 +144,12 @@ def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
 
 
 def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
-    """What is written beside the weights, as a JSON object."""
+    """Return the description that is stored with the weights, a JSON object.
+
+    Args:
+        model: An embedder or ensemble.
+        given: Preprocessing of images; None for that of the network.
+    """
     used = given or preprocessing_of(model)
     header = {
         "format": FORMAT,
@@ -132,15 +157,19 @@ def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
         "model": describe(model),
         "preprocessing": None if used is None else used.to_json(),
     }
-    value: dict[str, Any] = json.loads(json.dumps(header))  # tuples are lists in files
+    value: dict[str, Any] = json.loads(json.dumps(header))  # tuples become lists, as in the file
     return value
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """The arguments with which ``create`` makes such a network; those of all members for an ensemble.
+    """Return the arguments of ``create`` for such a network; for an ensemble, those of all members.
 
-    >>> describe(registry.create("linear", in_dim=8, dim=2))["in_dim"]
-    8
+    Args:
+        model: An embedder or ensemble.
+
+    Example:
+        >>> describe(registry.create("linear", in_dim=8, dim=2))["in_dim"]
+        8
     """
     if isinstance(model, Ensemble):
         members = [describe(member) for member in model.members if isinstance(member, Embedder)]
@@ -162,29 +191,37 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def read_card(where: str | Path) -> tuple[Path, dict[str, Any]]:
-    """The file with the weights, and what is written beside it."""
+    """Return the weights file and the description next to it.
+
+    Args:
+        where: As for :func:`load`.
+    """
     file = _weights_file(where)
-    beside = file.with_suffix(".json")
+    card_file = file.with_suffix(".json")
     if not file.parent.exists():
-        raise FileNotFoundError(f"{file.parent} is not there; needed is a folder with {file.name} and {beside.name}")
+        raise FileNotFoundError(
+            f"{file.parent} does not exist; needed is a folder with {file.name} and {card_file.name}"
+        )
     if not file.is_file() and (file.parent / "recipe.toml").is_file():
-        raise FileNotFoundError(f"{file.parent} is a run, whose network nearfar.load({str(file.parent)!r}) opens")
-    for each in (file, beside):
+        raise FileNotFoundError(f"{file.parent} is a run; open its network with nearfar.load({str(file.parent)!r})")
+    for each in (file, card_file):
         if not each.is_file():
-            raise FileNotFoundError(f"{each} is not there; a saved network is {file.name} and {beside.name}")
+            raise FileNotFoundError(
+                f"{each} does not exist; a saved network consists of {file.name} and {card_file.name}"
+            )
     try:
-        header = json.loads(beside.read_text(encoding="utf-8"))
+        header = json.loads(card_file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{beside} is no JSON: {error}") from error
+        raise ValueError(f"{card_file} is not valid JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(f"{beside} does not describe a network of nearfar: its format is not {FORMAT!r}")
+        raise ValueError(f"{card_file} does not describe a nearfar network: its format is not {FORMAT!r}")
     if header.get("version") != VERSION:
         raise ValueError(
-            f"{beside} is of version {header.get('version')!r}; this nearfar reads version {VERSION}: "
-            "use the nearfar that wrote it, or a newer one"
+            f"{card_file} is of version {header.get('version')!r}; this version of nearfar reads version {VERSION}: "
+            "use the version of nearfar that wrote it, or a newer one"
         )
     if not isinstance(header.get("model"), dict):
-        raise ValueError(f"{beside} does not say which network it is: it has no 'model'")
+        raise ValueError(f"{card_file} does not describe the network: 'model' is missing")
     return file, header
 
 
@@ -194,7 +231,7 @@ def _weights_file(where: str | Path) -> Path:
 
 
 def _settings(backbone: Backbone) -> dict[str, Any]:
-    """The backbone's own settings; that they make the same network again is looked at."""
+    """Return the settings of a backbone, after checking that they create the same network."""
     name = backbone.key
     if ":" in name:
         return dict(getattr(backbone, "settings", {}))
@@ -202,7 +239,7 @@ def _settings(backbone: Backbone) -> dict[str, Any]:
     with torch.device("meta"):
         again = registry.create_backbone(name, **found)
     if _shapes(again) != _shapes(backbone) or again.normalization != backbone.normalization:
-        raise ValueError(f"{name} cannot be saved: made anew with {found or 'no settings'}, it is another network")
+        raise ValueError(f"{name} cannot be saved: creating it with {found or 'no settings'} gives a different network")
     return found
 
 
@@ -217,7 +254,7 @@ def _build(arguments: Mapping[str, Any], source: Path) -> Model:
             plain = [member for member in members if isinstance(member, Embedder)]
             return Ensemble(plain, normalize=arguments["normalize"])
         if "pretrained" in arguments:
-            raise TypeError("it asks for other weights than its own ('pretrained')")
+            raise TypeError("'pretrained' is not allowed in a saved network")
         return registry.create(**arguments)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{source} describes no network that can be made: {error}") from error
+        raise ValueError(f"{source} describes a network that cannot be created: {error}") from error

@@ -1,4 +1,4 @@
-"""State dicts in files, read without running what is in them, and fitted to a network."""
+"""Reads state dicts from files without executing code, and loads them into networks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-WRAPPERS = ("state_dict", "model", "model_state_dict")  # names under which training scripts keep the state dict
-COUNTER = (
-    "num_batches_tracked"  # of batch normalisation; files from before PyTorch 0.4.1 have none, and nobody needs it
-)
-MAGIC = (b"PK\x03\x04", b"\x80")  # how archives of torch.save begin, and pickles of versions before 1.6
-FEW = 3  # keys that an error names
+WRAPPERS = ("state_dict", "model", "model_state_dict")  # keys under which training scripts store the state dict
+COUNTER = "num_batches_tracked"  # of batch norms; missing in files from before PyTorch 0.4.1, and not needed
+MAGIC = (b"PK\x03\x04", b"\x80")  # first bytes of archives of torch.save, and of pickles before PyTorch 1.6
+FEW = 3  # keys that an error lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """What became of the keys of a file.
+    """How the keys of a file fit a network.
 
     Args:
-        file: Where the weights come from.
-        loaded: How many tensors the network took from it.
+        file: The file.
+        loaded: Number of tensors that fit.
         missing: Keys of the network that the file does not have.
-        unexpected: Keys of the file that nobody asked for.
-        ignored: Keys of the file that are left out on purpose: the classifier of the original network.
+        unexpected: Keys of the file that the network does not have.
+        ignored: Keys of the file that are ignored on purpose: the classifier of the original network.
     """
 
     file: Path
@@ -38,20 +36,27 @@ class LoadReport:
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file or of a PyTorch checkpoint, on the CPU; which of the two, the content tells.
+    """Read the tensors of a .safetensors file or of a PyTorch checkpoint, recognized by the content.
 
-    Nothing is executed: a checkpoint that needs more than tensors is refused.
+    No code is executed: a checkpoint that contains other objects than tensors is an error.
+
+    Args:
+        file: The file.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there, or no file")
+        raise FileNotFoundError(f"{file} does not exist or is not a file")
     state = _read_safetensors(file) if is_safetensors(file) else _read_checkpoint(file)
-    if state and all(key.startswith("module.") for key in state):  # saved from within DataParallel
+    if state and all(key.startswith("module.") for key in state):  # saved from DataParallel
         state = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     return state
 
 
 def is_safetensors(file: Path) -> bool:
-    """Whether a file begins like a .safetensors file: with the length of a JSON object, and the object."""
+    """Return whether a file starts like a .safetensors file, with the length of a JSON object and the object.
+
+    Args:
+        file: The file.
+    """
     with open(file, "rb") as content:
         start = content.read(9)
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
@@ -68,7 +73,7 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def _read_checkpoint(file: Path) -> dict[str, Tensor]:
-    damaged = f"{file} is no .safetensors file and no PyTorch checkpoint, or it is damaged"
+    damaged = f"{file} is not a .safetensors file or a PyTorch checkpoint, or it is damaged"
     with open(file, "rb") as start:
         if not start.read(4).startswith(MAGIC):
             raise ValueError(damaged)
@@ -76,28 +81,35 @@ def _read_checkpoint(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{file} holds more than tensors and could only be loaded by running code from it, which is never done; "
-            "save its state dict alone"
+            f"{file} contains other objects than tensors and could only be loaded by executing code, which is never "
+            "done; save its state dict only"
         ) from error
-    except Exception as error:  # torch has no one kind of error for damaged files
+    except Exception as error:  # torch raises various errors for damaged files
         raise ValueError(damaged) from error
     for name in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{file} holds a {type(content).__name__}; a state dict is needed: names and their tensors")
+        raise ValueError(f"{file} contains a {type(content).__name__}; a state dict is needed: names and their tensors")
     for key, tensor in content.items():
         if not isinstance(key, str) or not isinstance(tensor, Tensor):
-            raise ValueError(f"{file} holds a {type(tensor).__name__} at {key!r}; a state dict is needed: only tensors")
+            raise ValueError(f"{file} contains a {type(tensor).__name__} at {key!r}; a state dict of tensors is needed")
     return dict(content)
 
 
 def compare(
     network: nn.Module, state: Mapping[str, Tensor], file: Path, ignore: Sequence[str] = ()
 ) -> tuple[LoadReport, list[str]]:
-    """How the keys of a state fit a network, and the keys whose shapes do not, each with both shapes.
+    """Compare the keys and shapes of a state dict with those of a network.
 
-    Keys that begin with a word of ``ignore`` are left out, unless the network has them.
+    Args:
+        network: The network.
+        state: The state dict.
+        file: Where it comes from.
+        ignore: Prefixes of keys that are ignored, unless the network has them.
+
+    Returns:
+        How the keys fit, and a line for each key whose shape does not fit.
     """
     wanted = network.state_dict()
     foreign = [key for key in state if key not in wanted]
@@ -120,26 +132,43 @@ def compare(
 def check(
     network: nn.Module, name: str, state: Mapping[str, Tensor], file: Path, ignore: Sequence[str] = ()
 ) -> LoadReport:
-    """How the keys of a state fit a network; an error if they do not.
+    """Check that a state dict fits a network.
 
-    Keys that the network does not have are listed in the report, but not when they go on where a part of the network
-    ends: then the file is of a larger network of the same kind, and refused.
+    Keys that the network does not have are listed in the report, unless they continue a part of the network: then the
+    file belongs to a larger network of the same kind, which is an error.
+
+    Args:
+        network: The network.
+        name: Name of the network, for errors.
+        state: The state dict.
+        file: Where it comes from.
+        ignore: Prefixes of keys that are ignored, unless the network has them.
+
+    Raises:
+        ValueError: If keys are missing, shapes differ, or the file belongs to a larger network.
     """
     report, shapes = compare(network, state, file, ignore)
     problem = f"{file} does not fit {name}: "
     if report.missing:
-        raise ValueError(f"{problem}{len(report.missing)} keys are missing, as {_some(report.missing)}")
+        raise ValueError(f"{problem}{len(report.missing)} keys are missing, such as {_some(report.missing)}")
     if shapes:
-        raise ValueError(f"{problem}{len(shapes)} tensors have another shape, as {_some(shapes)}")
+        raise ValueError(f"{problem}{len(shapes)} tensors have another shape, such as {_some(shapes)}")
     parts = {key.partition(".")[0] for key in network.state_dict() if "." in key}
     beyond = [key for key in report.unexpected if key.partition(".")[0] in parts]
     if beyond:
-        raise ValueError(f"{problem}it is of a larger network with {len(beyond)} more keys, as {_some(beyond)}")
+        raise ValueError(f"{problem}it is of a larger network with {len(beyond)} more keys, such as {_some(beyond)}")
     return report
 
 
 def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] = ()) -> LoadReport:
-    """Copy the weights of a file into a network; all of them fit (see ``check``), or nothing is copied."""
+    """Copy the weights of a file into a network; if they do not fit (see :func:`check`), nothing is copied.
+
+    Args:
+        backbone: The network.
+        name: Name of the network, for errors.
+        file: The file.
+        ignore: Prefixes of keys that are ignored, unless the network has them.
+    """
     state = read_state(file)
     report = check(backbone, name, state, file, ignore)
     with torch.no_grad():
@@ -150,7 +179,7 @@ def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] 
 
 
 def _squeezed(tensor: Tensor, like: Tensor) -> Tensor:
-    """Ports from Caffe keep the numbers of batch normalisation as [1, c] instead of [c]."""
+    """Return [c] for the [1, c] tensors of batch norms in ports from Caffe."""
     return tensor[0] if like.ndim == 1 and tensor.ndim == 2 and len(tensor) == 1 else tensor
 
 

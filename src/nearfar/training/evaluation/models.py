@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from nearfar import data as datasets
 from nearfar.data import Dataset, Loader, Store, View
-from nearfar.networks.ensemble import side_by_side
+from nearfar.networks.ensemble import concatenate
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.training.api import open_model, read_model
@@ -175,7 +175,7 @@ def joined(each: Mapping[str, Sides]) -> Sides:
 
 def _joined(parts: Sequence[Embeddings]) -> Embeddings:
     device = parts[0].points.device  # some may have been in files, others just made
-    return replace(parts[0], points=side_by_side([F.normalize(part.points.to(device), dim=1) for part in parts]))
+    return replace(parts[0], points=concatenate([F.normalize(part.points.to(device), dim=1) for part in parts]))
 
 
 def _same(one: Embeddings | None, other: Embeddings | None) -> bool:

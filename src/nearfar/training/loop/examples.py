@@ -90,7 +90,7 @@ def check_measured(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Places],
         held = labels[rows["gallery"]] if part == "query" else own
         classes, counts = np.unique(held, return_counts=True)
         where = f"the {'gallery' if part == 'query' else f'{part} part'} of {dataset.name}"
-        if len(classes) < splits.FEWEST:
+        if len(classes) < splits.MIN_CLASSES:
             hint = '; split.name = "fixed_validation" takes validation classes from those that train'
             raise ValueError(
                 f"{where} is one class, which finds nothing but itself{hint if part == 'validation' else ''}"
