@@ -133,7 +133,7 @@ def test_plain_weights(tmp_path: Path) -> None:
     [
         (["--format", "pickle"], "--format is 'pickle'; allowed are onnx, safetensors"),
         (["--format", "safetensors"], "--out is needed"),
-        ([], "nothing is not there; needed is a folder with model.safetensors and model.json"),
+        ([], "nothing does not exist; needed is a folder with model.safetensors and model.json"),
     ],
 )
 def test_errors_of_export_are_one_line(

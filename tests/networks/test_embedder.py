@@ -105,7 +105,7 @@ def test_linear_is_a_mahalanobis_metric() -> None:
 
 
 def test_vectors_have_nothing_to_pool() -> None:
-    with pytest.raises(ValueError, match="pooling is 'gem'; mlp gives vectors, and there is nothing to pool"):
+    with pytest.raises(ValueError, match="pooling is 'gem'; mlp returns vectors, which are not pooled"):
         networks.create("mlp", in_dim=3, pooling="gem")
 
 

@@ -118,18 +118,18 @@ def test_input_is_looked_at() -> None:
 
 
 def test_backbones_without_one_say_what_they_have() -> None:
-    message = r"pooling is 'token'; {} has no class token, and allowed are avg, max, avg\+max, gem"
+    message = r"pooling is 'token'; {} has no class token; allowed are avg, max, avg\+max, gem"
     with pytest.raises(ValueError, match=message.format("tiny")):
         tiny(pooling="token")
     with pytest.raises(ValueError, match=message.format("timm:vit")):
         vit(class_token=False)  # the first token is a register
-    with pytest.raises(ValueError, match="pooling is 'token'; mlp gives vectors, and there is nothing to pool"):
+    with pytest.raises(ValueError, match="pooling is 'token'; mlp returns vectors, which are not pooled"):
         create("mlp", in_dim=3, pooling="token")
 
 
 @pytest.mark.parametrize("levels", [("low", "mid", "high"), ("low",)])
 def test_only_the_highest_level_has_one(levels: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=r"levels is \('low',.*\); the class token is of the level 'high' alone"):
+    with pytest.raises(ValueError, match=r"levels is \('low',.*\); only the level 'high' has a class token"):
         vit(deep=True, levels=levels)
     assert vit(deep=True, levels=("high",))(pictures()).shape == (3, 5)
     assert vit(deep=True, levels=levels, pooling="max")(pictures()).shape == (3, 5 * len(levels))

@@ -310,7 +310,7 @@ class Normalizer:
         return out.sub_(self.shift).to(self.dtype)
 
 
-class CPUImages:
+class CPUImages(Fetcher):
     """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache.
 
     Args:
@@ -376,7 +376,7 @@ class _DeviceBatch:
         return images, self.table[-2], self.table[-1]
 
 
-class ResidentImages:
+class ResidentImages(Fetcher):
     """Fetches images that are on the device; only a table of numbers is sent.
 
     Args:
@@ -405,7 +405,7 @@ class ResidentImages:
         return loaded.render(self.packed, self.normalizer)
 
 
-class StreamedImages:
+class StreamedImages(Fetcher):
     """Fetches images from the host; only the pixels that a batch needs are sent, ahead of their use.
 
     Args:
@@ -452,7 +452,7 @@ class StreamedImages:
         return loaded.render(loaded.pixels, self.normalizer)
 
 
-class ResidentVectors:
+class ResidentVectors(Fetcher):
     """Fetches vectors that are on the device.
 
     Args:
@@ -471,7 +471,7 @@ class ResidentVectors:
         return self.vectors.index_select(0, loaded[1]), loaded[0], loaded[1]
 
 
-class StreamedVectors:
+class StreamedVectors(Fetcher):
     """Fetches vectors from the host.
 
     Args:

@@ -230,7 +230,7 @@ def test_names_are_checked(name: str, message: str) -> None:
 @pytest.mark.usefixtures("timm", "torchvision", "transformers")
 @pytest.mark.parametrize("name", ["timm:nothing", "torchvision:nothing", "transformers:nobody/knows"])
 def test_a_network_that_the_library_does_not_have(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} cannot be made: "):
+    with pytest.raises(ValueError, match=f"^{name} cannot be created: "):
         create(name)
 
 
@@ -333,14 +333,19 @@ def test_without_settings_the_card_is_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "error", "message"),
     [
-        ("timm:conv", {"img_size": 32}, ValueError, "timm:conv cannot be made with img_size=32: .*'img_size'"),
-        ("timm:sized", {"drop_path": 0.1}, ValueError, r"timm:sized cannot be made with drop_path=0\.1: .*'drop_path'"),
-        ("timm:sized", {"img_size": 8}, ValueError, "timm:sized cannot be made with img_size=8: "),
-        ("timm:sized", {"img_size": (32, 64)}, ValueError, r"img_size .* is \[32, 64\]; pictures are square"),
+        ("timm:conv", {"img_size": 32}, ValueError, "timm:conv cannot be created with img_size=32: .*'img_size'"),
+        (
+            "timm:sized",
+            {"drop_path": 0.1},
+            ValueError,
+            r"timm:sized cannot be created with drop_path=0\.1: ",
+        ),
+        ("timm:sized", {"img_size": 8}, ValueError, "timm:sized cannot be created with img_size=8: "),
+        ("timm:sized", {"img_size": (32, 64)}, ValueError, r"img_size .* is \[32, 64\]; images are square"),
         ("timm:sized", {"img_size": "big"}, TypeError, "img_size is 'big'; a whole number is needed"),
-        ("timm:sized", {"norm_layer": nn.LayerNorm}, TypeError, "norm_layer .*; numbers, words and lists"),
-        ("timm:sized", {"global_pool": "avg"}, TypeError, "timm:sized has no setting 'global_pool': pooling says it"),
-        ("timm:sized", {"checkpoint_path": "x.pth"}, TypeError, "'checkpoint_path': pretrained may be a file"),
+        ("timm:sized", {"norm_layer": nn.LayerNorm}, TypeError, "norm_layer .*; allowed are numbers, text and lists"),
+        ("timm:sized", {"global_pool": "avg"}, TypeError, "timm:sized has no setting 'global_pool': use pooling"),
+        ("timm:sized", {"checkpoint_path": "x.pth"}, TypeError, "'checkpoint_path': pass the file as pretrained"),
         ("torchvision:plain", {"img_size": 32}, TypeError, "torchvision:plain has no setting 'img_size'; it has none"),
         ("transformers:some/vit", {"img_size": 32}, TypeError, "some/vit has no setting 'img_size'; it has none"),
     ],
@@ -357,7 +362,7 @@ def test_a_file_cannot_ask_timm_for_other_weights(tmp_path: Path) -> None:
     card = json.loads((tmp_path / "model.json").read_text())
     card["model"]["checkpoint_path"] = "other.pth"
     (tmp_path / "model.json").write_text(json.dumps(card))
-    with pytest.raises(ValueError, match=r"describes no network that can be made: .*'checkpoint_path'"):
+    with pytest.raises(ValueError, match=r"describes a network that cannot be created: .*'checkpoint_path'"):
         load(tmp_path)
 
 
@@ -391,7 +396,7 @@ def test_networks_from_tensorflow_read_pixels_from_minus_one_to_one() -> None:
 
 @pytest.mark.usefixtures("torchvision")
 def test_networks_that_are_no_chain_are_refused() -> None:
-    with pytest.raises(ValueError, match="torchvision:odd is no chain of parts"):
+    with pytest.raises(ValueError, match="torchvision:odd is not a sequence of parts"):
         create("torchvision:odd")
 
 

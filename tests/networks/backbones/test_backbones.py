@@ -269,7 +269,7 @@ def test_pixels_must_have_been_normalised(backbone: networks.Backbone) -> None:
 
 def test_small_cnn_fits_one_size() -> None:
     assert networks.create_backbone("small_cnn", size=16, channels=3)(torch.zeros(1, 3, 16, 16)).shape == (1, 1024)
-    with pytest.raises(ValueError, match=r"input is 30 × 28; small_cnn was made for size=28"):
+    with pytest.raises(ValueError, match=r"input is 30 × 28; small_cnn expects size=28"):
         networks.create_backbone("small_cnn")(torch.zeros(1, 1, 30, 28))
     with pytest.raises(ValueError, match="channels is 2; allowed are 1 and 3"):
         networks.create_backbone("small_cnn", channels=2)

@@ -96,7 +96,7 @@ def test_the_ranked_list_losss_network() -> None:
     ("levels", "error", "message"),
     [
         (("low", "middle"), ValueError, "levels has 'middle'; tiny has low, mid, high"),
-        (("low", "low"), ValueError, "each level once"),
+        (("low", "low"), ValueError, "none twice"),
         ((), ValueError, "at least one"),
         ("low", TypeError, r"levels is 'low'; a tuple is needed, such as \('low',\)"),
     ],

@@ -113,7 +113,7 @@ def test_a_transfer_that_breaks_off_is_taken_up_where_it_ended(site: Site, tmp_p
 def test_the_next_call_goes_on_after_one_that_gave_up(site: Site, tmp_path: Path) -> None:
     site.break_after = [1000] * downloads.TRIES
     file = tmp_path / "model.pth"
-    with pytest.raises(DownloadError, match="broke off after 3,000 bytes"):
+    with pytest.raises(DownloadError, match="interrupted after 3,000 bytes"):
         download(site.url, file, digits=DIGITS)
     assert not file.exists()
     assert part_of(file).read_bytes() == CONTENT[:3000]
@@ -156,7 +156,7 @@ def test_a_tampered_file_is_removed_and_named(site: Site, tmp_path: Path) -> Non
 
 def test_what_the_server_refuses_is_not_asked_for_twice(site: Site, tmp_path: Path) -> None:
     site.status = 404
-    with pytest.raises(DownloadError, match="the server says 404 Not Found"):
+    with pytest.raises(DownloadError, match="the server answered 404 Not Found"):
         download(site.url, tmp_path / "model.pth")
     assert len(site.asked) == 1
 

@@ -143,26 +143,26 @@ def test_preprocessing_is_checked(changes: dict[str, Any]) -> None:
 
 def test_another_version_is_refused(folder: Path) -> None:
     edit(folder, version=2)
-    with pytest.raises(ValueError, match=r"model\.json is of version 2; this nearfar reads version 1"):
+    with pytest.raises(ValueError, match=r"model\.json is of version 2; this version of nearfar reads version 1"):
         load(folder)
 
 
 def test_another_format_is_refused(folder: Path) -> None:
     (folder / "model.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"model\.json does not describe a network of nearfar"):
+    with pytest.raises(ValueError, match=r"model\.json does not describe a nearfar network"):
         load(folder)
 
 
 def test_broken_json_is_refused(folder: Path) -> None:
     (folder / "model.json").write_text('{"format": ')
-    with pytest.raises(ValueError, match=r"model\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"model\.json is not valid JSON"):
         load(folder)
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
 def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     (folder / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"{name} is not there"):
+    with pytest.raises(FileNotFoundError, match=f"{name} does not exist"):
         load(folder)
 
 
@@ -182,9 +182,9 @@ def test_files_of_two_networks_are_refused(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop("heads.high.linear.bias"), r"1 keys are missing, as heads\.high\.linear\.bias"),
-        (lambda state: state.update({"heads.high.linear.bias": torch.ones(9)}), r"another shape, as .*\[9\]"),
-        (lambda state: state.update({"extra": torch.ones(1)}), "1 keys too many, as extra"),
+        (lambda state: state.pop("heads.high.linear.bias"), r"1 keys are missing, such as heads\.high\.linear\.bias"),
+        (lambda state: state.update({"heads.high.linear.bias": torch.ones(9)}), r"another shape, such as .*\[9\]"),
+        (lambda state: state.update({"extra": torch.ones(1)}), "1 unexpected keys, such as extra"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(folder: Path, change: Callable[[Any], Any], message: str) -> None:
@@ -200,8 +200,8 @@ def test_weights_that_do_not_fit_are_refused(folder: Path, change: Callable[[Any
     [
         ({"name": "resnet49"}, "did you mean 'resnet"),
         ({"name": "mlp", "in_dim": 6, "colour": "red"}, "no setting 'colour'"),
-        ({"name": "resnet18", "pretrained": True}, "other weights than its own"),
-        ({"ensemble": []}, "describes no network"),
+        ({"name": "resnet18", "pretrained": True}, "'pretrained' is not allowed"),
+        ({"ensemble": []}, "describes a network that cannot be created"),
     ],
 )
 def test_a_description_of_no_network_is_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:

@@ -66,7 +66,7 @@ def test_pickled_code_is_not_run(zipped: bool, tmp_path: Path, monkeypatch: pyte
     proof = tmp_path / "burgled"
     file = tmp_path / "evil.pth"
     torch.save({"a": torch.ones(1), "b": Burglar(proof)}, file, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(ValueError, match="running code from it, which is never done"):
+    with pytest.raises(ValueError, match="executing code, which is never done"):
         read_state(file)
     assert not proof.exists()
     torch.load(file, weights_only=False)
@@ -93,18 +93,18 @@ def test_damaged_files_are_named(content: bytes, tmp_path: Path) -> None:
 def test_a_truncated_checkpoint_is_named(tmp_path: Path) -> None:
     file = saved(Small().state_dict(), tmp_path / "a.pth")
     file.write_bytes(file.read_bytes()[:-500])
-    with pytest.raises(ValueError, match=r"a\.pth is no .* damaged"):
+    with pytest.raises(ValueError, match=r"a\.pth is not .* damaged"):
         read_state(file)
 
 
 @pytest.mark.parametrize("content", [torch.ones(2), {}, {"a": 1}, {1: torch.ones(1)}, [torch.ones(1)]])
 def test_only_names_and_tensors_make_a_state(content: object, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a state dict is needed"):
+    with pytest.raises(ValueError, match="a state dict"):
         read_state(saved(content, tmp_path / "a.pth"))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"a\.pth is not there"):
+    with pytest.raises(FileNotFoundError, match=r"a\.pth does not exist"):
         read_state(tmp_path / "a.pth")
 
 
@@ -133,7 +133,7 @@ def test_missing_keys_are_refused_and_nothing_is_copied(tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in Small().state_dict().items() if not key.startswith("stem.1.")}
     network = Small()
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
-    with pytest.raises(ValueError, match=r"small: 4 keys are missing, as stem\.1\.weight, .* and 1 more"):
+    with pytest.raises(ValueError, match=r"small: 4 keys are missing, such as stem\.1\.weight, .* and 1 more"):
         load_into(network, "small", saved(state, tmp_path / "a.pth"))
     assert equal(network, before)
 
@@ -146,7 +146,7 @@ def test_old_files_without_counters_fit(tmp_path: Path) -> None:
 
 def test_other_shapes_are_refused(tmp_path: Path) -> None:
     file = saved(Small(5).state_dict(), tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"shape, as stem\.0\.weight \(\[5, 3, 3, 3\], needed is \[4, 3, 3, 3\]"):
+    with pytest.raises(ValueError, match=r"shape, such as stem\.0\.weight \(\[5, 3, 3, 3\], needed is \[4, 3, 3, 3\]"):
         load_into(Small(), "small", file)
 
 
@@ -157,7 +157,7 @@ def test_foreign_keys_are_reported(tmp_path: Path) -> None:
 
 def test_a_larger_network_of_the_same_kind_is_refused(tmp_path: Path) -> None:
     file = saved({**Small().state_dict(), "stem.2.weight": torch.ones(1)}, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=r"larger network with 1 more keys, as stem\.2\.weight"):
+    with pytest.raises(ValueError, match=r"larger network with 1 more keys, such as stem\.2\.weight"):
         load_into(Small(), "small", file)
 
 

@@ -30,8 +30,7 @@ Column = np.ndarray[Any, np.dtype[Any]]
 class Note(str):
     """One line about a dataset, with a flag that programs can read.
 
-    Args:
-        text: The line.
+    Attributes:
         left_out: Whether it says that a file or row of the source is not part of the dataset.
 
     Example:

@@ -21,7 +21,7 @@ Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class ClassFile(NamedTuple):
     """An image in a class folder.
 
-    Args:
+    Attributes:
         file: Index of the file in the tree.
         group: Name of the class folder.
         part: Part whose folder contains the class folder, if any.
@@ -100,7 +100,7 @@ def class_folders(tree: Tree) -> ClassFolders:
 class Match(NamedTuple):
     """Files that a list names.
 
-    Args:
+    Attributes:
         places: Index of each listed file in the tree; −1 if it is missing.
         extra: Images in the same folders that are not listed.
     """

@@ -102,7 +102,7 @@ def describe(name: str) -> str:
     Args:
         name: Name of the dataset.
     """
-    return inspect.cleandoc(get(name).__doc__ or "")
+    return inspect.cleandoc(get(name).__doc__ or "").replace("\nArgs:\n", "\nSettings:\n")
 
 
 def problems(dataset: Dataset) -> list[str]:

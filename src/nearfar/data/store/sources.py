@@ -62,7 +62,7 @@ class Source(Protocol):
         """Return a hash like ``fingerprint``, but from sizes and modification times, not from the contents."""
 
 
-class Files:
+class Files(Source):
     """Image files below a folder.
 
     Args:
@@ -134,7 +134,7 @@ class Files:
         return digest.hexdigest()
 
 
-class _Archives:
+class _Archives(Source):
     """Base class of zip and tar sources: one open handle per archive and process."""
 
     def __init__(self, archives: Sequence[Path], names: Sequence[str], where: Ints) -> None:
@@ -152,9 +152,6 @@ class _Archives:
 
     def name(self, index: int) -> str:
         return self.names[index]
-
-    def fingerprint(self) -> str:
-        raise NotImplementedError
 
     def stamp(self) -> str:
         return self.fingerprint()
@@ -288,7 +285,7 @@ class Tars(_Archives):
         return digest.hexdigest()
 
 
-class Arrays:
+class Arrays(Source):
     """Images in memory or in a memory map.
 
     Args:
