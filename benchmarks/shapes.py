@@ -18,8 +18,8 @@ import torch
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
-from nearfar.training.loop.cuda_graphs import Recorded
-from nearfar.training.loop.step import Member, Step
+from nearfar.training.loop.cuda_graphs import GraphedEmbedder
+from nearfar.training.loop.step import Learner, TrainStep
 
 TRIES = ((False, 224), (False, 288), (True, 304), (True, 320), (False, 336))  # whether kernels are tried out, and side
 LARGE, SMALL, REPEATS = 256, 36, 5
@@ -56,7 +56,9 @@ def steps(model: networks.Embedder, *, tried: bool) -> None:
     torch.backends.cudnn.benchmark = tried
     loss = losses.create("proxy_anchor", num_classes=100, dim=512).cuda()
     optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=1e-5, fused=True)
-    step = Step([Member(model.train(), {"high": loss}, embed=Recorded(model))], optimizer, precision="bfloat16")
+    step = TrainStep(
+        [Learner(model.train(), {"high": loss}, embed=GraphedEmbedder(model))], optimizer, precision="bfloat16"
+    )
     labels = torch.randint(0, 100, (BATCH,), device="cuda")
     batch = Batch(torch.randn(BATCH, 3, SIDE, SIDE, device="cuda"), labels, labels)
     found = []

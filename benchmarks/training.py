@@ -31,11 +31,10 @@ from nearfar.data.sampling.registry import create as create_sampler
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
 from nearfar.losses import PairLoss
-from nearfar.training.loop import optimizers, schedules
 from nearfar.training.loop import step as training
-from nearfar.training.loop.cuda_graphs import Recorded
-from nearfar.training.loop.prefetch import ahead
-from nearfar.training.loop.step_records import Ledger
+from nearfar.training.loop.cuda_graphs import GraphedEmbedder
+from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
+from nearfar.training.loop.prefetch import prefetch
 from nearfar.training.recipe.schema import Optimizer, Schedule
 
 COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
@@ -53,7 +52,7 @@ def made_up(size: int, channels: int) -> Store:
 def bare(options: argparse.Namespace, batch: Batch) -> Step:
     """Forward, backward, update."""
     network = embedder(options)
-    optimizer = optimizers.create(Optimizer(lr=1e-4), network, torch.nn.ModuleList(), options.device)
+    optimizer = create_optimizer(Optimizer(lr=1e-4), network, torch.nn.ModuleList(), options.device)
     images = batch.images.contiguous(memory_format=torch.channels_last)
     gradient = torch.randn(len(batch), DIM, device=options.device) / DIM
 
@@ -75,14 +74,14 @@ def embedder(options: argparse.Namespace) -> networks.Embedder:
     return network.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def ours(options: argparse.Namespace) -> tuple[training.Step, torch.optim.Optimizer]:
+def ours(options: argparse.Namespace) -> tuple[training.TrainStep, torch.optim.Optimizer]:
     network = embedder(options)
     kind = losses.registry.get(options.loss)
     needed = {} if issubclass(kind, PairLoss) else {"num_classes": CLASSES, "dim": DIM}
     loss = losses.create(options.loss, **needed).to(options.device)
-    optimizer = optimizers.create(Optimizer(lr=1e-4), network, loss, options.device)
-    member = training.Member(network, {"high": loss}, embed=Recorded(network))
-    return training.Step([member], optimizer, precision=options.precision), optimizer
+    optimizer = create_optimizer(Optimizer(lr=1e-4), network, loss, options.device)
+    learner = training.Learner(network, {"high": loss}, embed=GraphedEmbedder(network))
+    return training.TrainStep([learner], optimizer, precision=options.precision), optimizer
 
 
 def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
@@ -98,22 +97,25 @@ def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     def forever() -> Iterator[Batch]:
         epoch = 0
         while True:
-            yield from ahead(loader.epoch(sampler, epoch), torch.device(options.device))
+            drawn = loader.epoch(sampler, epoch)
+            yield from prefetch(drawn, torch.device(options.device)) if clock.cuda else drawn
             epoch += 1
 
     batches = forever()
     batch = next(batches)
     step, _ = ours(options)
     whole, optimizer = ours(options)
-    schedule = schedules.create(Schedule(name="cosine", per="iteration"), optimizer, steps_per_epoch=16, steps=10**6)
-    ledger = Ledger(torch.device(options.device))
+    schedule = LearningRateSchedule(
+        Schedule(name="cosine", per="iteration"), optimizer, steps_per_epoch=16, steps=10**6
+    )
+    steps = training.StepLog(torch.device(options.device))
     number = [0]
 
     def train() -> None:
         new = next(batches)
         outcome = whole(new)
         schedule.step_iteration()
-        ledger.add(number[0], outcome, len(new))
+        steps.add(number[0], outcome, len(new))
         number[0] += 1
 
     def alone() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 import nearfar as nf
 from nearfar.data import Loader, View
 from nearfar.data.sampling import create
-from nearfar.training.loop.step import Member, Step, mixed
+from nearfar.training.loop.step import Learner, TrainStep, combine_seeds
 from nearfar.utils.atomic import write_json
 from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import bars
@@ -53,14 +53,14 @@ def train(loss: nf.losses.Loss, loader: Loader, rows: Any, labels: Any, options:
     groups = [*network.param_groups(options.lr), *loss.param_groups(options.lr)]
     optimizer = torch.optim.Adam(groups, lr=options.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.iterations)
-    step = Step([Member(network, {"high": loss})], optimizer, clip=options.clip, skip=True)
+    step = TrainStep([Learner(network, {"high": loss})], optimizer, clip=options.clip, skip=True)
     sampler = create("groups", labels, classes=CLASSES, per_class=PER_CLASS, seed=options.seed)
     start, done, skipped = time.perf_counter(), 0, 0
     with bars() as watch:
         tell = watch(loss.key)
         while done < options.iterations:
             for batch in loader.epoch(sampler, done // len(sampler), rows=rows):
-                outcome = step(batch, seed=mixed(options.seed, done))
+                outcome = step(batch, seed=combine_seeds(options.seed, done))
                 schedule.step()
                 done += 1
                 if done % 50 == 0:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from nearfar import bench, data, losses, metrics, mining, networks
     from nearfar.search import Index
     from nearfar.training import load, train
-    from nearfar.training.evaluation.command import evaluate_model as evaluate
+    from nearfar.training.evaluation.evaluate import evaluate
     from nearfar.utils.plugins import use
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ __all__ = [
 _ROOMS = ("bench", "data", "losses", "metrics", "mining", "networks")
 _ELSEWHERE = {
     "Index": ("search", "Index"),
-    "evaluate": ("training.evaluation.command", "evaluate_model"),
+    "evaluate": ("training.evaluation.evaluate", "evaluate"),
     "load": ("training", "load"),
     "train": ("training", "train"),
     "use": ("utils.plugins", "use"),

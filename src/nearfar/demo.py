@@ -126,7 +126,7 @@ def train(
         watch: Receives the progress.
     """
     from nearfar.training.api import start
-    from nearfar.training.evaluation.models import embeddings_of
+    from nearfar.training.evaluation.evaluate import model_embeddings
     from nearfar.training.run import console as live
 
     progress = watch(loss)
@@ -137,8 +137,8 @@ def train(
                 progress(status.step, status.steps)
 
     ran = start(recipe(loss, epochs=epochs, seed=seed), out=folder, display=Bar())
-    tested = embeddings_of(folder).queries
-    result = _result(loss, tested.points, tested.labels)
+    tested = model_embeddings(folder)
+    result = _result(loss, tested.embeddings, tested.labels)
     return replace(result, seconds=float(ran.metrics["seconds"]), folder=folder)
 
 

@@ -17,7 +17,7 @@ from nearfar.cli.app import main
 from nearfar.networks.weights import save
 from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
-from nearfar.training.run.reader import read_embeddings
+from nearfar.training.evaluation.embeddings import EmbeddingSet
 
 
 def call(*words: str) -> int:
@@ -68,7 +68,7 @@ def test_report_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_evaluate_measures_what_a_run_has_tested(run: Path) -> None:
     found = evaluated("run", "--no-clustering")
-    queries, _ = read_embeddings(run / "embeddings.safetensors")
+    queries = EmbeddingSet.load(run / "embeddings.safetensors")
     assert queries is not None
     assert found["retrieval"] == nf.metrics.retrieval(queries.points, queries.labels, ks=(1, 3))
     assert found["files"] == {"run": "run"}
@@ -129,7 +129,7 @@ def test_a_run_can_be_measured_on_another_data_set(tmp_path: Path, monkeypatch: 
     [
         (["run", "labels.npy"], "a run knows its labels"),
         (["x.npy", "--data", "digits"], "--data goes with a run"),
-        (["."], "no run, and no saved network"),
+        (["."], "neither a run nor a saved network"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -144,4 +144,4 @@ def test_a_network_alone_has_to_be_told_its_data(tmp_path: Path, capsys: pytest.
     assert call("evaluate", str(tmp_path)) == 1
     assert "data is missing" in capsys.readouterr().err
     assert call("evaluate", str(tmp_path), "--data", "digits") == 1
-    assert "reads vectors; digits holds pictures" in capsys.readouterr().err
+    assert "reads vectors; digits holds images" in capsys.readouterr().err

@@ -18,14 +18,13 @@ from nearfar.data.loader import Batch, Loader
 from nearfar.data.sampling.registry import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
-from nearfar.training.evaluation import measure
-from nearfar.training.loop import optimizers
-from nearfar.training.loop.cuda_graphs import Recorded
-from nearfar.training.loop.memory import Memory
-from nearfar.training.loop.prefetch import ahead
+from nearfar.losses import Memory
+from nearfar.training.evaluation import embeddings
+from nearfar.training.loop.cuda_graphs import GraphedEmbedder
+from nearfar.training.loop.optimizers import create_optimizer
+from nearfar.training.loop.prefetch import prefetch
 from nearfar.training.loop.signals import Stopped
-from nearfar.training.loop.step import Member, Step
-from nearfar.training.loop.step_records import Ledger
+from nearfar.training.loop.step import Learner, StepLog, TrainStep
 from nearfar.training.recipe.schema import Optimizer
 
 pytestmark = pytest.mark.gpu
@@ -40,7 +39,7 @@ def network(name: str = "resnet18", **settings: Any) -> Any:
 
 
 def optimizer(name: str, *modules: nn.Module) -> torch.optim.Optimizer:
-    return optimizers.create(Optimizer(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")  # type: ignore[arg-type]
+    return create_optimizer(Optimizer(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")  # type: ignore[arg-type]
 
 
 LOSSES = {
@@ -60,10 +59,12 @@ def test_the_host_never_waits_for_a_step(name: str, optimiser: str) -> None:
     view = View(size=64, crop="random_resized")
     loader = Loader(store, LABELS, view=view, normalization=model.normalization, device="cuda", mode="resident")
     sampler = create("groups", LABELS, classes=8, per_class=4, steps=12)
-    step = Step([Member(model, {"high": loss})], optimizer(optimiser, model, loss), precision="bfloat16", clip=1.0)
-    ledger = Ledger(torch.device("cuda"), steps=4, seconds=float("inf"))  # the first step may take long
+    step = TrainStep(
+        [Learner(model, {"high": loss})], optimizer(optimiser, model, loss), precision="bfloat16", clip=1.0
+    )
+    ledger = StepLog(torch.device("cuda"), steps=4, seconds=float("inf"))  # the first step may take long
     pages = []
-    for number, batch in enumerate(ahead(loader.epoch(sampler, 0), torch.device("cuda"))):
+    for number, batch in enumerate(prefetch(loader.epoch(sampler, 0), torch.device("cuda"))):
         if number == 5:  # kernels are loaded, and the loss is recorded
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
@@ -77,8 +78,8 @@ def test_the_host_never_waits_for_a_step(name: str, optimiser: str) -> None:
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_the_host_waits_neither_for_a_memory_nor_for_chunks(chunk: int | None) -> None:
     model = network(freeze_batchnorm=True)
-    member = Member(model, {"high": losses.create("contrastive")}, {"high": Memory(40, dim=32, device="cuda")})
-    step = Step([member], optimizer("adamw", model), chunk=chunk)
+    member = Learner(model, {"high": losses.create("contrastive")}, {"high": Memory(40, dim=32, device="cuda")})
+    step = TrainStep([member], optimizer("adamw", model), chunk=chunk)
     batch = Batch(torch.randn(16, 3, 64, 64, device="cuda"), torch.arange(16).cuda() // 2, torch.arange(16).cuda())
     for _ in range(6):
         step(batch)
@@ -96,7 +97,7 @@ def test_batches_made_ahead_are_the_same_batches(mode: str) -> None:
     plain = [(batch.images.clone(), batch.labels.clone()) for batch in loader.epoch(sampler, 0)]
     busy = torch.randn(2000, 2000, device="cuda")
     found = []
-    for batch in ahead(loader.epoch(sampler, 0), torch.device("cuda")):
+    for batch in prefetch(loader.epoch(sampler, 0), torch.device("cuda")):
         for _ in range(5):
             busy = (busy @ busy).clamp(-1, 1)  # the step under way
         found.append((batch.images.clone(), batch.labels.clone()))
@@ -128,8 +129,8 @@ def test_a_step_that_is_not_finite_leaves_parameters_and_optimiser_alone(name: s
     data = [torch.randn(12, 8, generator=generator).cuda() for _ in range(4)]
     labels = torch.arange(12).cuda() // 3
     poison, clean = Poison(), Poison()
-    step = Step([Member(model, {"high": poison})], optimizer(name, model))
-    plain = Step([Member(other, {"high": clean})], optimizer(name, other))
+    step = TrainStep([Learner(model, {"high": poison})], optimizer(name, model))
+    plain = TrainStep([Learner(other, {"high": clean})], optimizer(name, other))
     for number, points in enumerate(data):
         poison.bad = number == bad
         outcome = step(Batch(points, labels, labels))
@@ -142,7 +143,7 @@ def test_a_step_that_is_not_finite_leaves_parameters_and_optimiser_alone(name: s
 
 def test_masking_makes_no_host_wait() -> None:
     model, poison = network("mlp", in_dim=8), Poison()
-    step = Step([Member(model, {"high": poison})], optimizer("adamw", model))
+    step = TrainStep([Learner(model, {"high": poison})], optimizer("adamw", model))
     batch = Batch(torch.randn(12, 8, device="cuda"), torch.arange(12).cuda() // 3, torch.arange(12).cuda())
     for poison.bad in (False, True, False, False):
         step(batch)
@@ -158,7 +159,7 @@ def test_chunks_give_the_gradient_of_the_whole_batch() -> None:
     batch = Batch(images, torch.arange(24).cuda() // 3, torch.arange(24).cuda())
     for each, chunk in ((model, None), (other, 5)):
         rate = torch.optim.SGD(each.parameters(), lr=0.0, fused=True)
-        Step([Member(each, {"high": losses.create("multi_similarity")})], rate, chunk=chunk)(batch)
+        TrainStep([Learner(each, {"high": losses.create("multi_similarity")})], rate, chunk=chunk)(batch)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         if one.grad is not None:
             torch.testing.assert_close(one.grad, two.grad, rtol=1e-6, atol=1e-9)
@@ -202,10 +203,10 @@ def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, A
     models = [network(**settings) for _ in range(2)]
     rng = torch.Generator().manual_seed(0)
     batches = [torch.randn(16, 3, 64, 64, generator=rng) for _ in range(9)]
-    recorded = Recorded(models[1])
+    recorded = GraphedEmbedder(models[1])
     for model, embed in zip(models, (None, recorded), strict=True):
         kinds = {level: losses.create("multi_similarity") for level in model.levels}
-        step = Step([Member(model, kinds, embed=embed)], optimizer("sgd", model), precision=precision)
+        step = TrainStep([Learner(model, kinds, embed=embed)], optimizer("sgd", model), precision=precision)
         labels = torch.arange(16).cuda() // 2
         for number, images in enumerate(batches):
             if number == 0:
@@ -219,7 +220,7 @@ def test_a_recorded_network_learns_what_the_network_learns(settings: dict[str, A
 
 
 def test_what_a_recorded_network_draws_is_drawn_anew() -> None:
-    recorded = Recorded(network("efficientnet_lite0", drop_path=0.9, freeze_batchnorm=True))
+    recorded = GraphedEmbedder(network("efficientnet_lite0", drop_path=0.9, freeze_batchnorm=True))
     images = torch.randn(8, 3, 64, 64, device="cuda")
     found = [recorded(images)["high"].detach().clone() for _ in range(5)]
     assert recorded._recording is not None
@@ -233,11 +234,11 @@ def test_a_short_last_batch_is_filled_and_embeds_as_alone() -> None:
     view = View(size=64, crop="none", flip=False)
     loader = Loader(store, LABELS[:11], view=view, normalization=model.normalization, device="cuda")
     rows = np.arange(11)
-    found = measure.embed(model, loader, rows, batch_size=4)
-    assert found.points.shape == (11, 32)
+    found = embeddings.embed(model, loader, rows, batch_size=4)
+    assert found.embeddings.shape == (11, 32)
     assert found.labels.tolist() == LABELS[:11].tolist()
-    alone = measure.embed(model, loader, rows[8:], batch_size=4)
-    torch.testing.assert_close(found.points[8:], alone.points, rtol=1e-3, atol=1e-4)
+    alone = embeddings.embed(model, loader, rows[8:], batch_size=4)
+    torch.testing.assert_close(found.embeddings[8:], alone.embeddings, rtol=1e-3, atol=1e-4)
 
 
 def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
@@ -249,7 +250,7 @@ def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
         return forward(images)
 
     model.levels_forward = curious
-    recorded = Recorded(model)
+    recorded = GraphedEmbedder(model)
     images = torch.randn(8, 3, 64, 64, device="cuda")
     recorded(images), recorded(images)
     with pytest.warns(UserWarning, match="without a CUDA graph"):

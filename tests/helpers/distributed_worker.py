@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from nearfar import networks
 from nearfar.data.loader import Batch
 from nearfar.losses import Loss
-from nearfar.training.loop.distributed import World, global_loss, world
-from nearfar.training.loop.step import Member, Step
+from nearfar.training.loop.distributed import World, global_loss, init_world
+from nearfar.training.loop.step import Learner, TrainStep
 
 ROWS, FEATURES, DIM, STEPS = 24, 6, 4, 10
 TRAINED = ("multi_similarity", "contrastive", "triplet", "proxy_anchor", "normalized_softmax", "group")
@@ -85,7 +85,7 @@ def stepped(there: World, key: str) -> dict[str, Tensor]:
     loss = cases.create(key, DRAWING[key], dim=DIM)
     optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.003)
     torch.manual_seed(100 + there.rank)
-    step = Step([Member(model, {"high": loss})], optimizer, world=there)
+    step = TrainStep([Learner(model, {"high": loss})], optimizer, world=there)
     for number in range(3):
         inputs, labels = own_share(there, *batch(number))
         step(Batch(inputs, labels, labels), seed=number)
@@ -98,7 +98,7 @@ def skipped(there: World) -> dict[str, Tensor]:
     model = networks.create("mlp", in_dim=FEATURES, hidden=(8,), dim=DIM)
     model.heads["high"] = nn.Sequential(nn.BatchNorm1d(8), model.heads["high"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.003)
-    step = Step([Member(model, {"high": cases.create("contrastive", {}, dim=DIM)})], optimizer, world=there)
+    step = TrainStep([Learner(model, {"high": cases.create("contrastive", {}, dim=DIM)})], optimizer, world=there)
     found = {}
     for name in ("before", "after"):
         inputs, labels = own_share(there, *batch(0))
@@ -140,6 +140,6 @@ def everything(there: World) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    here = world("cpu")
+    here = init_world("cpu")
     torch.save(everything(here), sys.argv[1])
     here.close()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from nearfar.training.loop.signals import Stopped
-from nearfar.training.loop.trainer import Result, Trainer
+from nearfar.training.loop.trainer import Trainer, TrainResult
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Silent, Status
@@ -61,7 +61,7 @@ def recipe(file: Path, **overrides: Any) -> Recipe:
     return load(tables, overrides=changes)
 
 
-def train(recipe: Recipe, folder: Path, **settings: Any) -> Result:
+def train(recipe: Recipe, folder: Path, **settings: Any) -> TrainResult:
     return Trainer(recipe, folder, **settings).run()
 
 

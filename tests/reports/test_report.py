@@ -122,7 +122,7 @@ def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None
     found = measured(run)
     assert run.queries is not None
     assert found is not None
-    expected = nf.metrics.retrieval(run.queries.points, run.queries.labels, per_query=True)
+    expected = nf.metrics.retrieval(run.queries.embeddings, run.queries.labels, per_query=True)
     assert found.values["recall@1"] == expected["recall@1"]
     assert found.values["nmi"] == 0.61  # as the run found it
     interval = nf.metrics.bootstrap(expected["per_query"])["map@r"]
@@ -138,7 +138,7 @@ def test_frames_tell_whether_a_neighbour_is_of_the_class(digits: Path) -> None:
     run = read_run(digits)
     assert run.queries is not None
     chosen = gallery.spread(run.queries.labels, 5)
-    found = gallery.neighbors(run.queries.points, chosen, None)
+    found = gallery.neighbors(run.queries.embeddings, chosen, None)
     labels = run.queries.labels
     assert good == sum(int((labels[one.neighbors] == labels[one.query]).sum()) for one in found)
     marks = [attributes["aria-label"] for attributes in page.with_class("sign")]  # not by colour alone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,12 +74,12 @@ def evaluate_files(
 
     Example: nearfar evaluate runs/one runs/two --ensemble
     """
-    from nearfar.training.evaluation import command as evaluation
+    from nearfar.training.evaluation import evaluate as evaluation
 
     if gallery is None and gallery_labels is not None:
         raise ValueError("--gallery-labels goes with --gallery")
     if json is not None:
-        evaluation.check_file(json)
+        _check_file(json)
     if levels and ensemble:
         raise ValueError("--levels goes with one run, and --ensemble with several")
     numbers = None if ks is None else whole_numbers("--ks", ks)
@@ -103,16 +104,16 @@ def evaluate_files(
                 raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")
             if not files[0].exists():
                 raise FileNotFoundError(f"{files[0]} is not there; needed is a run folder, or a file of embeddings")
-            load = partial(evaluation.load, key=key, labels_key=labels_key, device=device)
+            load = partial(evaluation.load_files, key=key, labels_key=labels_key, device=device)
             labels = files[1] if len(files) > 1 else None
-            found = evaluation.Subject(load("embeddings", files[0], labels))
+            embeddings = load("embeddings", files[0], labels)
             if gallery is not None:
-                found = found._replace(gallery=load("gallery", gallery, gallery_labels))
+                embeddings = replace(embeddings, gallery=load("gallery", gallery, gallery_labels))
+            found = evaluation.Loaded(embeddings, {})
             all_files = {"embeddings": files[0], "labels": labels, **beside}
             given = {name: str(file) for name, file in all_files.items() if file is not None}
-        report = evaluation.evaluate(
-            found.queries,
-            found.gallery,
+        report = evaluation.evaluate_embeddings(
+            found.embeddings,
             alone=found.alone,
             ks=found.ks if numbers is None else numbers,
             measure=measure or found.measure,
@@ -127,6 +128,12 @@ def evaluate_files(
         _show(report)
     if json is not None:
         print_json(json, {"files": given, **report})
+
+
+def _check_file(file: Path) -> None:
+    """Raise an error if the report cannot be written, before anything is computed."""
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise ValueError(f"json is {str(file)!r}; needed is a file in a folder that exists")
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from nearfar import metrics
 from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Point
+from nearfar.training.evaluation.embeddings import measure_embeddings
 from nearfar.training.run.reader import RunData
 from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
@@ -53,20 +54,11 @@ def measured(
     if run.queries is None:
         return None
     section = run.recipe.evaluation
-    queries, gallery = run.queries, run.gallery
-    target = as_device("device", device)
-    found = metrics.retrieval(
-        queries.points.to(target),
-        queries.labels,
-        *(() if gallery is None else (gallery.points.to(target), gallery.labels)),
-        ks=section.ks,
-        measure=section.measure,
-        per_query=True,
-        progress=watch("ranking"),
-    )
-    per_query: dict[str, Tensor] = {name: values.cpu() for name, values in found.pop("per_query").items()}
+    queries = run.queries.to(as_device("device", device))
+    found = measure_embeddings(queries, ks=section.ks, measure=section.measure, watch=watch)
+    per_query = {name: values.cpu() for name, values in found.per_query.items()}
     tested = run.metrics.get("test", {})
-    values = {name: float(value) for name, value in found.items() if name in per_query}
+    values = {name: float(value) for name, value in found.retrieval.items() if name in per_query}
     values |= {name: float(tested[name]) for name in CLUSTERING_METRICS if name in tested}
     return RunMetrics(values, metrics.bootstrap(per_query, seed=seed), per_query["map"], 1.0 / per_query["mrr"])
 

@@ -160,8 +160,8 @@ def _worst_queries(run: RunData, found: RunMetrics, count: int) -> list[list[dic
 def _hits(run: RunData, chosen: Sequence[int], notes: dict[int, str] | None = None) -> list[list[dict[str, Any]]]:
     """For each query, the query itself and its neighbors."""
     assert run.queries is not None
-    gallery = None if run.gallery is None else run.gallery.points
-    found = neighbors(run.queries.points, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure)
+    gallery = None if run.gallery is None else run.gallery.embeddings
+    found = neighbors(run.queries.embeddings, chosen, gallery, count=NEIGHBORS, measure=run.recipe.evaluation.measure)
     return [_row(run, row, (notes or {}).get(row.query, "")) for row in found]
 
 

@@ -15,7 +15,7 @@ from nearfar.training.recipe.overrides import Overrides
 from nearfar.training.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from nearfar.training.loop.trainer import Result
+    from nearfar.training.loop.trainer import TrainResult
     from nearfar.training.run.console import Display
     from nearfar.training.run.loggers import Logger
 
@@ -28,7 +28,7 @@ def train(
     out: str | Path | None = None,
     resume: str | Path | None = None,
     **overrides: Any,
-) -> Result:
+) -> TrainResult:
     """Train what a recipe says, and leave a run folder.
 
     Args:
@@ -63,7 +63,7 @@ def start(
     display: Display | None = None,
     loggers: Sequence[str | Logger] = (),
     cache: str | Path | None = None,
-) -> Result:
+) -> TrainResult:
     """As ``train``, with all there is to choose.
 
     Args:
@@ -84,7 +84,7 @@ def start(
         if not (Path(resume) / NAME).is_file():
             raise FileNotFoundError(f"{resume} holds no run to resume: {NAME} is not there")
     found = load(recipe, overrides=overrides)
-    world = distributed.world(found.training.device)
+    world = distributed.init_world(found.training.device)
     with ExitStack() as stack:
         stack.callback(world.close)
         for logger in loggers if world.is_main else ():

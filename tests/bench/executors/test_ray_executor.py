@@ -35,7 +35,7 @@ def test_a_grid_is_interrupted_and_resumed_on_a_cluster(tmp_path: Path, monkeypa
         "contrastive-seed0": "finished",
         "wild-seed0": "failed",
     }
-    assert str(again.records[1].error).startswith("NonFinite")
+    assert str(again.records[1].error).startswith("NonFiniteError")
     assert "resumed at step" in ran.records[0].output.read_text()
     assert read_log(RunFolder(ran.records[0].folder).log)[-1]["step"] == STEPS
     assert not list(ran.folder.glob(".stop-*"))

@@ -24,7 +24,7 @@ from nearfar.bench.tuning import results, samplers, tuner, workers
 from nearfar.bench.tuning import space as tuning_space
 from nearfar.bench.tuning import study as tuning_study
 from nearfar.bench.tuning.samplers import TakenPoint, next_combination, next_in_turn
-from nearfar.training.evaluation import measure
+from nearfar.training.evaluation import embeddings
 from nearfar.training.loop.signals import Stopped
 from nearfar.training.recipe.files import RecipeError, load, to_toml
 from nearfar.training.run.console import Silent
@@ -65,13 +65,13 @@ class Told(Silent):
 
 def test_a_run_may_leave_the_test_classes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embedded: list[int] = []
-    original = measure.embed
+    original = embeddings.embed
 
     def embed(model: Any, loader: Any, rows: Any, **settings: Any) -> Any:
         embedded.extend(rows)
         return original(model, loader, rows, **settings)
 
-    monkeypatch.setattr(measure, "embed", embed)
+    monkeypatch.setattr(embeddings, "embed", embed)
     result = train(recipe(vectors(tmp_path), evaluation__test=False, **VALIDATED), tmp_path / "run")
     assert "test" not in result.metrics
     assert 0 < result.metrics["validation"]["recall@1"] <= 1
@@ -278,7 +278,9 @@ def test_hopeless_trials_are_pruned_and_leave_no_folder(tmp_path: Path, monkeypa
     space = {"optimizer.lr": {"choices": [0.01, 1e-7, 2e-7]}}
     chosen = plan(tmp_path, space, sampler="in_turn", training__epochs=3, **{"network__settings": {"hidden": [2]}})
     scores = iter([0.5, 0.6, 0.7, *[0.1] * 9])
-    monkeypatch.setattr(measure, "measure", lambda found, **_: {part: {"recall@1": next(scores)} for part in found})
+    monkeypatch.setattr(
+        embeddings.Evaluator, "measure", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
+    )
     told = Told()
     found = tuner.tune(chosen, display=told)
     assert states(found) == ["finished", "pruned", "pruned"]
@@ -291,7 +293,9 @@ def test_a_kept_pruned_trial_is_marked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tuner, "STARTUP", 1)
     chosen = plan(tmp_path, {"optimizer.lr": {"choices": [0.01, 1e-7]}}, sampler="in_turn", keep=True)
     scores = iter([0.5, 0.6, *[0.1] * 9])
-    monkeypatch.setattr(measure, "measure", lambda found, **_: {part: {"recall@1": next(scores)} for part in found})
+    monkeypatch.setattr(
+        embeddings.Evaluator, "measure", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
+    )
     assert states(tuner.tune(chosen)) == ["finished", "pruned"]
     assert (chosen.out / "trials" / "0002" / "given_up").exists()
     assert not (chosen.out / "trials" / "0002" / "metrics.json").exists()

@@ -16,7 +16,8 @@ from torch import Tensor
 import nearfar as nf
 from nearfar.cli import main
 from nearfar.search.embedding_files import EmbeddedImages
-from nearfar.training.evaluation.command import Labelled, evaluate, load
+from nearfar.training.evaluation.embeddings import EmbeddingSet
+from nearfar.training.evaluation.evaluate import evaluate_embeddings, load_files
 
 
 def sample(n: int = 60, classes: int = 12, *, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -172,7 +173,7 @@ def test_what_has_no_class_is_left_out(tmp_path: Path, ending: str, capsys: pyte
     labels = ("auk", "auk", None, "bee", "bee", None, "bee")
     file = tmp_path / f"embedded{ending}"
     EmbeddedImages(vectors, tuple("abcdefg"), labels, (), "model").write(file)
-    found = load("embeddings", file)
+    found = load_files("embeddings", file)
     assert found.labels.tolist() == [0, 0, 1, 1, 1]
     assert found.embeddings.tolist() == vectors[[0, 1, 3, 4, 6]].tolist()
     assert call(str(file), "--no-clustering") == 0
@@ -189,13 +190,13 @@ def test_progress_is_told_what_work_it_is() -> None:
     def watch(work: str) -> Any:
         return lambda done, total: calls.append((work, done, total))
 
-    evaluate(Labelled(EMBEDDINGS, LABELS), watch=watch)
+    evaluate_embeddings(EmbeddingSet(EMBEDDINGS, LABELS), watch=watch)
     assert list(dict.fromkeys(work for work, _, _ in calls)) == ["ranking", "clustering"]
     assert calls[-1][1] == calls[-1][2]
 
 
 def test_embeddings_are_mapped_not_read(folder: Path) -> None:
-    found = load("embeddings", folder / "embeddings.npy", folder / "labels.npy")
+    found = load_files("embeddings", folder / "embeddings.npy", folder / "labels.npy")
     file = (folder / "embeddings.npy").open("r+b")
     file.seek(-EMBEDDINGS.numel() * 4, 2)
     file.write(np.float32(42).tobytes())

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import nearfar as nf
-from nearfar.training.loop.distributed import World, draws, global_loss, way, world
+from nearfar.training.loop.distributed import World, draws, global_loss, init_world, sharing_mode
 
 CASES = {case.id: case for case in cases.CASES}
 
@@ -86,7 +86,7 @@ def test_value_and_gradients_are_those_of_the_global_batch(two: list[dict[str, A
 
 @pytest.mark.parametrize("key", ["raw", "normalized_softmax"])
 def test_the_quick_ways_find_what_computing_the_whole_does(two: list[dict[str, Any]], key: str) -> None:
-    assert way(cases.create(key, {})) != "whole"
+    assert sharing_mode(cases.create(key, {})) != "whole"
     for part, value in two[0]["whole"][key].items():
         torch.testing.assert_close(two[0]["gradients"][f"{key}()"][part], value, rtol=1e-9, atol=1e-11)
 
@@ -106,19 +106,19 @@ def test_what_processes_tell_each_other(two: list[dict[str, Any]]) -> None:
 
 
 def test_losses_with_other_denominators_than_anchors_are_computed_whole() -> None:
-    assert way(nf.losses.create("contrastive")) == "columns"
-    assert way(nf.losses.create("contrastive", average="pairs")) == "whole"
-    assert way(nf.losses.create("contrastive", mining="random")) == "whole"
-    assert way(nf.losses.create("ranked_list", query_weighting="violation")) == "whole"
-    assert way(nf.losses.create("softmax", num_classes=3, dim=2, sample_rate=0.5)) == "whole"
+    assert sharing_mode(nf.losses.create("contrastive")) == "columns"
+    assert sharing_mode(nf.losses.create("contrastive", average="pairs")) == "whole"
+    assert sharing_mode(nf.losses.create("contrastive", mining="random")) == "whole"
+    assert sharing_mode(nf.losses.create("ranked_list", query_weighting="violation")) == "whole"
+    assert sharing_mode(nf.losses.create("softmax", num_classes=3, dim=2, sample_rate=0.5)) == "whole"
 
 
 def test_a_loss_of_ones_own_is_computed_whole() -> None:
     class Mine(nf.losses.Raw):
         pass
 
-    assert way(Mine()) == "whole"
-    assert way(lambda embeddings, labels: embeddings.sum()) == "whole"
+    assert sharing_mode(Mine()) == "whole"
+    assert sharing_mode(lambda embeddings, labels: embeddings.sum()) == "whole"
 
 
 def test_a_loss_of_ones_own_is_shared_if_its_class_says_so() -> None:
@@ -131,10 +131,10 @@ def test_a_loss_of_ones_own_is_shared_if_its_class_says_so() -> None:
     class Drawing(nf.losses.PairLoss):
         mean_over_anchors = True  # and may draw random numbers, since it does not say that it does not
 
-    assert way(Columns()) == "columns"
-    assert way(Rows(num_classes=3, dim=2, lr_multiplier=1.0)) == "rows"
-    assert way(Drawing()) == "whole"
-    assert way(nf.losses.PairLoss()) == "whole"
+    assert sharing_mode(Columns()) == "columns"
+    assert sharing_mode(Rows(num_classes=3, dim=2, lr_multiplier=1.0)) == "rows"
+    assert sharing_mode(Drawing()) == "whole"
+    assert sharing_mode(nf.losses.PairLoss()) == "whole"
 
 
 def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no() -> None:
@@ -180,4 +180,4 @@ def test_a_seed_decides_what_a_loss_draws_and_nothing_else() -> None:
 
 def test_without_torchrun_the_world_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert world("cpu") == World()
+    assert init_world("cpu") == World()

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nearfar import losses
-from nearfar.training.loop.memory import Memory
+from nearfar.losses import Memory
+from nearfar.training.loop.state import memory_state, restore_memory
 
 
 def points(*numbers: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +62,7 @@ def test_what_is_no_number_does_not_stay() -> None:
 def test_a_memory_goes_on_from_its_state() -> None:
     memory, other = Memory(5, dim=2), Memory(5, dim=2)
     memory.add(*points(0, 1, 2))
-    other.restore(memory.state())
+    restore_memory(other, memory_state(memory))
     for one in (memory, other):
         one.add(*points(3, 4, 5))
     assert torch.equal(memory.labels, other.labels)
@@ -71,7 +72,7 @@ def test_a_memory_goes_on_from_its_state() -> None:
 def test_checkpoints_hold_what_they_always_held() -> None:
     memory = Memory(3, dim=2)
     memory.add(*points(1, 2))
-    state = memory.state()
+    state = memory_state(memory)
     assert state["embeddings"].tolist() == [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]
     assert state["labels"].tolist() == [1, 2, 0]
     assert (int(state["added"]), list(state)) == (2, ["embeddings", "labels", "added"])
@@ -79,4 +80,4 @@ def test_checkpoints_hold_what_they_always_held() -> None:
 
 def test_the_state_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(4, 2\) and the saved one \(5, 2\)"):
-        Memory(4, dim=2).restore(Memory(5, dim=2).state())
+        restore_memory(Memory(4, dim=2), memory_state(Memory(5, dim=2)))

@@ -35,7 +35,7 @@ KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
 def every_step_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page for each step, so that a signal can come after any of them."""
     monkeypatch.setattr(
-        "nearfar.training.loop.step_records.Ledger.__init__.__kwdefaults__",
+        "nearfar.training.loop.step.StepLog.__init__.__kwdefaults__",
         {"steps": 1, "seconds": 1.0, "clock": time.perf_counter},
     )
 
@@ -114,7 +114,7 @@ def test_pictures_with_levels_resume_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_place_within_the_epoch_and_names_itself(number: int, code: int, tmp_path: Path) -> None:
     chosen = recipe(vectors(tmp_path))
-    with pytest.raises(Stopped, match=r"stopped at step 8 of 24; saved") as caught:
+    with pytest.raises(Stopped, match=r"stopped at step 8 of 24\. Resume with: nearfar train --resume") as caught:
         train(chosen, tmp_path / "run", display=Interrupts(8, number))
     assert caught.value.code == code
     place = checkpoints.load(tmp_path / "run" / "checkpoint" / "last").values["place"]
@@ -196,10 +196,10 @@ def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path
 def test_an_evaluation_that_fails_at_the_end_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = recipe(vectors(tmp_path), training__epochs=2, evaluation__every=0)
     with monkeypatch.context() as broken:
-        broken.setattr("nearfar.training.evaluation.judge.Judge.measured", None)
+        broken.setattr("nearfar.training.evaluation.embeddings.Evaluator.measure", None)
         with pytest.raises(TypeError):
             train(chosen, tmp_path / "run")
-    monkeypatch.setattr("nearfar.training.loop.state.Session.learn", None)  # everything is learned
+    monkeypatch.setattr("nearfar.training.loop.state.Session.train_step", None)  # everything is learned
     result = train(chosen, tmp_path / "run", resume=True)
     monkeypatch.undo()
     assert result.metrics["test"] == train(chosen, tmp_path / "whole").metrics["test"]

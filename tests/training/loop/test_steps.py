@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
+from nearfar.losses import Memory
 from nearfar.networks import batchnorm
-from nearfar.training.loop.memory import Memory
-from nearfar.training.loop.step import Member, Outcome, Step, autocast, seed_momentum
-from nearfar.training.loop.step_records import Ledger
+from nearfar.training.loop.step import Learner, StepLog, StepResult, TrainStep, autocast, seed_momentum
 
 LABELS = torch.arange(12) // 3
 
@@ -48,11 +47,11 @@ def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: 
         torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
 
 
-def gradients(member: Member, step_batch: Batch, **settings: Any) -> list[Tensor]:
+def gradients(learner: Learner, step_batch: Batch, **settings: Any) -> list[Tensor]:
     """Those of one step with a learning rate that changes nothing."""
-    optimizer = sgd(member.network, *member.losses.values(), lr=0.0)
-    Step([member], optimizer, **settings)(step_batch)
-    return [p.grad.clone() for p in member.parameters() if p.grad is not None]
+    optimizer = sgd(learner.network, *learner.losses.values(), lr=0.0)
+    TrainStep([learner], optimizer, **settings)(step_batch)
+    return [p.grad.clone() for p in learner.parameters() if p.grad is not None]
 
 
 # --- the plain step --------------------------------------------------------------------------------------------
@@ -61,7 +60,7 @@ def gradients(member: Member, step_batch: Batch, **settings: Any) -> list[Tensor
 def test_a_step_is_forward_loss_backward_and_update() -> None:
     model, loss = network(), losses.create("proxy_anchor", num_classes=4, dim=4)
     by_hand, loss_by_hand = copy.deepcopy(model), copy.deepcopy(loss)
-    outcome = Step([Member(model, {"high": loss})], sgd(model, loss))(batch())
+    outcome = TrainStep([Learner(model, {"high": loss})], sgd(model, loss))(batch())
 
     optimizer = sgd(by_hand, loss_by_hand)
     value = loss_by_hand(by_hand(batch().images), LABELS)
@@ -76,7 +75,7 @@ def test_levels_add_their_losses_up() -> None:
     torch.manual_seed(0)
     model = networks.create("small_cnn", size=8, dim=4, levels=("low", "high"))
     by_level = {"low": losses.create("contrastive"), "high": losses.create("triplet")}
-    found = gradients(Member(model, by_level), pictures())
+    found = gradients(Learner(model, by_level), pictures())
 
     model.zero_grad()
     embeddings = model.levels_forward(pictures().images)
@@ -88,20 +87,20 @@ def test_members_of_an_ensemble_learn_each_on_its_own() -> None:
     first, second = network(0), network(1)
     alone = [copy.deepcopy(first), copy.deepcopy(second)]
     loss = losses.create("contrastive")
-    Step([Member(first, {"high": loss}), Member(second, {"high": loss})], sgd(first, second), clip=0.01)(batch())
+    TrainStep([Learner(first, {"high": loss}), Learner(second, {"high": loss})], sgd(first, second), clip=0.01)(batch())
     for model in alone:
-        Step([Member(model, {"high": loss})], sgd(model), clip=0.01)(batch())
+        TrainStep([Learner(model, {"high": loss})], sgd(model), clip=0.01)(batch())
     assert_same(values(first, second), values(*alone))
 
 
 def test_the_norm_of_the_gradient_is_clipped() -> None:
-    found = gradients(Member(network(), {"high": losses.create("contrastive")}), batch(), clip=0.01)
+    found = gradients(Learner(network(), {"high": losses.create("contrastive")}), batch(), clip=0.01)
     assert torch.cat([each.flatten() for each in found]).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_small_gradient_is_not_clipped() -> None:
-    member = Member(network(), {"high": losses.create("contrastive")})
-    assert_same(gradients(member, batch(), clip=1e6), gradients(member, batch()))
+    learner = Learner(network(), {"high": losses.create("contrastive")})
+    assert_same(gradients(learner, batch(), clip=1e6), gradients(learner, batch()))
 
 
 def test_a_frozen_backbone_stays_and_the_head_moves() -> None:
@@ -110,7 +109,7 @@ def test_a_frozen_backbone_stays_and_the_head_moves() -> None:
     model.train()
     model.freeze_backbone()
     backbone, heads = values(model.backbone), values(model.heads)
-    Step([Member(model, {"high": losses.create("contrastive")})], optimizer)(batch())
+    TrainStep([Learner(model, {"high": losses.create("contrastive")})], optimizer)(batch())
     assert_same(values(model.backbone), backbone)
     assert not torch.equal(values(model.heads)[0], heads[0])
 
@@ -126,7 +125,7 @@ def test_bfloat16_is_for_the_network_and_float32_for_the_loss() -> None:
     model = network()
     hidden = []
     model.backbone.layers[0].register_forward_hook(lambda _m, _i, out: hidden.append(out.dtype))
-    Step([Member(model, {"high": Asks()})], sgd(model), precision="bfloat16")(batch())
+    TrainStep([Learner(model, {"high": Asks()})], sgd(model), precision="bfloat16")(batch())
     assert hidden == [torch.bfloat16]
     assert seen == [(torch.float32, False)]
 
@@ -148,16 +147,16 @@ LOSSES = {
 @pytest.mark.parametrize("chunk", [1, 5, 6])
 @pytest.mark.parametrize("name", LOSSES)
 def test_chunks_give_the_gradient_of_the_whole_batch(name: str, chunk: int) -> None:
-    member = Member(network().double(), {"high": LOSSES[name]().double()})
+    learner = Learner(network().double(), {"high": LOSSES[name]().double()})
     data = Batch(batch().images.double(), LABELS, torch.arange(12))
-    assert_same(gradients(member, data, chunk=chunk), gradients(member, data), 1e-6)
+    assert_same(gradients(learner, data, chunk=chunk), gradients(learner, data), 1e-6)
 
 
 def test_chunks_with_levels_give_the_gradient_of_the_whole_batch() -> None:
     torch.manual_seed(0)
     model = networks.create("small_cnn", size=8, dim=4, levels=("low", "mid", "high"))
-    member = Member(model, {level: losses.create("contrastive") for level in model.levels})
-    assert_same(gradients(member, pictures(), chunk=5), gradients(member, pictures()), 1e-6)
+    learner = Learner(model, {level: losses.create("contrastive") for level in model.levels})
+    assert_same(gradients(learner, pictures(), chunk=5), gradients(learner, pictures()), 1e-6)
 
 
 def test_chunks_see_the_same_dropout_both_times() -> None:
@@ -165,7 +164,7 @@ def test_chunks_see_the_same_dropout_both_times() -> None:
     model.heads["high"] = nn.Sequential(nn.Dropout(0.5), model.heads["high"])
     embedded: list[Tensor] = []
     model.heads["high"].register_forward_hook(lambda _m, _i, out: embedded.append(out.detach()))
-    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)(batch())
+    TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)(batch())
     assert len(embedded) == 6
     assert_same(embedded[:3], embedded[3:])
     assert not torch.equal(embedded[0], embedded[1])
@@ -173,7 +172,7 @@ def test_chunks_see_the_same_dropout_both_times() -> None:
 
 def test_chunks_go_on_with_the_random_numbers_after_the_loss() -> None:
     model = network()
-    step = Step([Member(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)
+    step = TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model), chunk=4)
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -184,17 +183,17 @@ def test_chunks_go_on_with_the_random_numbers_after_the_loss() -> None:
 def test_a_chunk_as_large_as_the_batch_goes_through_once() -> None:
     model, count = network(), []
     model.heads["high"].register_forward_hook(lambda *_: count.append(1))
-    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model), chunk=12)(batch())
+    TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model), chunk=12)(batch())
     assert len(count) == 1
 
 
 def test_chunks_need_batch_norms_that_are_frozen() -> None:
     model = networks.create("resnet18", dim=4)
-    member = Member(model, {"high": losses.create("contrastive")})
+    learner = Learner(model, {"high": losses.create("contrastive")})
     with pytest.raises(ValueError, match=r"20 batch norms .*freeze_batchnorm = true"):
-        Step([member], sgd(model), chunk=4)
+        TrainStep([learner], sgd(model), chunk=4)
     model.backbone.freeze_batchnorm()
-    Step([member], sgd(model), chunk=4)
+    TrainStep([learner], sgd(model), chunk=4)
 
 
 # --- what is no number -----------------------------------------------------------------------------------------
@@ -216,10 +215,10 @@ class Infinite(nn.Module):
 def test_a_step_that_is_not_finite_changes_nothing(value: float, gradient: float) -> None:
     model = network()
     optimizer = sgd(model)
-    good = Step([Member(model, {"high": losses.create("contrastive")})], optimizer)
+    good = TrainStep([Learner(model, {"high": losses.create("contrastive")})], optimizer)
     good(batch())
     before, state = values(model), copy.deepcopy(optimizer.state_dict())
-    outcome = Step([Member(model, {"high": Infinite(value, gradient)})], optimizer)(batch())
+    outcome = TrainStep([Learner(model, {"high": Infinite(value, gradient)})], optimizer)(batch())
     assert not bool(outcome.finite)
     assert_same(values(model), before)
     for number, entry in state["state"].items():
@@ -231,7 +230,7 @@ def test_strange_embeddings_are_a_strange_step_and_no_error() -> None:
     before = values(model)
     bad = batch()
     bad.images[3, 2] = torch.nan
-    outcome = Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(bad)
+    outcome = TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model))(bad)
     assert not bool(outcome.finite)
     assert not bool(outcome.loss.isfinite())
     assert_same(values(model), before)
@@ -253,7 +252,7 @@ def statistics(*modules: nn.Module) -> list[Tensor]:
 def test_nor_does_it_change_what_batch_norms_know(members: int) -> None:
     models = [normed(seed) for seed in range(members)]
     contrastive = losses.create("contrastive")
-    step = Step([Member(model, {"high": contrastive}) for model in models], sgd(*models))
+    step = TrainStep([Learner(model, {"high": contrastive}) for model in models], sgd(*models))
     step(pictures())
     before, places = statistics(*models), [each.data_ptr() for model in models for each in model.buffers()]
     bad = pictures(1)
@@ -268,7 +267,7 @@ def test_nor_does_it_change_what_batch_norms_know(members: int) -> None:
 def test_members_of_an_ensemble_forget_a_batch_together() -> None:
     models = [normed(0), normed(1)]
     each = [losses.create("contrastive"), Infinite(1.0, torch.nan)]
-    step = Step([Member(model, {"high": loss}) for model, loss in zip(models, each, strict=True)], sgd(*models))
+    step = TrainStep([Learner(model, {"high": loss}) for model, loss in zip(models, each, strict=True)], sgd(*models))
     before = statistics(*models)
     assert not bool(step(pictures()).finite)
     assert_same(statistics(*models), before)
@@ -276,7 +275,7 @@ def test_members_of_an_ensemble_forget_a_batch_together() -> None:
 
 def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
     model, by_hand = normed(), normed()
-    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
+    TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
     by_hand(pictures().images)
     assert_same(statistics(model), statistics(by_hand))
     assert not torch.equal(statistics(model)[0], statistics(normed())[0]), "nothing was learned"
@@ -284,9 +283,9 @@ def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
 
 def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, copies = normed(), []
-    monkeypatch.setattr("nearfar.training.loop.batchnorm_statistics._flat", lambda buffers: copies.append(buffers))
+    monkeypatch.setattr("nearfar.training.loop.step._flat", lambda buffers: copies.append(buffers))
     batchnorm.freeze(model)
-    Step([Member(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
+    TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
     assert copies == []
 
 
@@ -296,39 +295,39 @@ def test_momentum_that_begins_at_zero_is_momentum_that_begins() -> None:
     seed_momentum(seeded)
     for number in range(3):
         for one, optimizer in ((model, seeded), (other, plain)):
-            Step([Member(one, {"high": losses.create("contrastive")})], optimizer)(batch(number))
+            TrainStep([Learner(one, {"high": losses.create("contrastive")})], optimizer)(batch(number))
     assert_same(values(model), values(other))
 
 
-# --- the ledger ------------------------------------------------------------------------------------------------
+# --- the log ------------------------------------------------------------------------------------------------
 
 
-def outcome(loss: float, finite: bool = True) -> Outcome:
-    return Outcome(torch.tensor(loss), torch.tensor(finite))
+def outcome(loss: float, finite: bool = True) -> StepResult:
+    return StepResult(torch.tensor(loss), torch.tensor(finite))
 
 
 def test_a_page_is_given_when_it_is_full_or_time_has_gone_by() -> None:
     now = [0.0]
-    ledger = Ledger(torch.device("cpu"), steps=3, seconds=10.0, clock=lambda: now[0])
-    assert [len(ledger.add(number, outcome(1.0), 4)) for number in range(4)] == [0, 0, 1, 0]
+    log = StepLog(torch.device("cpu"), steps=3, seconds=10.0, clock=lambda: now[0])
+    assert [len(log.add(number, outcome(1.0), 4)) for number in range(4)] == [0, 0, 1, 0]
     now[0] = 11.0
-    page = ledger.add(4, outcome(3.0), 4)[0]
-    assert (page.first, page.losses, page.pictures, page.seconds) == (3, [1.0, 3.0], 8, 11.0)
+    page = log.add(4, outcome(3.0), 4)[0]
+    assert (page.first, page.losses, page.images, page.seconds) == (3, [1.0, 3.0], 8, 11.0)
 
 
 def test_steps_that_were_not_finite_are_named_and_do_not_count() -> None:
-    ledger = Ledger(torch.device("cpu"), steps=100, seconds=1e9)
+    log = StepLog(torch.device("cpu"), steps=100, seconds=1e9)
     for number, (loss, finite) in enumerate([(1.0, True), (float("nan"), False), (3.0, True)], start=7):
-        ledger.add(number, outcome(loss, finite), 4)
-    page = ledger.flush()[0]
-    assert page.strange == [8]
+        log.add(number, outcome(loss, finite), 4)
+    page = log.flush()[0]
+    assert page.nonfinite == [8]
     assert page.loss == 2.0
-    assert ledger.flush() == []
+    assert log.flush() == []
 
 
 def test_nothing_finite_is_no_loss() -> None:
-    ledger = Ledger(torch.device("cpu"), steps=1)
-    assert ledger.add(0, outcome(float("inf"), False), 4)[0].loss is None
+    log = StepLog(torch.device("cpu"), steps=1)
+    assert log.add(0, outcome(float("inf"), False), 4)[0].loss is None
 
 
 # --- a step with a memory --------------------------------------------------------------------------------------
@@ -339,7 +338,7 @@ def test_a_memory_adds_columns_to_the_batch() -> None:
     generator = torch.Generator().manual_seed(1)
     old, old_labels = torch.randn(7, 4, generator=generator), torch.tensor([0, 1, 2, 3, 0, 1, 2])
     memory.add(old, old_labels)
-    found = Step([Member(model, {"high": loss}, {"high": memory})], sgd(model, lr=0.0))(batch())
+    found = TrainStep([Learner(model, {"high": loss}, {"high": memory})], sgd(model, lr=0.0))(batch())
 
     embeddings = model(batch().images)
     gallery, labels = torch.cat([embeddings, old]), torch.cat([LABELS, old_labels])
@@ -358,7 +357,9 @@ def test_what_a_loss_draws_depends_on_the_seed_of_the_step_alone() -> None:
         torch.manual_seed(elsewhere)
         expected = torch.rand(3)
         torch.manual_seed(elsewhere)
-        Step([Member(model, {"high": losses.create("contrastive", mining="random")})], sgd(model))(batch(), seed=seed)
+        TrainStep([Learner(model, {"high": losses.create("contrastive", mining="random")})], sgd(model))(
+            batch(), seed=seed
+        )
         assert torch.equal(torch.rand(3), expected), "torch's own generator has moved"
         return values(model)
 
@@ -376,8 +377,8 @@ def test_members_and_levels_draw_each_their_own() -> None:
 
     torch.manual_seed(0)
     models = [networks.create("small_cnn", size=8, dim=4, levels=("low", "high")) for _ in range(2)]
-    members = [Member(model, {"low": Draws(), "high": Draws()}) for model in models]
-    step = Step(members, sgd(*models))
+    members = [Learner(model, {"low": Draws(), "high": Draws()}) for model in models]
+    step = TrainStep(members, sgd(*models))
     for seed in (0, 1, 0):
         step(pictures(), seed=seed)
     assert len(set(drawn)) == 8

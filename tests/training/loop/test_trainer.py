@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from training_runs import assert_same, pictures, recipe, train, vectors, weights
 
 from nearfar import metrics
-from nearfar.training.evaluation import measure
-from nearfar.training.evaluation.models import embeddings_of
+from nearfar.training.evaluation import embeddings
+from nearfar.training.evaluation.evaluate import model_embeddings
 from nearfar.training.loop import step as steps
-from nearfar.training.loop.trainer import NonFinite, Trainer
+from nearfar.training.loop.trainer import NonFiniteError, Trainer
 from nearfar.training.run.console import Lines, Silent, Status
 from nearfar.training.run.folder import read_log
 
@@ -71,13 +71,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch, validation: list[float], test: list
     """Let evaluations find these, one after the other; the last again from then on."""
     calls = [0]
 
-    def measured(found: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+    def measured(_: Any, found: Mapping[str, Any]) -> tuple[dict[str, Any], None]:
         epoch = min(calls[0], len(test) - 1)
         calls[0] += 1
         values = {"validation": validation[epoch], "test": test[epoch]}
-        return {part: {"recall@1": values[part]} for part in found}
+        return {part: {"recall@1": values[part]} for part in found}, None
 
-    monkeypatch.setattr(measure, "measure", measured)
+    monkeypatch.setattr(embeddings.Evaluator, "measure", measured)
 
 
 def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
@@ -118,8 +118,8 @@ def test_the_test_metrics_are_those_of_the_chosen_network(tmp_path: Path) -> Non
     best = values.index(max(values))
     assert result.metrics["epoch"] == best
     (tmp_path / "run" / "embeddings.safetensors").unlink()
-    found = embeddings_of(tmp_path / "run").queries  # of the checkpoint "best", anew
-    assert result.metrics["test"] == metrics.retrieval(found.points, found.labels, ks=(1, 2))
+    found = model_embeddings(tmp_path / "run")  # of the checkpoint "best", anew
+    assert result.metrics["test"] == metrics.retrieval(found.embeddings, found.labels, ks=(1, 2))
 
 
 def test_where_classes_validate_the_test_is_looked_at_once(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_stages_change_loss_and_learning_rate(tmp_path: Path) -> None:
 
     def look(trainer: Trainer) -> tuple[str, float]:
         session = trainer.session
-        return session._members[0].losses["high"].key, session.schedule.rates()["backbone"]
+        return session._learners[0].losses["high"].key, session.schedule.rates()["backbone"]
 
     seen = watched(chosen, tmp_path / "run", look)
     assert [name for name, _ in seen] == ["softmax", "group", "group", "group"]
@@ -250,7 +250,7 @@ def exploding(file: Path, **settings: Any) -> Any:
 def test_a_loss_that_is_no_number_stops_the_run_and_names_its_batch(tmp_path: Path) -> None:
     chosen = exploding(vectors(tmp_path))
     trainer = Trainer(chosen, tmp_path / "run")
-    with pytest.raises(NonFinite, match=r"no number at step \d+ \(epoch 1\); the batch is in .*nonfinite.json"):
+    with pytest.raises(NonFiniteError, match=r"NaN or infinite at step \d+ \(epoch 1\); the batch is in .*\.json"):
         trainer.run()
     found = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
     drawn = trainer.parts.rows["train"][trainer.parts.sampler.batch(found["epoch"], found["step"])]
@@ -268,7 +268,7 @@ def test_after_that_a_run_may_go_on_without_such_steps(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(steps, "global_loss", once)
     file = vectors(tmp_path)
-    with pytest.raises(NonFinite, match=r"The checkpoint before it is kept; resumed with training.on_nonfinite=skip"):
+    with pytest.raises(NonFiniteError, match=r"The checkpoint before it is kept.*training.on_nonfinite=skip"):
         train(recipe(file, training__checkpoint_steps=3), tmp_path / "run")
     calls[0] = 7 - 6  # the checkpoint is of step 6
     result = train(recipe(file, training__on_nonfinite="skip"), tmp_path / "run", resume=True)
@@ -276,20 +276,20 @@ def test_after_that_a_run_may_go_on_without_such_steps(tmp_path: Path, monkeypat
 
 
 def test_that_there_is_no_checkpoint_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NonFinite, match="No checkpoint was saved before it"):
+    with pytest.raises(NonFiniteError, match="No checkpoint was saved before it"):
         train(exploding(vectors(tmp_path)), tmp_path / "run")
 
 
 def test_a_network_that_gives_no_numbers_any_more_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = measure.embed
+    honest = embeddings.embed
 
     def broken(*arguments: Any, **settings: Any) -> Any:
         found = honest(*arguments, **settings)
-        found.points[0] = torch.nan
+        found.embeddings[0] = torch.nan
         return found
 
-    monkeypatch.setattr(measure, "embed", broken)
-    with pytest.raises(NonFinite, match="after step 6 the network gives no numbers any more; a smaller learning rate"):
+    monkeypatch.setattr(embeddings, "embed", broken)
+    with pytest.raises(NonFiniteError, match="after step 6 the embeddings are NaN or infinite; a smaller"):
         train(recipe(vectors(tmp_path), training__on_nonfinite="skip"), tmp_path / "run")
 
 
@@ -336,7 +336,7 @@ def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
         training__epochs=1,
     )
     train(chosen, tmp_path / "run", display=Hears(), cache=tmp_path / "cache")
-    assert said[0].startswith("without 1 file that gave no picture (a/broken.png);")
+    assert said[0].startswith("skipped 1 file that could not be decoded (a/broken.png);")
     assert said[1].startswith("folder: a/notes.txt: no image by its file extension; left out;")
     (named,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["data"]["left_out"]
     assert named.startswith("a/broken.png: ")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.grid.grid import FROZEN
-from nearfar.training.evaluation.judge import Judge
-from nearfar.training.loop import device
+from nearfar.training.evaluation.embeddings import Evaluator
 from nearfar.training.loop.builder import build
+from nearfar.training.loop.step import kernels
+from nearfar.training.loop.trainer import peak_memory, reset_peak_memory
 from nearfar.training.recipe.files import to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import manifest
@@ -58,24 +59,23 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         (0, True)
     """
     run = RunFolder(folder)
-    with run.owned(), device.chosen(deterministic=recipe.training.deterministic):
+    with run.owned(), kernels(deterministic=recipe.training.deterministic):
         start = time.monotonic()
         parts = build(frozen(recipe), cache=cache)
-        device.forget_peak_memory(parts.device)
+        reset_peak_memory(parts.device)
         about = {**manifest.of(parts), "recipe": to_dict(recipe), "selection": "no training", "baseline": FROZEN}
         write_json(run.manifest, finite(about))
         write_text(run.recipe, to_toml(recipe))
-        judge = Judge(parts)
-        found = judge.embedded()
-        measured, queries = judge.measured(found)
-        judge.write(run.embeddings, found)
-        judge.write_queries(run.queries, found, queries)
+        evaluator = Evaluator(parts)
+        found = evaluator.embed()
+        measured, per_query = evaluator.measure(found)
+        evaluator.write(run, found, per_query)
         metrics = {
             "selection": about["selection"],
             "epoch": -1,  # no epoch was trained
             "steps": 0,
             "seconds": round(time.monotonic() - start, 2),
-            "memory": round(device.peak_memory(parts.device), 1) or None,
+            "memory": round(peak_memory(parts.device), 1) or None,
             "skipped": 0,
             **measured,
         }

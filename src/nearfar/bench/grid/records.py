@@ -121,12 +121,12 @@ def write_status(file: Path, grid: str, every: Sequence[Record]) -> None:
 
 def open_datasets(cells: Sequence[Cell]) -> OpenDatasets:
     """Open the datasets of some cells, each once, and return them with a recipe that names them."""
-    from nearfar.training.loop.examples import open_data
+    from nearfar.training.loop.builder import open_dataset
 
     found: OpenDatasets = []
     for cell in cells:
         if all(recipe.data != cell.recipe.data for recipe, _ in found):
-            found.append((cell.recipe, open_data(cell.recipe)))
+            found.append((cell.recipe, open_dataset(cell.recipe)))
     return found
 
 

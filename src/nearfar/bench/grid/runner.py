@@ -26,7 +26,7 @@ from nearfar.bench.grid.records import (
     refuse_other_data,
     write_status,
 )
-from nearfar.training.loop.signals import Asked, listening
+from nearfar.training.loop.signals import StopRequest, catch_signals
 from nearfar.training.recipe.files import to_dict
 from nearfar.training.recipe.overrides import Overrides
 from nearfar.training.run.folder import RunError, RunFolder
@@ -151,7 +151,7 @@ def run(
         absolute = None if cache is None else str(Path(cache).absolute())
         tasks = [(record, _job(record, cache=absolute, lean=lean)) for record in rest]
         with ExitStack() as stack:
-            asked = stack.enter_context(listening())
+            asked = stack.enter_context(catch_signals())
             executor: Executor
             if engine == "ray":
                 from nearfar.bench.executors.ray import RayExecutor
@@ -182,7 +182,7 @@ def prepare(
         watch: Receives the progress.
     """
     from nearfar.networks.weights import published
-    from nearfar.training.loop.examples import store_of
+    from nearfar.training.loop.builder import open_store
 
     for name in dict.fromkeys(cell.recipe.network.name for cell in cells if cell.recipe.network.pretrained is True):
         known = published.find(name)
@@ -190,14 +190,14 @@ def prepare(
             published.fetch(known)
     for recipe, dataset in opened:
         if any(cell.recipe.data == recipe.data for cell in cells):
-            store_of(recipe, dataset, cache, watch)
+            open_store(recipe, dataset, cache, watch)
 
 
 def _run(
     result: GridResult,
     tasks: Sequence[tuple[Record, Job]],
     executor: Executor,
-    asked: Asked,
+    asked: StopRequest,
     display: GridDisplay,
     name: str,
 ) -> None:

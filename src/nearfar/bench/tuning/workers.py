@@ -14,7 +14,7 @@ import torch
 
 from nearfar.bench.tuning.results import Results
 from nearfar.bench.tuning.tuner import OnUpdate, Plan, open_study, tune, write_results
-from nearfar.training.loop.signals import Stopped, listening
+from nearfar.training.loop.signals import Stopped, catch_signals
 from nearfar.training.run.console import Display, Lines, Silent
 from nearfar.utils import plugins
 from nearfar.utils.system import processors
@@ -47,7 +47,7 @@ def run(plan: Plan, *, jobs: int = 1, display: Display | None = None, on_update:
         )
         for number in range(jobs)
     ]
-    with listening() as asked:
+    with catch_signals() as asked:
         for worker in workers:
             worker.start()
         stopping = False

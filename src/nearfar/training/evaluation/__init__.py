@@ -1,1 +1,1 @@
-"""Embeddings of trained models and their metrics."""
+"""Evaluation: one container of embeddings (``EmbeddingSet``) and one way to measure it."""

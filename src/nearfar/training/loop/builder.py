@@ -1,7 +1,8 @@
-"""From a recipe to everything a run needs: data, network, losses, optimiser, schedule."""
+"""Builds everything a run needs from its recipe: data, split, sampler, loaders, network and losses."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Mapping
@@ -11,73 +12,87 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from nearfar import networks
-from nearfar.data import Dataset, Loader, Split, Store, View
+from nearfar import data, networks
+from nearfar.data import Dataset, Loader, Split, Store, View, splits
+from nearfar.data.datasets.registry import takes_root
 from nearfar.data.sampling import registry
 from nearfar.data.sampling.base import Sampler
+from nearfar.losses import ProxyLoss
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
 from nearfar.networks.preprocessing import SMALL, Preprocessing
 from nearfar.networks.weights import published
-from nearfar.training.loop import optimizers, schedules
-from nearfar.training.loop.examples import (
-    Places,
-    Vectors,
-    check_measured,
-    fingerprint_of,
-    labels_of,
-    open_data,
-    rows_of,
-    split_of,
-    store_of,
-)
-from nearfar.training.loop.schedules import Schedule
-from nearfar.training.loop.stages import Stage, members_of, stages_of
 from nearfar.training.recipe.schema import Data, Recipe
+from nearfar.training.recipe.schema import Loss as LossSection
 from nearfar.utils.inputs import as_device
+from nearfar.utils.paths import expanded
 from nearfar.utils.progress import Watch
 
 Model = Embedder | Ensemble
+Rows = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class LossStage:
+    """Some epochs that are trained with one loss.
+
+    Args:
+        losses: A loss for each output of the model, by the keys of :func:`output_dims`; their sum is minimized.
+        first: The first epoch of the stage.
+        epochs: The number of epochs.
+        lr_factor: Factor of the learning rate.
+    """
+
+    losses: nn.ModuleDict
+    first: int
+    epochs: int
+    lr_factor: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What a recipe is made of, on the device it trains on.
+    """Everything that is built from a recipe, on the device it trains on.
 
     Args:
-        recipe: What was built.
-            dataset, split all there is, and which classes are for what.
-        store: Decoded pictures, or vectors [n, d].
-        labels: [len(store)]: training classes are 0 … num_classes − 1, all others come after them.
-        rows: Places in the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
+        recipe: The recipe.
+        dataset: The dataset, with all of its parts.
+        split: Which rows of the dataset are for training, validation and test.
+        store: Decoded images, or vectors [n, d].
+        labels: [len(store)]; training classes are 0 … num_classes − 1, all others come after them.
+        rows: Rows of the store: "train", "validation" (may be empty), and "test" or "query" and "gallery".
         train_labels: [len(rows["train"])], the labels of these rows.
-        num_classes: Of training.
-        sampler: Positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches.
-        loader: Training view; ``eval_loader`` shows the same pictures for evaluation.
-        model, losses: On the device. ``losses`` holds those of all stages, once each; two of them may share class
-            vectors (tensors of its state dict may be one and the same memory).
+        num_classes: The number of training classes.
+        sampler: Draws positions in rows["train"]; loader.epoch(sampler, epoch, rows=rows["train"]) makes batches.
+        loader: Loads batches for training.
+        eval_loader: Loads images for evaluation.
+        model: The network, on the device.
+        losses: The losses of all stages, once each; two of them may share class vectors.
         stages: In order; ``stage_at(epoch)`` finds one.
-        preprocessing: What evaluation does to pictures; None for vectors.
-        fingerprint: Of pictures, labels and split.
-        epochs, steps: How many there are; the last epoch may end early when iterations are counted.
+        preprocessing: How images are prepared for evaluation; None for vectors.
+        fingerprint: Digest of images, labels and split.
+        device: Where to train.
+        epochs: Number of epochs; the last one may end early if iterations are counted.
+        steps: Number of steps in total.
     """
 
     recipe: Recipe
     dataset: Dataset
     split: Split
     store: Store | Vectors
-    labels: Places
-    rows: Mapping[str, Places]
-    train_labels: Places
+    labels: Rows
+    rows: Mapping[str, Rows]
+    train_labels: Rows
     num_classes: int
     sampler: Sampler
     loader: Loader
     eval_loader: Loader
     model: Model
     losses: nn.ModuleList
-    stages: tuple[Stage, ...]
+    stages: tuple[LossStage, ...]
     preprocessing: Preprocessing | None
     fingerprint: str
     device: torch.device
@@ -89,17 +104,13 @@ class Parts:
         """Updates in a whole epoch."""
         return len(self.sampler)
 
-    def stage_at(self, epoch: int) -> Stage:
-        """The stage that an epoch belongs to."""
+    def stage_at(self, epoch: int) -> LossStage:
+        """Return the stage that an epoch belongs to."""
         return [stage for stage in self.stages if stage.first <= epoch][-1]
 
-    def optimizer(self) -> torch.optim.Optimizer:
-        """A new optimiser; make it while the backbone is awake."""
-        return optimizers.create(self.recipe.optimizer, self.model, self.losses, self.device)
-
-    def schedule(self, optimizer: torch.optim.Optimizer) -> Schedule:
-        """A new schedule of an optimiser that was just made."""
-        return schedules.create(self.recipe.schedule, optimizer, steps_per_epoch=self.steps_per_epoch, steps=self.steps)
+    def dataset_rows(self, rows: Rows) -> Rows:
+        """Convert rows of the store to rows of the dataset; files that cannot be decoded are not in the store."""
+        return self.store.rows[rows] if isinstance(self.store, Store) else rows
 
 
 def build(
@@ -110,41 +121,43 @@ def build(
     cache: str | Path | None = None,
     watch: Watch | None = None,
 ) -> Parts:
-    """Open the data, prepare its pictures, and make network, losses and the rest.
+    """Open the data, decode its images, and create network, losses, sampler and loaders.
 
-    Every rank makes the same parameters: random numbers start at ``training.seed``.
+    All ranks create the same parameters: the random generator is seeded with ``training.seed``.
 
     Args:
-        rank, ranks: Which share of each batch the sampler draws, and of how many.
-        cache: Where decoded pictures are kept.
-        watch: Told when decoding begins.
+        recipe: The recipe.
+        rank: The rank of this process, which determines its share of each batch.
+        ranks: The number of processes.
+        cache: Where decoded images are stored.
+        watch: Called when decoding begins; returns a progress callback.
     """
-    device = device_of(recipe.training.device, rank)
-    dataset = open_data(recipe)
-    split = split_of(recipe, dataset)
-    _find_weights(recipe)
-    store = store_of(recipe, dataset, cache, watch)
-    rows = rows_of(split, store)
-    labels, num_classes = labels_of(dataset, store, rows)
-    check_measured(recipe, dataset, rows, labels)
+    device = as_device("training.device", recipe.training.device, local=int(os.environ.get("LOCAL_RANK", rank)))
+    dataset = open_dataset(recipe)
+    split = create_split(recipe, dataset)
+    _fetch_weights(recipe)
+    store = open_store(recipe, dataset, cache, watch)
+    rows = split_rows(split, store)
+    labels, num_classes = number_classes(dataset, store, rows)
+    _check_parts(recipe, dataset, rows, labels)
     if recipe.schedule.name == "plateau" and not len(rows["validation"]):
         raise ValueError(
-            "schedule.name is 'plateau', which watches the validation classes, and there are none; "
+            "schedule.name is 'plateau', which needs validation classes, and there are none; "
             "split.name = 'fixed_validation' takes some of the training classes"
         )
     train_labels = labels[rows["train"]]
-    sampler = _sampler(recipe, train_labels, rank, ranks)
+    sampler = _create_sampler(recipe, train_labels, rank, ranks)
     torch.manual_seed(recipe.training.seed)
-    model = network_of(recipe, store)
+    model = create_network(recipe, store)
     _check_input(recipe, dataset, model)
     steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
     epochs = math.ceil(steps / len(sampler))
-    losses, stages = stages_of(recipe, model, num_classes, epochs)
+    losses, stages = create_losses(recipe, model, num_classes, epochs)
     _check_warmup(recipe, model, stages, epochs, steps)
     layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
     model.to(device, **layout)  # type: ignore[call-overload]
     losses.to(device)
-    loader, eval_loader = _loaders(recipe, store, labels, model, device)
+    loader, eval_loader = _create_loaders(recipe, store, labels, model, device)
     return Parts(
         recipe=recipe,
         dataset=dataset,
@@ -161,32 +174,196 @@ def build(
         losses=losses,
         stages=stages,
         preprocessing=_preprocessing(eval_loader, recipe.data),
-        fingerprint=fingerprint_of(dataset.source.fingerprint(), rows, labels),
+        fingerprint=data_fingerprint(dataset.source.fingerprint(), rows, labels),
         device=device,
         epochs=epochs,
         steps=steps,
     )
 
 
-def device_of(name: str, rank: int = 0) -> torch.device:
-    """ "auto" is the GPU of this rank where there is one, else the CPU.
+# --- data ----------------------------------------------------------------------------------------------------------
 
-    >>> device_of("cpu")
-    device(type='cpu')
+
+def open_dataset(recipe: Recipe) -> Dataset:
+    """Open the dataset of a recipe."""
+    section = recipe.data
+    if section.root is None and takes_root(section.name):
+        raise ValueError(
+            f"data.root is missing; {section.name} needs the folder or file of the dataset: --data ROOT, or root "
+            "in [data]"
+        )
+    places = [section.root] if isinstance(section.root, str) else section.root
+    roots = [str(expanded(place)) for place in places or ()]
+    root = roots[0] if len(roots) == 1 else roots or None
+    return data.open(section.name, root, **section.settings)
+
+
+def create_split(recipe: Recipe, dataset: Dataset) -> Split:
+    """Split a dataset into training, validation and test classes."""
+    rule = recipe.split
+    if rule.name == "standard":
+        return splits.standard(dataset)
+    if rule.name == "fixed_validation":
+        return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
+    return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
+
+
+def open_store(recipe: Recipe, dataset: Dataset, cache: str | Path | None, watch: Watch | None) -> Store | Vectors:
+    """Return the decoded images of a dataset, from the cache if they are there; or its vectors."""
+    if dataset.is_vectors:
+        array: Vectors = dataset.source.array  # type: ignore[attr-defined]
+        return array
+    from nearfar.data.store.prepare import prepare
+
+    section = recipe.data
+    return prepare(
+        dataset,
+        cache=cache,
+        side=section.side,
+        aspect=section.aspect,
+        channels=section.channels,
+        on_error=section.on_error,
+        progress=watch("decoding") if watch is not None else None,
+    )
+
+
+def split_rows(split: Split, store: Store | Vectors) -> dict[str, Rows]:
+    """Return the rows of the store that belong to each part of a split."""
+    parts = {"train": split.train, "validation": split.validation, **split.test}
+    rows = {name: store.places(part) if isinstance(store, Store) else part for name, part in parts.items()}
+    for name, part in rows.items():
+        if not len(part) and len(parts[name]):
+            raise ValueError(f"none of the {len(parts[name])} files of the part {name} could be decoded")
+    return rows
+
+
+def number_classes(dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows]) -> tuple[Rows, int]:
+    """Number the classes, training classes first.
+
+    Args:
+        dataset: The dataset.
+        store: Its decoded images or vectors.
+        rows: The rows of each part, as :func:`split_rows` returns them.
+
+    Returns:
+        The labels of all rows of the store, and the number of training classes.
     """
-    return as_device("training.device", name, local=int(os.environ.get("LOCAL_RANK", rank)))
+    given = dataset.labels[store.rows] if isinstance(store, Store) else dataset.labels
+    trained = np.unique(given[rows["train"]])
+    order = np.concatenate([trained, np.setdiff1d(np.arange(dataset.num_classes), trained)])
+    number = np.empty(dataset.num_classes, dtype=np.int64)
+    number[order] = np.arange(dataset.num_classes)
+    return number[given], len(trained)
 
 
-def network_of(recipe: Recipe, store: Store | Vectors) -> Model:
-    """The network of a recipe; sizes that only the data knows are read off it."""
+def data_fingerprint(source: str, rows: Mapping[str, Rows], labels: Rows) -> str:
+    """Return a digest of the source's own fingerprint, the labels and the split."""
+    digest = hashlib.sha256(source.encode())
+    digest.update(labels.astype("<i8").tobytes())
+    for name, part in sorted(rows.items()):
+        digest.update(f"{name} {len(part)} ".encode() + part.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def _check_parts(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Rows], labels: Rows) -> None:
+    """Raise an error for parts that cannot be evaluated, before anything is trained."""
+    measured = {"train": recipe.evaluation.train_recall, "validation": True}
+    for part, places in rows.items():
+        if part == "gallery" or not len(places) or not measured.get(part, recipe.evaluation.test):
+            continue
+        own = labels[places]
+        held = labels[rows["gallery"]] if part == "query" else own
+        classes, counts = np.unique(held, return_counts=True)
+        where = f"the {'gallery' if part == 'query' else f'{part} part'} of {dataset.name}"
+        if len(classes) < splits.FEWEST:
+            hint = '; split.name = "fixed_validation" takes validation classes from the training classes'
+            raise ValueError(
+                f"{where} has a single class, so there is nothing to tell apart{hint if part == 'validation' else ''}"
+            )
+        if not np.isin(own, held).any():
+            raise ValueError(f"{where} has no class of the queries, so there is nothing to retrieve")
+        if part != "query" and counts.max() < 2:
+            raise ValueError(f"{where} has a single image of each class, so there is nothing to retrieve")
+
+
+def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int) -> Sampler:
+    section = recipe.sampler
+    keys = ("classes", "per_class", "batch_size", "candidates", "steps")
+    settings = {key: getattr(section, key) for key in keys if getattr(section, key) is not None}
+    if section.name == "groups" and section.batch_size is not None:
+        most = settings.pop("batch_size")
+        settings["classes"] = registry.fitting_classes(labels, most, settings["per_class"], ranks)
+    try:
+        return registry.create(section.name, labels, **settings, seed=recipe.training.seed, rank=rank, ranks=ranks)
+    except ValueError as error:
+        classes = len(np.unique(labels))
+        few = (section.classes or 0) > classes
+        hint = f"; the split has {classes} training classes, so sampler.classes can be {classes} at most"
+        raise ValueError(f"sampler: {error}{hint if few else ''}") from None
+
+
+def _create_loaders(
+    recipe: Recipe, store: Store | Vectors, labels: Rows, model: Model, device: torch.device
+) -> tuple[Loader, Loader]:
+    settings: dict[str, Any] = {"device": device, "mode": recipe.data.mode, "seed": recipe.training.seed}
+    if not isinstance(store, Store):
+        loader = Loader(store, labels, **settings)
+        return loader, loader
+    section, evaluation = recipe.augmentation, recipe.evaluation
+    size = section.size or model.input_size
+    if size is None:
+        raise ValueError(f"augmentation.size is missing; {recipe.network.name} has no input size of its own")
+    training = View(
+        size=size,
+        crop=section.crop,
+        resize=_resize(section.resize, size),
+        aspect=section.aspect,
+        scale=section.scale,
+        ratio=section.ratio,
+        flip=section.flip,
+        **section.effects,
+    )
+    size = evaluation.size or size
+    resize = _resize(evaluation.resize, size)
+    evaluated = View(size=size, crop=evaluation.crop, resize=resize, aspect=section.aspect, flip=False)
+    loader = Loader(store, labels, view=training, normalization=model.normalization, **settings)
+    return loader, loader.viewed(evaluated)
+
+
+def _resize(wanted: int | str | None, size: int) -> int | None:
+    if wanted == "auto":
+        return size if size < SMALL else round(size * 8 / 7)
+    return None if wanted is None else int(wanted)
+
+
+def _preprocessing(loader: Loader, section: Data) -> Preprocessing | None:
+    """Describe what evaluation does to images, starting from their files."""
+    view, normalization, store = loader.view, loader.normalization, loader.store
+    if view is None or normalization is None or not isinstance(store, Store):
+        return None
+    normalization = replace(normalization, grey=store.channels < normalization.channels)
+    size = view.window[0]
+    if view.crop == "none":
+        return Preprocessing(size=size, resize=size, aspect="squash", crop="none", normalization=normalization)
+    # Images that are not resized here were shrunk or squashed when they were decoded.
+    aspect = "squash" if section.aspect == "squash" else view.aspect if view.resize else "shrink"
+    resize = view.resize or max(section.side, size)
+    return Preprocessing(size=size, resize=resize, aspect=aspect, normalization=normalization)
+
+
+# --- network and losses --------------------------------------------------------------------------------------------
+
+
+def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
+    """Create the network of a recipe; input sizes that the recipe leaves open are taken from the data."""
     section = recipe.network
     settings = dict(section.settings)
     if ":" not in section.name:
         allowed = backbones.defaults(section.name)
         if "in_dim" in allowed and isinstance(store, Store):
-            raise ValueError(_other_input(recipe, "vectors", "pictures"))
+            raise ValueError(_wrong_input(recipe, "vectors", "images"))
         settings |= {
-            key: value for key, value in _read_off(recipe, store).items() if key in allowed and key not in settings
+            key: value for key, value in _input_sizes(recipe, store).items() if key in allowed and key not in settings
         }
     members = [
         networks.create(
@@ -205,7 +382,75 @@ def network_of(recipe: Recipe, store: Store | Vectors) -> Model:
     return members[0] if len(members) == 1 else Ensemble(members, normalize=section.normalize)
 
 
-def _read_off(recipe: Recipe, store: Store | Vectors) -> dict[str, Any]:
+def members_of(model: Model) -> list[Embedder]:
+    """Return the members of an ensemble, or a list of the one embedder."""
+    if isinstance(model, Embedder):
+        return [model]
+    return [member for member in model.members if isinstance(member, Embedder)]
+
+
+def output_dims(model: Model) -> dict[str, int]:
+    """Return the dimensions of all outputs that have a loss of their own: each level of each member of an ensemble.
+
+    Example:
+        >>> output_dims(networks.create("linear", in_dim=8, dim=2))
+        {'high': 2}
+    """
+    dims: dict[str, int] = {}
+    for number, member in enumerate(members_of(model)):
+        for level, head in member.heads.items():
+            kept = isinstance(head, nn.Identity)
+            dim = member.backbone.channels[level] if kept else member.dim // len(member.levels)
+            dims[level if isinstance(model, Embedder) else f"{number}_{level}"] = dim
+    return dims
+
+
+def create_losses(
+    recipe: Recipe, model: Model, num_classes: int, epochs: int
+) -> tuple[nn.ModuleList, tuple[LossStage, ...]]:
+    """Create the losses of a recipe, and the stages that use them.
+
+    Stages with the same loss section share one loss. Stages with different losses share class vectors of the same
+    shape: Group Loss starts from the classifier that softmax trained.
+
+    Args:
+        recipe: The recipe.
+        model: The network the losses are for.
+        num_classes: The number of training classes.
+        epochs: The number of epochs of the training.
+
+    Returns:
+        All losses, once each, and the stages.
+    """
+    created: list[tuple[LossSection, nn.ModuleDict]] = []
+    stages: list[LossStage] = []
+    first = 0
+    for number in range(len(recipe.stages) or 1):
+        section = recipe.loss_of(number)
+        used = next((modules for known, modules in created if known == section), None)
+        if used is None:
+            used = nn.ModuleDict(
+                {key: section.create(num_classes=num_classes, dim=dim) for key, dim in output_dims(model).items()}
+            )
+            if created:
+                _share_proxies(created[-1][1], used)
+            created.append((section, used))
+        stage = recipe.stages[number] if recipe.stages else None
+        length = epochs - first if stage is None or stage.epochs is None else stage.epochs
+        stages.append(LossStage(used, first, length, 1.0 if stage is None else stage.lr_factor))
+        first += length
+    return nn.ModuleList([modules for _, modules in created]), tuple(stages)
+
+
+def _share_proxies(earlier: nn.ModuleDict, later: nn.ModuleDict) -> None:
+    for key, loss in later.items():
+        before = earlier[key]
+        both = isinstance(before, ProxyLoss) and isinstance(loss, ProxyLoss)
+        if both and before.proxies.shape == loss.proxies.shape:
+            loss.proxies = before.proxies
+
+
+def _input_sizes(recipe: Recipe, store: Store | Vectors) -> dict[str, Any]:
     if not isinstance(store, Store):
         return {"in_dim": int(store.shape[1])}
     sides = np.unique(store.sizes)
@@ -213,107 +458,43 @@ def _read_off(recipe: Recipe, store: Store | Vectors) -> dict[str, Any]:
     return {"channels": store.channels, **({} if size is None else {"size": size})}
 
 
-def _find_weights(recipe: Recipe) -> None:
-    """Published weights are looked for, or downloaded, before pictures are decoded, which may take long."""
+def _fetch_weights(recipe: Recipe) -> None:
+    """Download published weights if needed, before images are decoded, which may take long."""
     name = recipe.network.name
     if recipe.network.pretrained is True and ":" not in name and published.locate(published.get(name)) is None:
         published.fetch(published.get(name))
 
 
-def _sampler(recipe: Recipe, labels: Places, rank: int, ranks: int) -> Sampler:
-    section = recipe.sampler
-    keys = ("classes", "per_class", "batch_size", "candidates", "steps")
-    settings = {key: getattr(section, key) for key in keys if getattr(section, key) is not None}
-    if section.name == "groups" and section.batch_size is not None:
-        most = settings.pop("batch_size")
-        settings["classes"] = registry.fitting_classes(labels, most, settings["per_class"], ranks)
-    try:
-        return registry.create(section.name, labels, **settings, seed=recipe.training.seed, rank=rank, ranks=ranks)
-    except ValueError as error:
-        classes = len(np.unique(labels))
-        few = (section.classes or 0) > classes
-        hint = f"; the split leaves {classes} classes for training, so sampler.classes can be {classes} at most"
-        raise ValueError(f"sampler: {error}{hint if few else ''}") from None
-
-
 def _check_input(recipe: Recipe, dataset: Dataset, model: Model) -> None:
     if (model.normalization is None) != dataset.is_vectors:
-        words = ("pictures", "vectors") if dataset.is_vectors else ("vectors", "pictures")
-        raise ValueError(_other_input(recipe, *words))
+        words = ("images", "vectors") if dataset.is_vectors else ("vectors", "images")
+        raise ValueError(_wrong_input(recipe, *words))
     effects = recipe.augmentation.effects
     if dataset.is_vectors and effects:
         key = next(iter(effects))
-        raise ValueError(f"augmentation.{key} is {effects[key]}; it is for pictures, and {dataset.name} holds vectors")
+        raise ValueError(f"augmentation.{key} is {effects[key]}; it is for images, and {dataset.name} holds vectors")
 
 
-def _check_warmup(recipe: Recipe, model: Model, stages: tuple[Stage, ...], epochs: int, steps: int) -> None:
-    """Refuse a warm-up in which nothing learns, or after which nothing is left."""
-    asleep, rising = recipe.training.warmup_epochs, recipe.schedule.warmup
-    if asleep >= epochs:
-        raise ValueError(
-            f"training.warmup_epochs is {asleep}; the training has {epochs} epochs, and the backbone would never learn"
-        )
-    if rising > steps:
-        raise ValueError(
-            f"schedule.warmup is {rising}; the training has {steps} steps, and would never come to its learning rate"
-        )
-    awake = any(not name.startswith("backbone.") for one in members_of(model) for name, _ in one.named_parameters())
-    dull = [stage for stage in stages if stage.first < asleep and not list(stage.losses.parameters())]
-    if dull and not awake:
-        raise ValueError(
-            f"training.warmup_epochs is {asleep}, in which head and loss learn alone; the network has no head, and the "
-            "loss nothing to learn"
-        )
-
-
-def _other_input(recipe: Recipe, reads: str, holds: str) -> str:
+def _wrong_input(recipe: Recipe, reads: str, holds: str) -> str:
     return f"network.name is {recipe.network.name!r}, which reads {reads}; {recipe.data.name} holds {holds}"
 
 
-def _loaders(
-    recipe: Recipe, store: Store | Vectors, labels: Places, model: Model, device: torch.device
-) -> tuple[Loader, Loader]:
-    settings: dict[str, Any] = {"device": device, "mode": recipe.data.mode, "seed": recipe.training.seed}
-    if not isinstance(store, Store):
-        loader = Loader(store, labels, **settings)
-        return loader, loader
-    section, evaluation = recipe.augmentation, recipe.evaluation
-    size = section.size or model.input_size
-    if size is None:
-        raise ValueError(f"augmentation.size is missing; {recipe.network.name} does not say what it reads")
-    training = View(
-        size=size,
-        crop=section.crop,
-        resize=_resize(section.resize, size),
-        aspect=section.aspect,
-        scale=section.scale,
-        ratio=section.ratio,
-        flip=section.flip,
-        **section.effects,
-    )
-    size = evaluation.size or size
-    resize = _resize(evaluation.resize, size)
-    shown = View(size=size, crop=evaluation.crop, resize=resize, aspect=section.aspect, flip=False)
-    loader = Loader(store, labels, view=training, normalization=model.normalization, **settings)
-    return loader, loader.viewed(shown)
-
-
-def _resize(wanted: int | str | None, size: int) -> int | None:
-    if wanted == "auto":
-        return size if size < SMALL else round(size * 8 / 7)
-    return None if wanted is None else int(wanted)
-
-
-def _preprocessing(loader: Loader, section: Data) -> Preprocessing | None:
-    """What becomes of pictures in evaluation, from their files on."""
-    view, normalization, store = loader.view, loader.normalization, loader.store
-    if view is None or normalization is None or not isinstance(store, Store):
-        return None
-    normalization = replace(normalization, grey=store.channels < normalization.channels)
-    size = view.window[0]
-    if view.crop == "none":
-        return Preprocessing(size=size, resize=size, aspect="squash", crop="none", normalization=normalization)
-    # Pictures that stay as they are were shrunk when they were decoded, or squashed.
-    aspect = "squash" if section.aspect == "squash" else view.aspect if view.resize else "shrink"
-    resize = view.resize or max(section.side, size)
-    return Preprocessing(size=size, resize=resize, aspect=aspect, normalization=normalization)
+def _check_warmup(recipe: Recipe, model: Model, stages: tuple[LossStage, ...], epochs: int, steps: int) -> None:
+    """Raise an error for a warm-up that never ends, or in which nothing is trained."""
+    frozen, rising = recipe.training.warmup_epochs, recipe.schedule.warmup
+    if frozen >= epochs:
+        raise ValueError(
+            f"training.warmup_epochs is {frozen}; the training has {epochs} epochs, so the backbone would never be "
+            "trained"
+        )
+    if rising > steps:
+        raise ValueError(
+            f"schedule.warmup is {rising}; the training has {steps} steps, so it would never reach its learning rate"
+        )
+    has_head = any(not name.startswith("backbone.") for one in members_of(model) for name, _ in one.named_parameters())
+    idle = [stage for stage in stages if stage.first < frozen and not list(stage.losses.parameters())]
+    if idle and not has_head:
+        raise ValueError(
+            f"training.warmup_epochs is {frozen}, in which only head and loss are trained; the network has no head, "
+            "and the loss has no parameters"
+        )

@@ -1,4 +1,4 @@
-"""CUDA graphs of a network: on a GPU a small one takes longer to launch than to compute, so it is launched once."""
+"""CUDA graphs of a network: launching the kernels of a small network takes longer than running them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from nearfar.networks.embedder import Embedder
 CALLS_BEFORE_RECORDING = 2
 
 
-class Recorded:
-    """From images to the embeddings of each level, as the network does it; on a GPU its kernels are replayed.
+class GraphedEmbedder:
+    """Computes the embeddings of each level like the network, but replays its kernels as a CUDA graph.
 
-    The third batch of a shape is recorded, forward and backward. A replay gives the same numbers, but they stand in
-    buffers that the next one overwrites, and so do the gradients, which it *sets* instead of adding them: this is for a
-    step that begins without gradients and ends before the next batch. What cannot be recorded is computed as usual.
+    The forward and backward passes of the third batch of a shape are recorded. A replay gives the same numbers, in
+    buffers that the next replay overwrites; gradients are *set*, not accumulated. So it is for steps that begin without
+    gradients and end before the next batch. What cannot be recorded, such as work on a CPU, is computed as usual.
 
     Args:
-        network: What embeds. Which of its parameters learn may change; the recording is then made again.
+        network: The network. If the set of its trainable parameters changes, it is recorded again.
     """
 
     def __init__(self, network: Embedder) -> None:
@@ -34,7 +34,7 @@ class Recorded:
         self._recording: _Recording | None = None
 
     def __call__(self, images: Tensor) -> dict[str, Tensor]:
-        """The embedding of every level, [b, dim] each."""
+        """Return the embeddings of each level, [b, dim] each."""
         if not images.is_cuda or not torch.is_grad_enabled() or images.requires_grad:
             return self.network.levels_forward(images)
         key = self._state(images)
@@ -49,7 +49,7 @@ class Recorded:
         return dict(zip(self._recording.levels, found, strict=True))
 
     def _state(self, images: Tensor) -> Hashable:
-        """All that decides which kernels run."""
+        """Return everything that determines which kernels run."""
         return (
             images.shape,
             images.stride(),
@@ -64,7 +64,7 @@ class Recorded:
 
 @dataclass
 class _Recording:
-    """The kernels of one shape, and the buffers they read and write."""
+    """The recorded kernels for one input shape, and the buffers they read and write."""
 
     levels: tuple[str, ...]
     images: Tensor
@@ -74,7 +74,7 @@ class _Recording:
     incoming: list[Tensor]
     parameters: list[nn.Parameter]
     gradients: Sequence[Tensor | None]
-    leaf: Tensor  # stands for all parameters, so that a backward pass comes by
+    leaf: Tensor  # stands for all parameters, so that autograd calls backward
 
 
 class _Replay(torch.autograd.Function):
@@ -100,11 +100,11 @@ class _Replay(torch.autograd.Function):
 
 
 def _record(network: Embedder, images: Tensor) -> _Recording | None:
-    """Record a network on a copy of a batch; None (and a warning) where that is not possible."""
+    """Record a network on a copy of a batch; return None, with a warning, if that is not possible."""
     current = torch.cuda.current_stream(images.device)
     stream = torch.cuda.Stream(images.device)  # type: ignore[no-untyped-call]
     before = [each.clone() for each in network.buffers()], torch.cuda.get_rng_state(images.device)
-    torch.cuda.empty_cache()  # recordings keep memory of their own
+    torch.cuda.empty_cache()  # graphs have a memory pool of their own
     stream.wait_stream(current)
     collecting = gc.isenabled()
     gc.disable()  # freeing an older recording would break this one
@@ -130,9 +130,9 @@ def _capture(network: Embedder, images: Tensor) -> _Recording | None:
         return None
     forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     precision, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    # Weights are to be rounded anew in every replay.
+    # Without a cache of rounded weights: every replay must round them again.
     with torch.autocast("cuda", dtype=kind, enabled=precision, cache_enabled=False):
-        found = network.levels_forward(images)  # libraries set themselves up outside
+        found = network.levels_forward(images)  # libraries must initialize outside the capture
         incoming = [torch.zeros_like(each) for each in found.values()]
         torch.autograd.grad(list(found.values()), parameters, incoming, allow_unused=True)
         forward.capture_begin(capture_error_mode="thread_local")
@@ -143,7 +143,7 @@ def _capture(network: Embedder, images: Tensor) -> _Recording | None:
     backward.capture_begin(pool=forward.pool(), capture_error_mode="thread_local")
     try:
         gradients = torch.autograd.grad(list(found.values()), parameters, incoming, allow_unused=True)
-        # Optimisers want a gradient to lie in memory as its parameter does.
+        # Fused optimizers need gradients with the memory layout of their parameters.
         placed = [
             gradient
             if gradient is None or gradient.stride() == each.stride()

@@ -1,24 +1,25 @@
-"""Many processes as one: the update is that of a single process on the same global batch.
+"""Distributed training: several processes make the update of a single process on the same global batch.
 
 ``torchrun`` starts a process for each GPU. All build the same network and the same loss, each embeds its share of
-the batch, and :func:`global_loss` gives each the gradient of the loss of the *whole* batch by its own share. Summed
-over the processes that is the gradient by the network's parameters.
+the batch, and :func:`global_loss` gives each the gradient of the loss of the *whole* batch with respect to its share.
+The sum over the processes is the gradient with respect to the network's parameters.
 
-How a loss is shared depends on what it divides by. There are three ways:
+How the work is divided depends on the loss. There are three modes:
 
 ==========  =========================================================  ============================================
-way         which losses                                               why it is exact
+mode        losses                                                     why it is exact
 ==========  =========================================================  ============================================
 columns     ``raw``, ``multi_similarity``, ``binomial_deviance``,      a mean over all anchors of what each sees in
             ``n_pair``, ``lifted_structure_generalized``,              its row: anchors are local, columns are
             ``contrastive`` averaged over anchors, ``ranked_list``     gathered, and the mean of equal shares is the
-            with equal queries; with minings that do not draw          mean of all
-rows        softmax and its kin (``ClassificationLoss``) against       a mean over embeddings of what each sees of
-            all classes                                                the proxies: embeddings need not travel
+            with equal queries; with minings that draw no random       mean of all
+            numbers
+rows        classification losses (``ClassificationLoss``) against     a mean over embeddings of what each sees of
+            all classes                                                the proxies: embeddings are not exchanged
 whole       all others: means over pairs, over anchors with a          every process computes the loss of the whole
-            positive or over the classes of the batch, histograms,     batch, and its own part of the gradient goes
-            clusterings, Proxy-Anchor, Group, sampled classes, losses  on; nothing can differ but the order of sums
-            of one's own
+            positive or over the classes of the batch, histograms,     batch and keeps its part of the gradient; only
+            clusterings, Proxy-Anchor, Group, sampled classes,         the order of summation can differ
+            user-defined losses
 ==========  =========================================================  ============================================
 """
 
@@ -39,19 +40,25 @@ from nearfar.utils.inputs import as_device
 from nearfar.utils.validation import one_of
 
 CPU = torch.device("cpu")
-LONGEST_WAIT = timedelta(hours=2)  # others wait while the main process evaluates
-BUCKET = 1 << 24  # numbers of gradients that travel together
+TIMEOUT = timedelta(hours=2)  # the other processes wait while the main one evaluates
+BUCKET = 1 << 24  # gradient entries that are reduced together
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, and which of them this is.
+    """The processes of a run, and the rank of this one.
 
-    A world of one has nobody to talk to: its methods return what they get.
+    In a world of one process, the methods return their arguments.
 
-    >>> alone = World()
-    >>> alone.is_main, alone.any(False)
-    (True, False)
+    Args:
+        rank: The number of this process.
+        ranks: The number of processes.
+        device: The device of this process.
+
+    Example:
+        >>> single = World()
+        >>> single.is_main, single.any(False)
+        (True, False)
     """
 
     rank: int = 0
@@ -60,14 +67,20 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files and talks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def gather(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The embeddings and labels of all processes, and where this one's own stand among them.
+        """Gather the embeddings and labels of all processes.
 
-        Every process must bring the same number of rows. Gradients go back to where the embeddings came from, those
-        of all processes summed up; so all of them must go backward.
+        The gradient of each embedding is the sum over all processes, so all of them must run the backward pass.
+
+        Args:
+            embeddings: [m, d], the same number of rows in each process.
+            labels: [m].
+
+        Returns:
+            All embeddings, all labels, and the positions of this process's rows among them.
         """
         positions = torch.arange(len(labels), device=embeddings.device) + self.rank * len(labels)
         if self.ranks == 1:
@@ -75,7 +88,7 @@ class World:
         return _Gather.apply(self, embeddings), self._collect(labels), positions  # type: ignore[no-untyped-call]
 
     def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients by their sums over all processes."""
+        """Replace the gradients of parameters by their sums over all processes."""
         if self.ranks == 1:
             return
         for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
@@ -88,7 +101,7 @@ class World:
 
     @torch.no_grad()
     def broadcast(self, *modules: nn.Module) -> None:
-        """Give all processes the parameters and buffers of the main one."""
+        """Copy parameters and buffers from the main process to all others."""
         for module in modules if self.ranks > 1 else ():
             for tensor in (*module.parameters(), *module.buffers()):
                 here = tensor.detach().to(self.device).contiguous()
@@ -96,7 +109,7 @@ class World:
                 tensor.copy_(here)
 
     def share(self, value: Any) -> Any:
-        """What the main process says, for all: any plain value."""
+        """Return the main process's value in all processes; any plain value."""
         if self.ranks == 1:
             return value
         box = [value]
@@ -104,7 +117,7 @@ class World:
         return box[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says yes."""
+        """Whether the flag is true in any process."""
         if self.ranks == 1:
             return flag
         votes = torch.tensor(int(flag))
@@ -112,24 +125,24 @@ class World:
         return bool(votes)
 
     def close(self) -> None:
-        """Leave; after this there is nobody to talk to."""
+        """Leave the process group."""
         if self.ranks > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
 
     def _collect(self, rows: Tensor) -> Tensor:
-        """The rows of all processes, without gradient."""
+        """Gather the rows of all processes, without gradient."""
         rows = rows.detach().contiguous()
         everyone = rows.new_empty((self.ranks * len(rows), *rows.shape[1:]))
         distributed.all_gather(list(everyone.chunk(self.ranks)), rows)
         return everyone
 
 
-def world(device: str = "auto") -> World:
-    """The world ``torchrun`` describes in the environment; of one process where it does not.
+def init_world(device: str = "auto") -> World:
+    """Join the processes that ``torchrun`` describes in the environment; without it, return a world of one.
 
     Args:
-        device: "cuda", "cpu", or "auto": a GPU of its own for every process where there is one. ``"cuda:1"`` and the
-            like are for a single process.
+        device: "cuda", "cpu", or "auto": a GPU for each process if there are any. ``"cuda:1"`` and the like are for
+            a single process.
     """
     kind = as_device("training.device", device)
     rank, ranks = (int(os.environ.get(name, fallback)) for name, fallback in (("RANK", "0"), ("WORLD_SIZE", "1")))
@@ -139,15 +152,15 @@ def world(device: str = "auto") -> World:
         local = int(os.environ.get("LOCAL_RANK", rank))
         if local >= torch.cuda.device_count():
             raise ValueError(
-                f"process {rank} is number {local} of its machine, which has {torch.cuda.device_count()} GPUs; "
+                f"process {rank} has local rank {local}, and this machine has {torch.cuda.device_count()} GPUs; "
                 "start as many processes as there are GPUs: torchrun --nproc-per-node"
             )
         kind = torch.device("cuda", local)
         torch.cuda.set_device(kind)
     if not distributed.is_initialized():
-        # What the host says (flags, plain values) goes through gloo, and never waits for a GPU.
+        # Flags and plain values go through gloo and never wait for a GPU.
         backend = "cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, timeout=LONGEST_WAIT)
+        distributed.init_process_group(backend, timeout=TIMEOUT)
     return World(rank, ranks, kind)
 
 
@@ -163,12 +176,12 @@ def draws(loss: LossFunction) -> bool:
     return not isinstance(loss, losses.Loss) or loss.draws
 
 
-def way(loss: LossFunction) -> str:
+def sharing_mode(loss: LossFunction) -> str:
     """How processes share a loss: "columns", "rows" or "whole", as the table above says.
 
-    >>> way(losses.create("raw")), way(losses.create("triplet"))
+    >>> sharing_mode(losses.create("raw")), sharing_mode(losses.create("triplet"))
     ('columns', 'whole')
-    >>> way(losses.create("softmax", num_classes=3, dim=2))
+    >>> sharing_mode(losses.create("softmax", num_classes=3, dim=2))
     'rows'
     """
     if not isinstance(loss, losses.Loss) or loss.draws or not loss.mean_over_anchors:
@@ -185,28 +198,30 @@ def global_loss(
     seed: int | None = None,
     how: str | None = None,
 ) -> Tensor:
-    """The loss of the global batch, on every process.
+    """Compute the loss of the global batch in every process.
 
-    After ``backward`` on every process, :meth:`World.reduce_gradients` over the parameters of network and loss gives
-    exactly what a single process would have. With a world of one it is ``loss(embeddings, labels)``.
+    After ``backward`` in every process, :meth:`World.reduce_gradients` over the parameters of network and loss gives
+    exactly the gradients of a single process. In a world of one it is ``loss(embeddings, labels)``.
 
     Args:
         loss: A loss, or any function of all embeddings and labels, [M, d] and [M] (such as a loss with a memory
-            as gallery that all processes have alike).
-        embeddings: [m, d], this process's share, as many rows on each.
-        seed: What the loss draws (anchors, negatives, classes) depends on it alone. None: it goes on with
-            torch's own generator, which must then stand at the same place on all processes.
-        how: "columns", "rows" or "whole" instead of what :func:`way` says; for tests.
+            as gallery that is the same in all processes).
+        embeddings: [m, d], this process's share; the same number of rows in each process.
+        labels: [m], their labels.
+        world: The processes.
+        seed: Seed of what the loss draws (anchors, negatives, classes). None: torch's global generator, which must
+            then be in the same state in all processes.
+        how: "columns", "rows" or "whole" instead of what :func:`sharing_mode` returns; for tests.
     """
-    with _drawing(seed, embeddings.device):
+    with _seeded(seed, embeddings.device):
         if world.ranks == 1:
             return loss(embeddings, labels)
-        how = way(loss) if how is None else one_of("how", how, ("columns", "rows", "whole"))
+        how = sharing_mode(loss) if how is None else one_of("how", how, ("columns", "rows", "whole"))
         if how == "whole":
             before, own, after = _pieces(world, embeddings)
             everyone = torch.cat([before, _Scaled.apply(own, world.ranks), after])  # type: ignore[no-untyped-call]
             value = loss(everyone, world._collect(labels))
-            # Parameters of the loss have their whole gradient on every process, and the sum over them is wanted.
+            # Parameters of the loss have their full gradient in every process, and gradients are summed over processes.
             shared: Tensor = _Scaled.apply(value, 1.0 / world.ranks)  # type: ignore[no-untyped-call]
             return shared
         if how == "columns":
@@ -222,7 +237,7 @@ def global_loss(
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all processes; each gets the sum of what all of them want of its own."""
+    """Gathers the rows of all processes; backward sums their gradients over all processes."""
 
     @staticmethod
     def forward(ctx: Any, world: World, rows: Tensor) -> Tensor:
@@ -237,7 +252,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Scaled(torch.autograd.Function):
-    """The same value with a gradient times a factor."""
+    """The identity, whose backward multiplies the gradient by a factor."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
@@ -250,13 +265,13 @@ class _Scaled(torch.autograd.Function):
 
 
 def _pieces(world: World, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of processes before this one, its own with their history, those of processes after it."""
+    """Return the rows of the processes before this one, its own with their autograd graph, and those after it."""
     everyone, start = world._collect(rows), world.rank * len(rows)
     return everyone[:start], rows, everyone[start + len(rows) :]
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Gradients of one kind together, up to a size: few messages, little memory."""
+    """Group gradients of the same dtype and device up to a size: few messages, little memory."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for gradient in gradients:
         bucket = kinds.setdefault((gradient.dtype, gradient.device), [])
@@ -267,14 +282,14 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _drawing(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Random numbers from a seed, leaving the generators as they were."""
+def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Draw random numbers from a seed, and restore the generators afterwards."""
     if seed is None:
         yield
         return
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        # Each generator by itself: torch.manual_seed notes the stack for every GPU that may turn up later.
+        # torch.manual_seed would record a stack trace for devices that are not initialized yet.
         torch.default_generator.manual_seed(seed)
         if cuda:
             index = torch.cuda.current_device() if device.index is None else device.index

@@ -1,7 +1,9 @@
-"""Optimisers: the model's groups and the loss's own, each at its learning rate."""
+"""Optimizers and learning rate schedules of recipes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,22 +11,31 @@ from torch import nn
 
 from nearfar.losses import Loss
 from nearfar.networks import Embedder, Ensemble
-from nearfar.training.recipe.schema import Optimizer
+from nearfar.training.recipe.schema import Optimizer, Schedule
+from nearfar.utils.validation import positive, whole
 
 
-def create(
+def create_optimizer(
     section: Optimizer, model: Embedder | Ensemble, losses: nn.Module, device: str | torch.device = "cpu"
 ) -> torch.optim.Optimizer:
-    """The optimiser of a recipe for a model and all losses found within ``losses``.
+    """Create the optimizer of a recipe.
 
-    Make it while the backbone is awake: what is frozen later has no gradient and is left alone. Parameters of losses
-    have no weight decay. On a GPU one kernel updates all parameters, where PyTorch has such a kernel.
+    Create it while the backbone is not frozen: parameters that are frozen later have no gradient and are not updated.
+    Parameters of losses have no weight decay. On a GPU the fused implementation is used where PyTorch has one.
 
-    >>> from nearfar import networks
-    >>> from nearfar.losses import Raw
-    >>> optimizer = create(Optimizer(lr=0.5, head_multiplier=4.0), networks.create("mlp", in_dim=8, dim=2), Raw())
-    >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
-    [('backbone', 0.5), ('head', 2.0)]
+    Args:
+        section: The section [optimizer] of a recipe.
+        model: The model to train.
+        losses: A module that contains the losses.
+        device: The device of the parameters.
+
+    Example:
+        >>> from nearfar import networks
+        >>> from nearfar.losses import Contrastive
+        >>> network = networks.create("mlp", in_dim=8, dim=2)
+        >>> optimizer = create_optimizer(Optimizer(lr=0.5, head_multiplier=4.0), network, Contrastive())
+        >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
+        [('backbone', 0.5), ('head', 2.0)]
     """
     groups = [*model.param_groups(section.lr, section.head_multiplier, section.weight_decay)]
     groups += loss_groups(losses, section.lr, section.loss_multiplier)
@@ -43,7 +54,13 @@ def create(
 
 
 def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -> list[dict[str, Any]]:
-    """The groups of all losses in a module, each parameter once; ``multiplier`` in place of the losses' own."""
+    """Return the parameter groups of all losses in a module, each parameter once.
+
+    Args:
+        losses: A loss, or a module that contains losses.
+        lr: The learning rate of the optimizer.
+        multiplier: Factor of the learning rate, instead of the losses' own.
+    """
     found = [(path, module) for path, module in losses.named_modules() if isinstance(module, Loss)]
     seen: set[int] = set()
     groups = []
@@ -56,3 +73,114 @@ def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -
                 name = "loss" if len(found) == 1 else f"loss.{path}"
                 groups.append({"weight_decay": 0.0, **group, "name": name, "params": params, "lr": rate})
     return groups
+
+
+class LearningRateSchedule:
+    """Sets the learning rates of an optimizer to their initial values times warm-up × schedule × stage.
+
+    The factor depends on the numbers of iterations and epochs done and, for "plateau", on the metrics seen. Call
+    ``step_iteration`` after each update and ``step_epoch`` after each epoch. The state consists of plain numbers.
+
+    Args:
+        section: The section [schedule] of a recipe.
+        optimizer: The optimizer whose learning rates are set.
+        steps_per_epoch: Updates in an epoch.
+        steps: Updates in total, which is where "cosine" ends.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=8.0)
+        >>> section = Schedule(name="step", step_size=2, gamma=0.5)
+        >>> schedule = LearningRateSchedule(section, optimizer, steps_per_epoch=10, steps=60)
+        >>> for epoch in range(4):
+        ...     schedule.step_epoch()
+        >>> schedule.rates()
+        {'0': 2.0}
+    """
+
+    def __init__(
+        self, section: Schedule, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, steps: int
+    ) -> None:
+        self.section, self.optimizer = section, optimizer
+        self.steps_per_epoch, self.steps = whole("steps_per_epoch", steps_per_epoch), whole("steps", steps)
+        self.initial = [float(group["lr"]) for group in optimizer.param_groups]
+        self.iteration = self.epoch = self.waited = 0
+        self.stage = self.reduced = 1.0
+        self.best: float | None = None
+        self._set()
+
+    def step_iteration(self) -> None:
+        """Count an update."""
+        self.iteration += 1
+        self._set()
+
+    def step_epoch(self, metric: float | None = None) -> None:
+        """Count an epoch.
+
+        Args:
+            metric: The metric of the validation classes, higher is better; None if it was not measured.
+        """
+        self.epoch += 1
+        if metric is not None and self.section.name == "plateau":
+            self._reduce_on_plateau(metric)
+        self._set()
+
+    def enter_stage(self, lr_factor: float) -> None:
+        """Multiply the learning rates by a factor from now on.
+
+        Args:
+            lr_factor: The factor of the stage.
+        """
+        self.stage = positive("lr_factor", lr_factor)
+        self._set()
+
+    def rates(self) -> dict[str, float]:
+        """Return the current learning rates by the names of the parameter groups."""
+        return {group.get("name", str(i)): float(group["lr"]) for i, group in enumerate(self.optimizer.param_groups)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain numbers."""
+        return {name: getattr(self, name) for name in ("iteration", "epoch", "waited", "stage", "reduced", "best")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state.
+
+        Args:
+            state: What ``state_dict`` of a schedule of the same recipe returned.
+        """
+        for name in self.state_dict():
+            setattr(self, name, state[name])
+        self._set()
+
+    def factor(self) -> float:
+        """Return the current factor of the initial learning rates."""
+        warmup = self.section.warmup
+        rising = (self.iteration + 1) / warmup if self.iteration < warmup else 1.0
+        return rising * self._scheduled() * self.stage
+
+    def _set(self) -> None:
+        factor = self.factor()
+        for group, initial in zip(self.optimizer.param_groups, self.initial, strict=True):
+            group["lr"] = initial * factor
+
+    def _scheduled(self) -> float:
+        section = self.section
+        done = self.epoch if section.per == "epoch" else self.iteration
+        if section.name == "step":
+            return section.gamma ** (done // (section.step_size or 1))
+        if section.name == "multi_step":
+            return section.gamma ** sum(done >= milestone for milestone in section.milestones)
+        if section.name == "cosine":
+            # The cosine begins after the warm-up.
+            over = self.iteration if section.per == "iteration" else self.epoch * self.steps_per_epoch
+            share = min(max(over - section.warmup, 0) / max(self.steps - section.warmup, 1), 1.0)
+            return section.minimum + (1.0 - section.minimum) * (1.0 + math.cos(math.pi * share)) / 2.0
+        return self.reduced  # 1 except for "plateau"
+
+    def _reduce_on_plateau(self, metric: float) -> None:
+        if self.best is None or metric > self.best:
+            self.best, self.waited = metric, 0
+            return
+        self.waited += 1
+        if self.waited > self.section.patience:
+            self.reduced = max(self.reduced * self.section.gamma, self.section.minimum)
+            self.waited = 0

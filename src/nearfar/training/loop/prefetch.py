@@ -1,4 +1,4 @@
-"""Batches that are made while the network works on the one before."""
+"""Prefetching on a GPU: the next batch is prepared while the network works on the current one."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import torch
 from nearfar.data.loader import Batch, Batches
 
 
-def ahead(batches: Batches, device: torch.device) -> Batches:
-    """The same batches; on a GPU the next one is rendered on a stream of its own, beside the step.
+def prefetch(batches: Batches, device: torch.device) -> Batches:
+    """Yield the same batches, each rendered on a separate CUDA stream during the step before it.
 
-    >>> made = (Batch(torch.zeros(1), torch.tensor([n]), torch.tensor([n])) for n in range(3))
-    >>> [int(batch.labels) for batch in ahead(made, torch.device("cpu"))]
-    [0, 1, 2]
+    Args:
+        batches: Batches that are made on the device.
+        device: A CUDA device.
+
+    Yields:
+        The batches, ready for the current stream.
     """
-    if device.type != "cuda":
-        yield from batches
-        return
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # pixels may still be on their way to the device
     try:
-        found = _made(batches, stream)
+        found = _next(batches, stream)
         while found is not None:
             batch, done = found
             current = torch.cuda.current_stream(device)
             current.wait_event(done)
             for tensor in (batch.images, batch.labels, batch.indices):
-                tensor.record_stream(current)  # its memory is not to be used again before the step is done with it
-            found = _made(batches, stream)
+                tensor.record_stream(current)  # so that its memory is not reused before the step is done
+            found = _next(batches, stream)
             yield batch
     finally:
         batches.close()
@@ -39,11 +39,11 @@ def ahead(batches: Batches, device: torch.device) -> Batches:
 
 @lru_cache
 def _stream(device: torch.device) -> Any:
-    """One for all epochs: matrix products keep memory for each stream they were ever on."""
+    """One stream for all epochs: cuBLAS keeps a workspace for each stream it was ever used on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _made(batches: Generator[Batch, None, None], stream: Any) -> tuple[Batch, Any] | None:
+def _next(batches: Generator[Batch, None, None], stream: Any) -> tuple[Batch, Any] | None:
     with torch.cuda.stream(stream):
         batch = next(batches, None)
         return None if batch is None else (batch, stream.record_event())

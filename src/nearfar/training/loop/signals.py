@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C and SIGTERM wait for the step under way and what has to be saved."""
+"""Stop requests: Ctrl-C and SIGTERM wait until the current step is done and a checkpoint is saved."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ASKING = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(SystemExit):
-    """A run was asked to stop and has saved itself; a process that lets it pass exits with 128 + the signal.
+    """Raised after a run was stopped by a signal and saved; the process exits with 128 + the signal.
 
-    >>> Stopped(signal.SIGTERM, "saved").code
-    143
+    Args:
+        number: The signal.
+        message: What to tell the user.
+
+    Example:
+        >>> Stopped(signal.SIGTERM, "saved").code
+        143
     """
 
     def __init__(self, number: int, message: str) -> None:
@@ -26,8 +31,8 @@ class Stopped(SystemExit):
         return self.message
 
 
-class Asked:
-    """Whether, and by which signal, this process was asked to stop."""
+class StopRequest:
+    """A signal handler that records the first signal; it is true once a signal has arrived."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -36,22 +41,26 @@ class Asked:
         return self.number is not None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Called by the signal; whoever asks twice does not want to wait."""
+        """Record a signal; a second one raises ``KeyboardInterrupt`` at once."""
         if self.number is not None:
             raise KeyboardInterrupt
         self.number = number
 
 
 @contextmanager
-def listening() -> Iterator[Asked]:
-    """Take note of signals instead of ending at once. Other threads than the main one hear none."""
-    asked = Asked()
+def catch_signals() -> Iterator[StopRequest]:
+    """Record SIGINT and SIGTERM instead of stopping at once. In threads other than the main one, nothing is recorded.
+
+    Yields:
+        The request, which is true once a signal has arrived.
+    """
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield request
         return
-    before = {number: signal.signal(number, asked) for number in ASKING}
+    before = {number: signal.signal(number, request) for number in SIGNALS}
     try:
-        yield asked
+        yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The state of a training: all that changes from step to step, and how it is saved and found again."""
+"""The state of a training: everything that changes from step to step, and how checkpoints save and restore it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,29 @@ import torch
 from torch import Tensor
 
 from nearfar.data.loader import Batch
-from nearfar.data.sampling import HardClasses
-from nearfar.data.store.store import Store
+from nearfar.losses import Memory
 from nearfar.networks.embedder import Embedder
-from nearfar.training.loop.builder import Parts
-from nearfar.training.loop.cuda_graphs import Recorded
+from nearfar.training.loop.builder import LossStage, Parts, data_fingerprint, members_of, output_dims
 from nearfar.training.loop.distributed import World
-from nearfar.training.loop.examples import fingerprint_of
-from nearfar.training.loop.memory import Memory
-from nearfar.training.loop.stages import Stage, dims_of, members_of
-from nearfar.training.loop.step import Member, Outcome, Step, check_chunks, mixed
-from nearfar.training.recipe.schema import Training
+from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
+from nearfar.training.loop.step import Learner, StepResult, TrainStep, check_chunks, combine_seeds
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunFolder
 
 
 @dataclass
-class Place:
-    """Where a training stands: the next step of an epoch, and what is known so far.
+class Position:
+    """How far a training is, and what is known so far.
 
     Args:
-        epoch, step: What comes next, both from 0.
-        iteration: Steps done in all.
-        skipped: Steps that were not finite.
-        seconds: Spent, over all sittings.
-        memory: Most of it at once, in MiB, in any sitting: of the GPU, or of the process without one.
-        best: {"epoch", "value"} of the best validation metric yet, or None.
-        metrics: By part, of the last evaluation.
+        epoch: The current epoch, from 0.
+        step: The next step of this epoch, from 0.
+        iteration: Steps done in total.
+        skipped: Steps that were skipped because they were not finite.
+        seconds: Time spent, over all sessions of a resumed run.
+        memory: Peak memory in MiB, over all sessions: of the GPU, or of the process without one.
+        best: {"epoch", "value"} of the best validation metric so far, or None.
+        metrics: The metrics of the last evaluation, by part.
     """
 
     epoch: int = 0
@@ -51,57 +47,57 @@ class Place:
 
 
 class Session:
-    """Network, losses, optimiser, schedule, memory and random numbers of a training under way.
+    """Network, losses, optimizer, schedule, memories and random generators of a training.
 
     Args:
-        parts: What the recipe built.
-        world: The processes that share it.
+        parts: What was built from the recipe.
+        world: The processes that share the training.
     """
 
     def __init__(self, parts: Parts, world: World) -> None:
-        self.parts, self.world, self.place = parts, world, Place()
-        training = parts.recipe.training
-        if training.chunk is not None:
-            for network in members_of(parts.model):
+        self.parts, self.world, self.position = parts, world, Position()
+        recipe, networks = parts.recipe, members_of(parts.model)
+        if recipe.training.chunk is not None:
+            for network in networks:
                 check_chunks(network)
-        self.optimizer = parts.optimizer()
-        self.schedule = parts.schedule(self.optimizer)
+        self.optimizer = create_optimizer(recipe.optimizer, parts.model, parts.losses, parts.device)
+        self.schedule = LearningRateSchedule(
+            recipe.schedule, self.optimizer, steps_per_epoch=parts.steps_per_epoch, steps=parts.steps
+        )
         self.memories = {
-            key: Memory(training.memory, dim=dim, device=parts.device)
-            for key, dim in dims_of(parts.model).items()
-            if training.memory
+            key: Memory(recipe.training.memory, dim=dim, device=parts.device)
+            for key, dim in output_dims(parts.model).items()
+            if recipe.training.memory
         }
-        self._embed = [_embedding(network, training) for network in members_of(parts.model)]
-        self._stage: Stage | None = None
-        self._members: list[Member] = []
+        self._embed = [self._embed_function(network) for network in networks]
+        self._stage: LossStage | None = None
+        self._learners: list[Learner] = []
 
     # --- steps -------------------------------------------------------------------------------------------------
 
-    def enter_epoch(self) -> None:
-        """Make ready for the epoch that comes next: its stage, and whether the backbone sleeps."""
-        epoch, training = self.place.epoch, self.parts.recipe.training
-        self.parts.model.train()
-        if epoch < training.warmup_epochs:
-            self.parts.model.freeze_backbone()
+    def begin_epoch(self) -> None:
+        """Prepare the next epoch: its stage, and whether the backbone is frozen."""
+        model, training = self.parts.model, self.parts.recipe.training
+        model.train()
+        if self.position.epoch < training.warmup_epochs:
+            model.freeze_backbone()
         else:
-            self.parts.model.unfreeze_backbone()
-        stage = self.parts.stage_at(epoch)
+            model.unfreeze_backbone()
+        stage = self.parts.stage_at(self.position.epoch)
         if stage is self._stage:
             return
         self._stage = stage
         self.schedule.enter_stage(stage.lr_factor)
-        networks = members_of(self.parts.model)
-        single = isinstance(self.parts.model, Embedder)
-        self._members = [
-            Member(
+        self._learners = [
+            Learner(
                 network,
-                {level: stage.losses[level if single else f"{number}_{level}"] for level in network.levels},
+                {level: stage.losses[self._output_key(number, level)] for level in network.levels},
                 embed=self._embed[number],
             )
-            for number, network in enumerate(networks)
+            for number, network in enumerate(members_of(model))
         ]
-        self._step = Step(
-            self._members,
+        self._step = TrainStep(
+            self._learners,
             self.optimizer,
             world=self.world,
             precision=training.precision,
@@ -111,47 +107,82 @@ class Session:
             skip=training.on_nonfinite == "skip",
         )
 
-    def learn(self, batch: Batch) -> Outcome:
-        """One step, and one place further."""
-        if self.memories and self.place.iteration >= self.parts.recipe.training.memory_warmup:
-            for number, member in enumerate(self._members):
-                single = isinstance(self.parts.model, Embedder)
-                levels = {level: level if single else f"{number}_{level}" for level in member.losses}
-                member.memories = {level: self.memories[key] for level, key in levels.items()}
-        outcome = self._step(batch, seed=mixed(self.parts.recipe.training.seed, self.place.iteration))
+    def train_step(self, batch: Batch) -> StepResult:
+        """Train on a batch and advance the position by one step."""
+        training = self.parts.recipe.training
+        if self.memories and self.position.iteration >= training.memory_warmup:
+            for number, learner in enumerate(self._learners):
+                learner.memories = {level: self.memories[self._output_key(number, level)] for level in learner.losses}
+        result = self._step(batch, seed=combine_seeds(training.seed, self.position.iteration))
         self.schedule.step_iteration()
-        self.place.step += 1
-        self.place.iteration += 1
-        return outcome
+        self.position.step += 1
+        self.position.iteration += 1
+        return result
 
     def end_epoch(self, metric: float | None) -> None:
-        """On to the next one; ``metric`` is the validation's, if there is one."""
+        """Advance to the next epoch.
+
+        Args:
+            metric: The metric of the validation classes; None if it was not measured.
+        """
         self.schedule.step_epoch(metric)
-        self.place.epoch += 1
-        self.place.step = 0
+        self.position.epoch += 1
+        self.position.step = 0
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are done and the last epoch has ended."""
-        return self.place.epoch >= self.parts.epochs
+        """Whether the last epoch has ended."""
+        return self.position.epoch >= self.parts.epochs
+
+    def batch_contents(self, iteration: int) -> dict[str, Any]:
+        """Describe this process's share of a batch: the rows of the dataset, and the names of their images."""
+        parts = self.parts
+        epoch, step = divmod(iteration, parts.steps_per_epoch)
+        indices = parts.dataset_rows(parts.rows["train"][parts.sampler.batch(epoch, step)]).tolist()
+        names = [parts.dataset.source.name(index) for index in indices]
+        return {"iteration": iteration, "epoch": epoch, "step": step, "indices": indices, "names": names}
+
+    def _output_key(self, number: int, level: str) -> str:
+        """Return the key of an output in ``output_dims``."""
+        return level if isinstance(self.parts.model, Embedder) else f"{number}_{level}"
+
+    def _embed_function(self, network: Embedder) -> Callable[[Tensor], dict[str, Tensor]]:
+        """Return the network's forward method, compiled or replayed as a CUDA graph where the recipe allows it."""
+        training = self.parts.recipe.training
+        if training.compile:
+            compiled: Callable[[Tensor], dict[str, Tensor]] = torch.compile(network.levels_forward)
+            return compiled
+        if self.parts.device.type == "cuda" and training.graphs and training.chunk is None:
+            from nearfar.training.loop.cuda_graphs import GraphedEmbedder
+
+            return GraphedEmbedder(network)
+        return network.levels_forward
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, run: RunFolder, log: int) -> None:
-        """Write the checkpoint "last"; ``log`` is how long the log is now."""
+        """Write the checkpoint "last".
+
+        Args:
+            run: The run folder.
+            log: The current size of the log, in bytes.
+        """
         parts, values = self._state()
-        model, preprocessing = self.parts.model, self.parts.preprocessing
         values |= {"log": log, "fingerprint": self.parts.fingerprint}
-        checkpoints.save(run.last, model, parts=parts, values=values, preprocessing=preprocessing)
+        checkpoints.save(run.last, self.parts.model, parts=parts, values=values, preprocessing=self.parts.preprocessing)
 
     def save_best(self, run: RunFolder) -> None:
         """Write the network as the checkpoint "best"."""
-        values = {"epoch": self.place.epoch, "iteration": self.place.iteration, "metrics": self.place.metrics}
-        model, preprocessing = self.parts.model, self.parts.preprocessing
-        checkpoints.save(run.best, model, parts={}, values=values, preprocessing=preprocessing)
+        position = self.position
+        values = {"epoch": position.epoch, "iteration": position.iteration, "metrics": position.metrics}
+        checkpoints.save(run.best, self.parts.model, parts={}, values=values, preprocessing=self.parts.preprocessing)
 
     def restore(self, run: RunFolder) -> int:
-        """Go on from the checkpoint "last"; gives how long the log was then, 0 where there is no checkpoint yet."""
+        """Restore the checkpoint "last", if there is one.
+
+        Returns:
+            The size of the log when the checkpoint was written; 0 without a checkpoint.
+        """
         self._check_data(run, run.fingerprint())
         if not checkpoints.exists(run.last):
             return 0
@@ -163,44 +194,44 @@ class Session:
         checkpoints.set_optimizer_state(self.optimizer, found.part("optimizer"), values["optimizer"])
         self.schedule.load_state_dict(values["schedule"])
         for key, memory in self.memories.items():
-            memory.restore(found.part(f"memory/{key}"))
+            restore_memory(memory, found.part(f"memory/{key}"))
         means = found.part("sampler").get("means")
         self.parts.sampler.restore({**values["sampler"], "means": None if means is None else means.numpy()})
-        self.place = Place(**values["place"])
+        self.position = Position(**values["place"])
         checkpoints.set_random_states(found.part("random"), values["random"], self.parts.device)
         return int(values["log"])
 
-    def _check_data(self, run: RunFolder, known: str | None) -> None:
-        """Refuse other data than a run began with."""
-        parts = self.parts
-        if known in (None, parts.fingerprint):
-            return
-        # Runs of earlier versions knew files by the times when they were written.
-        if known != fingerprint_of(parts.dataset.source.stamp(), parts.rows, parts.labels):
-            raise ValueError(
-                f"the data is not what the run in {run.folder} began with: pictures, labels or split have changed"
-            )
-
     def load_best(self, run: RunFolder) -> int:
-        """Put the weights of the checkpoint "best" into the network; gives its epoch."""
+        """Load the weights of the checkpoint "best" into the network, and return its epoch."""
         found = checkpoints.load(run.best)
         self.parts.model.load_state_dict(found.model)
         return int(found.values["epoch"])
 
+    def _check_data(self, run: RunFolder, known: str | None) -> None:
+        """Raise an error if the data is not the data that the run began with."""
+        parts = self.parts
+        if known in (None, parts.fingerprint):
+            return
+        # Earlier versions identified files by their modification times.
+        if known != data_fingerprint(parts.dataset.source.stamp(), parts.rows, parts.labels):
+            raise ValueError(
+                f"the data is not what the run in {run.folder} began with: images, labels or split have changed"
+            )
+
     def _state(self) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, Any]]:
         optimizer, optimizer_values = checkpoints.optimizer_state(self.optimizer)
         generators, random_values = checkpoints.random_states(self.parts.device)
-        sampler = self.parts.sampler.state(self.place.epoch, self.place.step)
+        sampler = self.parts.sampler.state(self.position.epoch, self.position.step)
         means = sampler.pop("means", None)
         parts: dict[str, Mapping[str, Tensor]] = {
             "losses": self.parts.losses.state_dict(),
             "optimizer": optimizer,
             "random": generators,
             "sampler": {} if means is None else {"means": torch.from_numpy(np.array(means))},
-            **{f"memory/{key}": memory.state() for key, memory in self.memories.items()},
+            **{f"memory/{key}": memory_state(memory) for key, memory in self.memories.items()},
         }
         values = {
-            "place": vars(self.place),
+            "place": vars(self.position),
             "optimizer": optimizer_values,
             "schedule": self.schedule.state_dict(),
             "random": random_values,
@@ -209,23 +240,28 @@ class Session:
         return parts, values
 
 
-def _embedding(network: Embedder, training: Training) -> Callable[[Tensor], dict[str, Tensor]]:
-    """How a network is to be called: as it is, compiled, or recorded where that may be."""
-    if training.compile:
-        compiled: Callable[[Tensor], dict[str, Tensor]] = torch.compile(network.levels_forward)
-        return compiled
-    return Recorded(network) if training.graphs and training.chunk is None else network.levels_forward
+def memory_state(memory: Memory) -> dict[str, Tensor]:
+    """Return the content of a memory as checkpoints store it.
+
+    Example:
+        >>> memory, other = Memory(3, dim=1), Memory(3, dim=1)
+        >>> memory.add(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 2]))
+        >>> restore_memory(other, memory_state(memory))
+        >>> other.labels.tolist()
+        [1, 2]
+    """
+    return {
+        "embeddings": memory.all_embeddings.cpu(),
+        "labels": memory.all_labels.cpu(),
+        "added": torch.tensor(memory.added),
+    }
 
 
-def wants_means(parts: Parts) -> bool:
-    """Whether the sampler wants the mean of each class after every epoch."""
-    return isinstance(parts.sampler, HardClasses)
-
-
-def batch_at(parts: Parts, iteration: int) -> dict[str, Any]:
-    """What this process's share of a batch was made of: places in the data set, and their names there."""
-    epoch, step = divmod(iteration, parts.steps_per_epoch)
-    rows = parts.rows["train"][parts.sampler.batch(epoch, step)]
-    indices = (parts.store.rows[rows] if isinstance(parts.store, Store) else rows).tolist()
-    names = [parts.dataset.source.name(index) for index in indices]
-    return {"iteration": iteration, "epoch": epoch, "step": step, "indices": indices, "names": names}
+def restore_memory(memory: Memory, state: Mapping[str, Tensor]) -> None:
+    """Restore the content of a memory from what :func:`memory_state` returned."""
+    if state["embeddings"].shape != memory.all_embeddings.shape:
+        ours, theirs = tuple(memory.all_embeddings.shape), tuple(state["embeddings"].shape)
+        raise ValueError(f"the memory has shape {ours} and the saved one {theirs}; both must be the same")
+    memory.all_embeddings.copy_(state["embeddings"])
+    memory.all_labels.copy_(state["labels"])
+    memory.added = int(state["added"])

@@ -1,9 +1,15 @@
-"""One step of training: from a batch to the next parameters, without a word from the device to the host."""
+"""One training step, from a batch to updated parameters, and the log of what steps report.
+
+Nothing here makes the host wait for a GPU: losses and flags stay on the device until :class:`StepLog` has copied them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,27 +19,27 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from nearfar.data.loader import Batch
+from nearfar.losses import Memory
 from nearfar.networks import batchnorm
 from nearfar.networks.embedder import Embedder
-from nearfar.training.loop.batchnorm_statistics import Statistics
 from nearfar.training.loop.distributed import World, draws, global_loss
-from nearfar.training.loop.memory import Memory
 from nearfar.utils.validation import one_of, positive, whole
 
 PRECISIONS = ("float32", "bfloat16")
 ByLevel = dict[str, Tensor]
-Seed = tuple[int, int] | None  # of a step and a member
+Seed = tuple[int, int] | None  # of a step and a learner
 
 
 @dataclass
-class Member:
-    """A network with the losses it learns by: one for each of its levels.
+class Learner:
+    """A network and the losses it is trained with, one for each of its levels.
 
     Args:
-        network: What learns.
-        losses: By level.
-        memories: By level, of earlier embeddings; empty where there are none, or not yet.
-        embed: From images to the embeddings of each level; the network's own unless told (a compiled one, say).
+        network: The network to train.
+        losses: A loss for each level.
+        memories: Cross-batch memories by level; empty if there are none, or during their warm-up.
+        embed: Maps images to the embeddings of each level. Defaults to the network's own method; may be a compiled
+            version of it.
     """
 
     network: Embedder
@@ -46,55 +52,57 @@ class Member:
             self.embed = self.network.levels_forward
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of the network and of its losses."""
+        """Return the parameters of the network and its losses, each once."""
         modules = [self.network, *self.losses.values()]
         return list(dict.fromkeys(each for module in modules for each in module.parameters()))
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a step tells, on the device: reading it makes the host wait.
+class StepResult:
+    """The result of a step, on the device; reading it makes the host wait.
 
     Args:
-        loss: The loss of the batch; summed over levels, averaged over the members of an ensemble.
-        finite: Whether loss and gradient were numbers.
+        loss: The loss of the batch, summed over levels and averaged over the members of an ensemble.
+        finite: Whether the loss and its gradient were finite.
     """
 
     loss: Tensor
     finite: Tensor
 
 
-class Step:
-    """Forward, loss, backward, clipping and update.
+class TrainStep:
+    """Forward pass, loss, backward pass, gradient clipping and update.
 
-    A loss or gradient that is no number changes nothing: fused optimisers look at the flag on the device, and on a CPU
-    the host does; batch norms forget what they saw. Whether a training goes on after that is for who reads the outcome
-    to say. An optimiser that is not fused can be masked on a GPU only by a host that waits for the flag, so that it
-    does only if ``skip``.
+    If the loss or its gradient is NaN or infinite, the step changes nothing: fused optimizers read the flag on the
+    device, on a CPU the host does, and the running statistics of batch norms are restored. The caller reads the result
+    and decides whether training continues. On a GPU, an optimizer that is not fused can only be masked by a host that
+    waits for the flag; this is done only if ``skip`` is set.
 
     Args:
-        members: Of an ensemble, each learning on its own; or just one.
-        optimizer: Has the parameters of all members.
+        learners: The members of an ensemble, which learn independently; or a single one.
+        optimizer: Holds the parameters of all learners.
         world: The processes that share the batch.
         precision: "float32", or "bfloat16" by autocast. Losses are computed in float32.
-        channels_last: How pictures lie in memory.
-        clip: Largest norm of a member's gradient; None: any.
-        chunk: Pictures that go through the network together; None: the whole batch. The gradient is that of
-            the whole batch: embeddings first, then the loss of all, then each chunk once more, backwards.
-        skip: Whether training goes on after a step that was not finite.
+        channels_last: Whether images use the channels-last memory format.
+        clip: Maximum norm of a learner's gradient; None for no limit.
+        chunk: Number of images that pass through the network at once; None for the whole batch. The gradient is that
+            of the whole batch: all embeddings are computed first, then the loss, then each chunk again for its
+            backward pass.
+        skip: Whether training continues after a step with a NaN or infinite loss.
 
-    >>> from nearfar import losses, networks
-    >>> network = networks.create("linear", in_dim=4, dim=2)
-    >>> member = Member(network, {"high": losses.create("contrastive")})
-    >>> step = Step([member], torch.optim.SGD(network.parameters(), lr=0.1))
-    >>> batch = Batch(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6))
-    >>> bool(step(batch).finite)
-    True
+    Example:
+        >>> from nearfar import losses, networks
+        >>> network = networks.create("linear", in_dim=4, dim=2)
+        >>> learner = Learner(network, {"high": losses.create("contrastive")})
+        >>> step = TrainStep([learner], torch.optim.SGD(network.parameters(), lr=0.1))
+        >>> batch = Batch(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2]), torch.arange(6))
+        >>> bool(step(batch).finite)
+        True
     """
 
     def __init__(
         self,
-        members: Sequence[Member],
+        learners: Sequence[Learner],
         optimizer: torch.optim.Optimizer,
         *,
         world: World | None = None,
@@ -104,117 +112,121 @@ class Step:
         chunk: int | None = None,
         skip: bool = True,
     ) -> None:
-        if not members:
-            raise ValueError("members is empty; there is nothing to train")
-        self.members, self.optimizer = tuple(members), optimizer
+        if not learners:
+            raise ValueError("learners is empty; there is nothing to train")
+        self.learners, self.optimizer = tuple(learners), optimizer
         self.world = world or World()
         self.precision = one_of("precision", precision, PRECISIONS)
         self.channels_last = channels_last
         self.clip = None if clip is None else positive("clip", clip)
         self.chunk = None if chunk is None else whole("chunk", chunk)
         if self.chunk is not None:
-            for member in self.members:
-                check_chunks(member.network)
+            for learner in self.learners:
+                check_chunks(learner.network)
         self.skip = skip
-        self._parameters = [member.parameters() for member in self.members]
-        self._norms = [layer for member in self.members for layer in batchnorm.layers(member.network)]
+        self._parameters = [learner.parameters() for learner in self.learners]
+        self._norms = [layer for learner in self.learners for layer in batchnorm.layers(learner.network)]
         self._fused = masks_updates(optimizer)
         if self._fused:
             seed_momentum(optimizer)
 
-    def __call__(self, batch: Batch, *, seed: int | None = None) -> Outcome:
-        """Learn from a batch.
+    def __call__(self, batch: Batch, *, seed: int | None = None) -> StepResult:
+        """Train on a batch.
 
         Args:
-            seed: What losses draw depends on it alone, and so is the same in all processes; another one for each
-                step, please. None: they go on with torch's own generator.
+            batch: Images and labels on the device.
+            seed: Seed of what losses draw, so that it is the same in all processes; use a different one for each step.
+                None: losses draw from torch's global generator.
+
+        Returns:
+            The loss, and whether the step was finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
         images = batch.images
         if self.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
         chunked = self.chunk is not None and self.chunk < len(batch)
-        backward = self._in_chunks if chunked else self._at_once
-        seeds = [None if seed is None else (seed, number) for number in range(len(self.members))]
-        statistics = Statistics(self._norms)
-        values = [backward(member, images, batch.labels, seeds[number]) for number, member in enumerate(self.members)]
-        norms = [self._finish(parameters) for parameters in self._parameters]
+        backward = self._backward_in_chunks if chunked else self._backward
+        seeds = [None if seed is None else (seed, number) for number in range(len(self.learners))]
+        before = BatchNormStatistics(self._norms)
+        values = [backward(one, images, batch.labels, seeds[number]) for number, one in enumerate(self.learners)]
+        norms = [self._reduce_and_clip(parameters) for parameters in self._parameters]
         loss = values[0] if len(values) == 1 else torch.stack(values).mean()
         finite = torch.stack([loss, *norms]).isfinite().all()
         self._update(finite)
-        statistics.put_back(unless=finite)
-        return Outcome(loss, finite)
+        before.restore(unless=finite)
+        return StepResult(loss, finite)
 
     # --- gradients ---------------------------------------------------------------------------------------------
 
-    def _at_once(self, member: Member, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
-        assert member.embed is not None
+    def _backward(self, learner: Learner, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
+        assert learner.embed is not None
         with autocast(images.device, self.precision):
-            embeddings = member.embed(images)
-        value = self._loss(member, embeddings, labels, seed)
+            embeddings = learner.embed(images)
+        value = self._loss(learner, embeddings, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
-    def _in_chunks(self, member: Member, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
+    def _backward_in_chunks(self, learner: Learner, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
         assert self.chunk is not None
-        assert member.embed is not None
+        assert learner.embed is not None
         chunks = torch.split(images, self.chunk)
         states, found = [], []
         with torch.no_grad():
             for chunk in chunks:
                 states.append(_random_state(images.device))
                 with autocast(images.device, self.precision):
-                    found.append(member.embed(chunk))
+                    found.append(learner.embed(chunk))
         leaves = {level: torch.cat([one[level] for one in found]).requires_grad_() for level in found[0]}
-        value = self._loss(member, leaves, labels, seed)
+        value = self._loss(learner, leaves, labels, seed)
         value.backward()  # type: ignore[no-untyped-call]
         after = _random_state(images.device)
         for number, chunk in enumerate(chunks):
-            _set_random_state(states[number], images.device)  # the same dropout as the first time
+            _set_random_state(states[number], images.device)  # the same dropout as in the first pass
             with autocast(images.device, self.precision):
-                again = member.embed(chunk)
+                again = learner.embed(chunk)
             rows = slice(number * self.chunk, number * self.chunk + len(chunk))
-            # Without a head, nothing of a network learns while its backbone sleeps.
-            learn = {level: leaf.grad[rows] for level, leaf in leaves.items() if leaf.grad is not None}
-            learn = {level: grad for level, grad in learn.items() if again[level].requires_grad}
-            if learn:
-                torch.autograd.backward([again[level] for level in learn], list(learn.values()))
+            # While the backbone is frozen, the outputs of a network without a head need no gradient.
+            gradients = {level: leaf.grad[rows] for level, leaf in leaves.items() if leaf.grad is not None}
+            gradients = {level: grad for level, grad in gradients.items() if again[level].requires_grad}
+            if gradients:
+                torch.autograd.backward([again[level] for level in gradients], list(gradients.values()))
         _set_random_state(after, images.device)
         return value.detach()
 
-    def _loss(self, member: Member, embeddings: ByLevel, labels: Tensor, seed: Seed) -> Tensor:
-        """The sum of the levels' losses of the global batch."""
-        embeddings, strange = self._checked(embeddings)
+    def _loss(self, learner: Learner, embeddings: ByLevel, labels: Tensor, seed: Seed) -> Tensor:
+        """Return the sum over levels of the losses of the global batch."""
+        embeddings, replaced = self._without_nan(embeddings)
         values = []
         for number, (level, points) in enumerate(embeddings.items()):
-            loss, memory = member.losses[level], member.memories.get(level)
-            start = None if seed is None or not draws(loss) else mixed(*seed, number)
+            loss, memory = learner.losses[level], learner.memories.get(level)
+            start = None if seed is None or not draws(loss) else combine_seeds(*seed, number)
             if memory is None:
                 values.append(global_loss(loss, points, labels, self.world, seed=start))
                 continue
 
-            def remembering(points: Tensor, labels: Tensor, loss: nn.Module = loss, memory: Memory = memory) -> Tensor:
+            def with_memory(points: Tensor, labels: Tensor, loss: nn.Module = loss, memory: Memory = memory) -> Tensor:
                 value = memory.loss(loss, points, labels)
                 memory.add(points, labels)
                 return value
 
-            values.append(global_loss(remembering, points, labels, self.world, seed=start))
+            values.append(global_loss(with_memory, points, labels, self.world, seed=start))
         value = values[0] if len(values) == 1 else torch.stack(values).sum()
-        return value * torch.nan if strange else value
+        return value * torch.nan if replaced else value
 
-    def _checked(self, embeddings: ByLevel) -> tuple[ByLevel, bool]:
-        """On a CPU, losses refuse what is no number; here such a batch is one that counts as strange."""
+    def _without_nan(self, embeddings: ByLevel) -> tuple[ByLevel, bool]:
+        """Replace NaN and infinity by zeros on a CPU, where losses raise an error for them."""
         if next(iter(embeddings.values())).device.type != "cpu":
             return embeddings, False
-        fine = all(bool(points.detach().isfinite().all()) for points in embeddings.values())
-        if not self.world.any(not fine):
+        finite = all(bool(points.detach().isfinite().all()) for points in embeddings.values())
+        if not self.world.any(not finite):
             return embeddings, False
         return {level: points.nan_to_num(0.0, 0.0, 0.0) for level, points in embeddings.items()}, True
 
     # --- update ------------------------------------------------------------------------------------------------
 
-    def _finish(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Sum the gradients of all processes, clip them, and give their norm before."""
+    def _reduce_and_clip(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Sum the gradients over all processes, clip them, and return their norm before clipping."""
         parameters = [each for each in parameters if each.grad is not None]
         self.world.reduce_gradients(parameters)
         norm = get_total_norm([each.grad for each in parameters if each.grad is not None])
@@ -230,34 +242,292 @@ class Step:
             self.optimizer.step()
 
 
-def mixed(*numbers: int) -> int:
-    """A seed made of several numbers, far from that of any others.
+class BatchNormStatistics:
+    """A copy of the running statistics of batch norms, to restore them after a step that is skipped.
 
-    >>> mixed(0, 1) == mixed(0, 1), mixed(0, 1) == mixed(1, 0)
-    (True, False)
+    Frozen batch norms are ignored, and cost nothing. All statistics are copied into one tensor, so that a GPU runs few
+    kernels and none of them makes the host wait. The buffers keep their addresses, which CUDA graphs require.
+
+    Args:
+        layers: Batch norms.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> before = BatchNormStatistics([norm])
+        >>> _ = norm(torch.full((3, 2), torch.nan))
+        >>> before.restore(unless=torch.tensor(False))
+        >>> norm.running_mean.tolist(), int(norm.num_batches_tracked)
+        ([0.0, 0.0], 0)
     """
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for layer in layers:
+            for name in self.BUFFERS if layer.training else ():
+                buffer = getattr(layer, name, None)
+                if buffer is not None:
+                    kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        self._copies = [(buffers, _flat(buffers)) for buffers in kinds.values()]
+
+    @torch.no_grad()
+    def restore(self, *, unless: Tensor) -> None:
+        """Restore the statistics, without waiting for the device.
+
+        Args:
+            unless: A flag on the device; if it is true, the statistics stay as they are.
+        """
+        for buffers, before in self._copies:
+            chosen = torch.where(unless, _flat(buffers), before)
+            parts = torch.split(chosen, [each.numel() for each in buffers])
+            torch._foreach_copy_(buffers, [part.view_as(each) for part, each in zip(parts, buffers, strict=True)])
+
+
+def _flat(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([each.reshape(-1) for each in buffers])
+
+
+# --- what steps report ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """Losses and timing of consecutive steps.
+
+    Args:
+        first: The number of the first step.
+        losses: The loss of each step.
+        finite: Whether loss and gradient of each step were finite.
+        images: The number of images in all steps.
+        seconds: The duration of all steps.
+    """
+
+    first: int
+    losses: list[float]
+    finite: list[bool]
+    images: int
+    seconds: float
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the finite steps; None if there is none."""
+        kept = [loss for loss, finite in zip(self.losses, self.finite, strict=True) if finite]
+        return sum(kept) / len(kept) if kept else None
+
+    @property
+    def nonfinite(self) -> list[int]:
+        """The numbers of the steps that were not finite."""
+        return [self.first + number for number, finite in enumerate(self.finite) if not finite]
+
+
+class StepLog:
+    """Collects step results on the device and copies them to the host without blocking.
+
+    Results are sent when ``steps`` of them have been collected or ``seconds`` have passed, and returned once they have
+    arrived, some steps later. The device never waits for the host; the host waits only in ``flush``.
+
+    Args:
+        device: The device of the results.
+        steps: Maximum number of steps in a summary.
+        seconds: Maximum time between two summaries.
+        clock: Returns the time in seconds.
+
+    Example:
+        >>> log = StepLog(torch.device("cpu"), steps=2)
+        >>> for number in range(2):
+        ...     summaries = log.add(number, StepResult(torch.tensor(1.0 + number), torch.tensor(True)), images=8)
+        >>> summaries[0].loss, summaries[0].images
+        (1.5, 16)
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        steps: int = 20,
+        seconds: float = 1.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.device, self.steps, self.seconds, self._clock = device, steps, seconds, clock
+        self._open: list[StepResult] = []
+        self._first = self._images = 0
+        self._since = clock()
+        self._sent: deque[tuple[Tensor, torch.cuda.Event | None, int, int, float]] = deque()
+
+    def restart(self) -> None:
+        """Measure time from now on, after work that was not training."""
+        self._since = self._clock()
+
+    def add(self, number: int, result: StepResult, images: int) -> list[StepSummary]:
+        """Add the result of a step.
+
+        Args:
+            number: The number of the step.
+            result: Its result, on the device.
+            images: The number of images in its batch.
+
+        Returns:
+            The summaries that have arrived meanwhile.
+        """
+        if not self._open:
+            self._first = number
+        self._open.append(result)
+        self._images += images
+        if len(self._open) >= self.steps or self._clock() - self._since >= self.seconds:
+            self._send()
+        return self._arrived(wait=False)
+
+    def flush(self) -> list[StepSummary]:
+        """Wait for all remaining results and return them."""
+        if self._open:
+            self._send()
+        return self._arrived(wait=True)
+
+    def _send(self) -> None:
+        table = torch.stack([torch.stack([each.loss.float(), each.finite.float()]) for each in self._open])
+        event = None
+        if self.device.type == "cuda":
+            host = torch.empty(table.shape, pin_memory=True)
+            host.copy_(table, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.device))
+            table = host
+        now = self._clock()
+        self._sent.append((table, event, self._first, self._images, now - self._since))
+        self._open, self._images, self._since = [], 0, now
+
+    def _arrived(self, wait: bool) -> list[StepSummary]:
+        summaries = []
+        while self._sent:
+            table, event, first, images, seconds = self._sent[0]
+            if event is not None and not event.query():  # type: ignore[no-untyped-call]
+                if not wait:
+                    break
+                event.synchronize()
+            self._sent.popleft()
+            losses, finite = table.T.tolist()
+            summaries.append(StepSummary(first, losses, [bool(one) for one in finite], images, seconds))
+        return summaries
+
+
+class StepTimer:
+    """Estimates the duration of a step as the median over the last summaries, which ignores slow first steps.
+
+    Args:
+        summaries: How many summaries to keep.
+
+    Example:
+        >>> timer = StepTimer()
+        >>> timer.add(StepSummary(0, [1.0], [True], 8, seconds=20.0))
+        >>> timer.seconds() is None  # the first step alone is no estimate
+        True
+        >>> timer.add(StepSummary(1, [1.0, 1.0], [True, True], 16, seconds=1.0))
+        >>> timer.seconds()
+        0.5
+    """
+
+    def __init__(self, summaries: int = 20) -> None:
+        self._times: deque[tuple[float, int]] = deque(maxlen=summaries)  # seconds per step, number of steps
+
+    def add(self, summary: StepSummary) -> None:
+        """Add the duration of some steps."""
+        self._times.append((summary.seconds / len(summary.losses), len(summary.losses)))
+
+    def seconds(self) -> float | None:
+        """Return the duration of a step; None while fewer than two summaries are known."""
+        if len(self._times) < 2:
+            return None
+        return statistics.median_low(each for each, steps in self._times for _ in range(steps))
+
+
+# --- precision and kernels -----------------------------------------------------------------------------------------
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Work in ``precision``; float32 whatever a context around it says."""
+    """Compute in a precision, regardless of any autocast around it.
+
+    Args:
+        device: Where to compute.
+        precision: "float32" or "bfloat16".
+    """
     if precision == "float32":
         return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+@contextmanager
+def kernels(*, deterministic: bool) -> Iterator[None]:
+    """Choose the kernels of a training, and restore the previous settings afterwards.
+
+    Args:
+        deterministic: Whether to use deterministic algorithms only.
+
+    Example:
+        >>> with kernels(deterministic=True):
+        ...     torch.are_deterministic_algorithms_enabled()
+        True
+        >>> torch.are_deterministic_algorithms_enabled()
+        False
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with no_cudnn_autotune():
+        if deterministic:
+            torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@contextmanager
+def no_cudnn_autotune() -> Iterator[None]:
+    """Disable cuDNN autotuning (``torch.backends.cudnn.benchmark``).
+
+    Autotuning doubles the time of the first batch of each shape and makes no step faster
+    (docs/benchmarks/training.md).
+
+    Example:
+        >>> with no_cudnn_autotune():
+        ...     torch.backends.cudnn.benchmark
+        False
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+# --- helpers -------------------------------------------------------------------------------------------------------
+
+
+def combine_seeds(*numbers: int) -> int:
+    """Derive one seed from several numbers.
+
+    Args:
+        numbers: Any whole numbers ≥ 0; their order matters.
+
+    Example:
+        >>> combine_seeds(0, 1) == combine_seeds(0, 1), combine_seeds(0, 1) == combine_seeds(1, 0)
+        (True, False)
+    """
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
 def masks_updates(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimiser leaves everything as it is when a flag on the device says so: fused ones on a GPU do."""
+    """Whether the optimizer skips its update when a flag on the device is set; fused optimizers on a GPU do."""
     on_gpu = all(each.is_cuda for each in _parameters(optimizer.param_groups))
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return on_gpu and bool(fused) and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def seed_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Let SGD's momentum begin at zero, which gives the same first step.
+    """Initialize SGD's momentum buffers with zeros, which gives the same first step.
 
-    Otherwise the buffers of a first step that is masked would hold whatever was in memory, and a parameter that wakes
-    up later than others of its group would have none.
+    Otherwise the buffers of a masked first step would be uninitialized, and a parameter that is unfrozen later than
+    others of its group would have none.
     """
     if isinstance(optimizer, torch.optim.SGD):
         for group in optimizer.param_groups:
@@ -266,15 +536,15 @@ def seed_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_chunks(network: nn.Module) -> None:
-    """Refuse networks whose embeddings depend on which pictures go through them together."""
+    """Raise an error if the network's embeddings depend on which images are in the same chunk."""
     was = network.training
     network.train()
-    alive = sum(layer.training for layer in batchnorm.layers(network))
+    unfrozen = sum(layer.training for layer in batchnorm.layers(network))
     network.train(was)
-    if alive:
+    if unfrozen:
         raise ValueError(
-            f"training.chunk is set and {alive} batch norms of the network take statistics of what they see, so that "
-            "chunks would change the result; set network.freeze_batchnorm = true, or leave chunk out"
+            f"training.chunk is set and {unfrozen} batch norms of the network are not frozen, so that chunks would "
+            "change the result; set network.freeze_batchnorm = true, or remove training.chunk"
         )
 
 

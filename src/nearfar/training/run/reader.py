@@ -7,30 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-
 from nearfar.data import Dataset
-from nearfar.training.loop.examples import open_data
+from nearfar.training.evaluation.embeddings import EmbeddingSet
+from nearfar.training.loop.builder import open_dataset
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder, read_log
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """The embeddings that were tested.
-
-    Args:
-        points: [n, d].
-        labels: [n], as the data set numbers its classes.
-        rows: [n], which pictures of the data set these are.
-    """
-
-    points: Tensor
-    labels: Tensor
-    rows: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +25,7 @@ class RunData:
         manifest: Everything that can change a number.
         log: A table for each line.
         metrics: Of the selected epoch.
-        queries: Tested embeddings; None while the run is not finished. ``gallery`` where they were looked for in one.
+        queries: The tested embeddings, with the gallery they were searched in; None before the run is finished.
         dataset: None where it is no longer there; ``missing`` then says why.
     """
 
@@ -53,10 +35,14 @@ class RunData:
     manifest: dict[str, Any]
     log: list[dict[str, Any]]
     metrics: dict[str, Any]
-    queries: Embeddings | None
-    gallery: Embeddings | None
+    queries: EmbeddingSet | None
     dataset: Dataset | None
     missing: str = ""
+
+    @property
+    def gallery(self) -> EmbeddingSet | None:
+        """The embeddings that the queries were searched in; None: each other."""
+        return None if self.queries is None else self.queries.gallery
 
     def class_name(self, label: int) -> str:
         """What a class is called; its number where that is not known."""
@@ -71,10 +57,10 @@ def read_run(folder: str | Path) -> RunData:
     if not run.recipe.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {run.recipe.name} is not there")
     recipe = load(run.folder)
-    queries, gallery = read_embeddings(run.embeddings)
+    queries = EmbeddingSet.load(run.embeddings) if run.embeddings.is_file() else None
     dataset, missing = None, ""
     try:
-        dataset = open_data(recipe)
+        dataset = open_dataset(recipe)
     except (OSError, ValueError, ImportError) as error:
         missing = " ".join(str(error).split())
     if dataset is not None and queries is not None and int(queries.rows.max()) >= len(dataset):
@@ -88,7 +74,6 @@ def read_run(folder: str | Path) -> RunData:
         log=read_log(run.log),
         metrics=read_json(run.metrics),
         queries=queries,
-        gallery=gallery,
         dataset=dataset,
         missing=missing,
     )
@@ -103,25 +88,3 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}") from error
     return content
-
-
-def read_embeddings(file: Path) -> tuple[Embeddings | None, Embeddings | None]:
-    """What a run tested: queries, and a gallery if they were looked for in one; None where there is none."""
-    if not file.is_file():
-        return None, None
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-
-    def part(start: str) -> Embeddings | None:
-        names = [f"{start}{name}" for name in ("embeddings", "labels", "rows")]
-        if names[0] not in tensors:
-            return None
-        absent = [name for name in names if name not in tensors]
-        if absent:
-            raise ValueError(f"{file} has no {' and no '.join(absent)}")
-        points, labels, rows = (tensors[name] for name in names)
-        return Embeddings(points.float(), labels, rows)
-
-    return part(""), part("gallery_")

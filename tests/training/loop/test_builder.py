@@ -13,8 +13,7 @@ import torch
 from nearfar.data.datasets.registry import open as open_data_set
 from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
-from nearfar.training.loop.builder import Parts, build
-from nearfar.training.loop.stages import dims_of
+from nearfar.training.loop.builder import Parts, build, output_dims
 from nearfar.training.run import manifest
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
@@ -46,14 +45,14 @@ def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -
     if count > 1:
         assert len(built(data=data).rows["validation"]) == 8
         return
-    with pytest.raises(ValueError, match="the validation part of arrays is one class"):
+    with pytest.raises(ValueError, match="the validation part of arrays has a single class"):
         built(data=data)
     assert len(built(data=data, split={"name": "fixed_validation"}, sampler=FEW).rows["validation"]) == 8
 
 
 HALVES = {"train": np.repeat(np.arange(4), 4)}
 UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "one class": ({"test": np.full(8, 4)}, {}, "the test part of arrays is one class"),
+    "one class": ({"test": np.full(8, 4)}, {}, "the test part of arrays has a single class"),
     "lonely": ({"test": np.arange(4, 12)}, {}, "the test part of arrays has a single picture of each class"),
     "strangers": (
         {"query": np.repeat([4, 5], 2), "gallery": np.repeat([6, 7], 2)},
@@ -63,7 +62,7 @@ UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "one in the gallery": (
         {"query": np.full(2, 4), "gallery": np.full(2, 4)},
         {},
-        "the gallery of arrays is one class",
+        "the gallery of arrays has a single class",
     ),
     "lonely in training": (
         {"train": np.arange(8), "test": np.repeat([8, 9], 2)},
@@ -158,7 +157,7 @@ def test_effects_are_for_training_pictures() -> None:
 
 
 def test_vectors_have_no_effects() -> None:
-    with pytest.raises(ValueError, match=r"augmentation\.erase is 0\.5; it is for pictures, and \w+ holds vectors"):
+    with pytest.raises(ValueError, match=r"augmentation\.erase is 0\.5; it is for images, and \w+ holds vectors"):
         built(augmentation={"erase": 0.5})
 
 
@@ -167,13 +166,13 @@ def test_every_level_and_member_has_a_loss_of_its_own() -> None:
     parts = built(data={"name": "digits"}, network=network)
     assert isinstance(parts.model, Ensemble)
     wanted = ["0_low", "0_high", "1_low", "1_high"]
-    assert list(dims_of(parts.model)) == list(parts.stages[0].losses) == wanted
+    assert list(output_dims(parts.model)) == list(parts.stages[0].losses) == wanted
     assert len({id(loss.proxies) for loss in parts.stages[0].losses.values()}) == 4
 
 
 def test_features_without_a_head_have_proxies_of_their_size() -> None:
     parts = built(network={"name": "linear", "dim": None, "head": "none"})
-    assert dims_of(parts.model) == {"high": 64}
+    assert output_dims(parts.model) == {"high": 64}
     assert parts.stages[0].losses["high"].proxies.shape == (5, 64)
 
 
@@ -219,8 +218,8 @@ def test_the_fingerprint_tells_another_split() -> None:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"data": {"name": "digits"}}, "'linear', which reads vectors; digits holds pictures"),
-        ({"network": {"name": "small_cnn"}}, "'small_cnn', which reads pictures; digits holds vectors"),
+        ({"data": {"name": "digits"}}, "'linear', which reads vectors; digits holds images"),
+        ({"network": {"name": "small_cnn"}}, "'small_cnn', which reads images; digits holds vectors"),
         ({"data": {"name": "cub"}}, "--data ROOT"),
         ({"schedule": {"name": "plateau"}}, "fixed_validation"),
         ({"sampler": {"classes": 50, "per_class": 4}}, "sampler: labels hold 5 classes"),
@@ -239,7 +238,7 @@ def test_the_fingerprint_tells_another_split() -> None:
                 "loss": {"name": "raw"},
                 "training": {"epochs": 2, "warmup_epochs": 1, "device": "cpu"},
             },
-            "the network has no head, and the loss nothing to learn",
+            "the network has no head, and the loss has no parameters",
         ),
     ],
 )

@@ -16,8 +16,8 @@ from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
 from nearfar.cli import main
-from nearfar.training.evaluation.models import Sides, joined
-from nearfar.training.run.reader import Embeddings
+from nearfar.training.evaluation.embeddings import EmbeddingSet
+from nearfar.training.evaluation.evaluate import concatenate
 
 LEVELS = ["low", "mid", "high"]
 SMALL = {"network__settings": {}, "training__epochs": 1, "sampler__steps": 2, "network__name": "small_cnn"}
@@ -86,8 +86,8 @@ def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, capsys: pyte
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        f"nearfar: the network in {place / 'mid'} has one level, mid; levels are told apart where network.levels has "
-        'several, such as ["low", "mid", "high"]\n'
+        f"nearfar: the network in {place / 'mid'} has one level, mid; levels are measured separately if network.levels "
+        'has several, such as ["low", "mid", "high"]\n'
     )
 
 
@@ -172,7 +172,7 @@ def test_intervals_stand_beside_each(
         ),
         (["seed0", "seed1"], "several go with --ensemble"),
         (["seed0", "mid", "--ensemble"], "mid and seed0 are runs of different data"),
-        (["seed0", "vectors.npz", "--ensemble"], "vectors.npz is no run, and no saved network"),
+        (["seed0", "vectors.npz", "--ensemble"], "vectors.npz is neither a run nor a saved network"),
         (["seed0", "seed1", "--ensemble", "--levels"], "--levels goes with one run, and --ensemble with several"),
         (["vectors.npz", "--levels"], "--levels goes with a run, and vectors.npz is no folder"),
         (["vectors.npz", "seed0", "--ensemble"], "--ensemble goes with a run, and vectors.npz is no folder"),
@@ -196,11 +196,13 @@ def test_levels_of_several_runs_are_refused(place: Path) -> None:
 
 @pytest.mark.parametrize("changed", ["labels", "rows", "gallery"])
 def test_only_embeddings_of_the_same_pictures_are_joined(changed: str) -> None:
-    one = Embeddings(torch.eye(DIM), torch.arange(DIM) // 2, torch.arange(DIM))
-    labels = one.labels.flip(0) if changed == "labels" else one.labels
-    rows = one.rows + 1 if changed == "rows" else one.rows
-    other = Sides(Embeddings(one.points, labels, rows), one if changed == "gallery" else None, None)
-    with pytest.raises(
-        ValueError, match="two and one are not tested on the same pictures; an ensemble needs one split"
-    ):
-        joined({"one": Sides(one, None, None), "two": other})
+    labels, rows = torch.arange(DIM) // 2, torch.arange(DIM)
+    one = EmbeddingSet(torch.eye(DIM), labels, rows)
+    other = EmbeddingSet(
+        torch.eye(DIM),
+        labels.flip(0) if changed == "labels" else labels,
+        rows + 1 if changed == "rows" else rows,
+        gallery=one if changed == "gallery" else None,
+    )
+    with pytest.raises(ValueError, match="two and one are not tested on the same images; an ensemble needs one split"):
+        concatenate({"one": one, "two": other})

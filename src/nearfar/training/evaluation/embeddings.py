@@ -1,0 +1,379 @@
+"""Sets of embeddings: computed by a model, measured, and stored in a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nearfar import metrics
+from nearfar.data.loader import Loader
+from nearfar.training.loop.builder import Parts, Rows
+from nearfar.training.loop.step import autocast, no_cudnn_autotune
+from nearfar.training.run.folder import RunFolder, finite
+from nearfar.utils.atomic import write_tensors
+from nearfar.utils.inputs import Array, as_labels
+from nearfar.utils.progress import Progress, Watch
+
+PerQuery = dict[str, Tensor]  # metrics of each query [n], by name
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingSet:
+    """Embeddings with their labels, and the gallery they are searched in.
+
+    Args:
+        embeddings: [n, d].
+        labels: [n]: class numbers, or text as a NumPy array.
+        rows: [n], the rows of the dataset; 0 … n − 1 by default.
+        gallery: What the embeddings are searched in; None: each other.
+        unlabeled: The number of embeddings that were left out because they have no label.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> measure_embeddings(EmbeddingSet(points, torch.tensor([0, 0, 1, 1])), ks=(1,)).retrieval["recall@1"]
+        1.0
+    """
+
+    embeddings: Tensor
+    labels: Array
+    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    gallery: EmbeddingSet | None = None
+    unlabeled: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.embeddings):
+            object.__setattr__(self, "rows", torch.arange(len(self.embeddings)))
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def to(self, device: str | torch.device) -> EmbeddingSet:
+        """Move the embeddings, including those of the gallery, to a device."""
+        gallery = None if self.gallery is None else self.gallery.to(device)
+        return replace(self, embeddings=self.embeddings.to(device), gallery=gallery)
+
+    def is_finite(self) -> bool:
+        """Whether all embeddings, including those of the gallery, are free of NaN and infinity."""
+        own = bool(self.embeddings.isfinite().all())
+        return own and (self.gallery is None or self.gallery.is_finite())
+
+    def counts(self, labels_name: str = "labels") -> dict[str, int]:
+        """Count vectors, dimensions and classes.
+
+        Args:
+            labels_name: What error messages call the labels.
+        """
+        count, dimensions = self.embeddings.shape
+        classes = len(torch.unique(as_labels(labels_name, self.labels, count)))
+        found = {"vectors": count, "dimensions": dimensions, "classes": classes}
+        return {**found, "without_class": self.unlabeled} if self.unlabeled else found
+
+    def split(self, dims: Mapping[str, int]) -> dict[str, EmbeddingSet]:
+        """Split the columns into sets of the given dimensions, such as the levels of a network.
+
+        Args:
+            dims: The dimensions by name, in the order of the columns.
+
+        Example:
+            >>> both = EmbeddingSet(torch.eye(3), torch.arange(3))
+            >>> both.split({"low": 1, "high": 2})["high"].embeddings
+            tensor([[0., 0.],
+                    [1., 0.],
+                    [0., 1.]])
+        """
+        columns = torch.split(self.embeddings, list(dims.values()), dim=1)
+        galleries = {} if self.gallery is None else self.gallery.split(dims)
+        return {
+            name: replace(self, embeddings=part, gallery=galleries.get(name))
+            for name, part in zip(dims, columns, strict=True)
+        }
+
+    def save(self, file: Path) -> None:
+        """Write "embeddings", "labels" and "rows" to a safetensors file; those of a gallery with "gallery_" before."""
+        tensors = {}
+        for prefix, part in (("", self), ("gallery_", self.gallery)):
+            if part is not None:
+                tensors[f"{prefix}embeddings"] = part.embeddings.cpu().contiguous()
+                tensors[f"{prefix}labels"] = torch.as_tensor(part.labels).clone()
+                tensors[f"{prefix}rows"] = part.rows
+        write_tensors(file, tensors)
+
+    @classmethod
+    def load(cls, file: Path) -> EmbeddingSet:
+        """Read a file of a run folder.
+
+        Args:
+            file: A file that ``save`` wrote.
+        """
+        try:
+            tensors = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read: {error}") from error
+
+        def part(prefix: str, gallery: EmbeddingSet | None) -> EmbeddingSet:
+            names = [f"{prefix}{name}" for name in ("embeddings", "labels", "rows")]
+            missing = [name for name in names if name not in tensors]
+            if missing:
+                raise ValueError(f"{file} has no {' and no '.join(missing)}")
+            embeddings, labels, rows = (tensors[name] for name in names)
+            return cls(embeddings.float(), labels, rows, gallery)
+
+        return part("", part("gallery_", None) if "gallery_embeddings" in tensors else None)
+
+
+class Measurement(NamedTuple):
+    """The metrics of an embedding set.
+
+    Args:
+        retrieval: Metrics of retrieval, by name.
+        clustering: Metrics of k-means clusters, by name; empty if not measured.
+        per_query: The retrieval metrics of each query.
+    """
+
+    retrieval: dict[str, Any]
+    clustering: dict[str, Any]
+    per_query: PerQuery
+
+
+def measure_embeddings(
+    found: EmbeddingSet,
+    *,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    measure: str = "cosine",
+    clustering: bool = False,
+    normalization: str = "arithmetic",
+    seed: int = 0,
+    watch: Watch = lambda work: None,
+) -> Measurement:
+    """Measure how well embeddings retrieve their classes, and how well they cluster.
+
+    Args:
+        found: The embeddings. Clusters are those of the queries, without the gallery.
+        ks: The k of recall@k.
+        measure: "cosine" or "euclidean".
+        clustering: Whether to cluster: NMI, AMI and F1.
+        normalization: Of NMI: "arithmetic" or "geometric".
+        seed: Seed of the clustering.
+        watch: Called when work begins; returns a progress callback.
+    """
+    gallery = () if found.gallery is None else (found.gallery.embeddings, found.gallery.labels)
+    values = metrics.retrieval(
+        found.embeddings,
+        found.labels,
+        *gallery,
+        ks=ks,
+        measure=measure,
+        per_query=True,
+        progress=watch("ranking"),
+    )
+    per_query: PerQuery = values.pop("per_query")
+    clusters: dict[str, Any] = {}
+    if clustering:
+        clusters = metrics.clustering(
+            found.embeddings,
+            found.labels,
+            seed=seed,
+            normalize=measure == "cosine",
+            normalization=normalization,
+            progress=watch("clustering"),
+        )
+    return Measurement(values, clusters, per_query)
+
+
+@torch.no_grad()
+def embed(
+    model: nn.Module,
+    loader: Loader,
+    rows: Rows,
+    *,
+    batch_size: int = 256,
+    precision: str = "float32",
+    channels_last: bool = True,
+    progress: Progress | None = None,
+) -> EmbeddingSet:
+    """Compute the embeddings of rows of a store, in their order, in evaluation mode.
+
+    Args:
+        model: The network; its training mode is restored afterwards.
+        loader: Loads images or vectors.
+        rows: Rows of the loader's store.
+        batch_size: Images that are embedded at once.
+        precision: "float32" or "bfloat16".
+        channels_last: Whether images use the channels-last memory format.
+        progress: Called with the number of embeddings done and in total.
+
+    Example:
+        >>> from nearfar import networks
+        >>> loader = Loader(np.eye(4, dtype=np.float32), np.arange(4), workers=0)
+        >>> embed(networks.create("linear", in_dim=4, dim=2), loader, np.array([2, 0])).embeddings.shape
+        torch.Size([2, 2])
+    """
+    if not len(rows):
+        raise ValueError("rows is empty; there is nothing to embed")
+    was = model.training
+    model.eval()
+    try:
+        points, labels, done = [], [], 0
+        with no_cudnn_autotune():
+            for batch in loader.all(rows, batch_size=batch_size):
+                images = _padded(batch.images, batch_size if done else len(batch))
+                if channels_last and images.ndim == 4:
+                    images = images.contiguous(memory_format=torch.channels_last)
+                with autocast(images.device, precision):
+                    points.append(model(images)[: len(batch)].float())
+                labels.append(batch.labels)
+                done += len(batch)
+                if progress is not None:
+                    progress(done, len(rows))
+        return EmbeddingSet(torch.cat(points), torch.cat(labels), torch.from_numpy(np.array(rows)))
+    finally:
+        model.train(was)
+
+
+def _padded(images: Tensor, count: int) -> Tensor:
+    """Pad the last batch on a GPU, where the first batch of a new shape takes seconds."""
+    if not images.is_cuda or len(images) == count:
+        return images
+    return torch.cat([images, images.new_zeros(count - len(images), *images.shape[1:])])
+
+
+def class_means(found: EmbeddingSet, class_labels: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the mean embedding of each class, [classes, d].
+
+    Args:
+        found: Embeddings with class numbers as labels.
+        class_labels: The labels of the classes, sorted, in the order of the result.
+    """
+    labels = torch.as_tensor(found.labels)
+    order = torch.from_numpy(np.asarray(class_labels, dtype=np.int64)).to(labels.device)
+    codes = torch.searchsorted(order, labels)
+    sums = torch.zeros(len(order), found.embeddings.shape[1], dtype=torch.float64, device=found.embeddings.device)
+    sums.index_add_(0, codes, found.embeddings.double())
+    counts = torch.bincount(codes, minlength=len(order)).clamp(min=1).unsqueeze(1)
+    means: NDArray[np.float32] = (sums / counts).float().cpu().numpy()
+    return means
+
+
+class Evaluator:
+    """Evaluates the model of a run as its recipe says.
+
+    The parts that can be evaluated are "train", "validation" and "test"; the queries and the gallery of a dataset that
+    has them are the part "test".
+
+    Args:
+        parts: What was built from the recipe.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.recipe = parts, parts.recipe
+
+    @property
+    def parts_in_training(self) -> list[str]:
+        """The parts that are measured during training: the test only if there are no validation classes."""
+        return [*(["validation"] if len(self.parts.rows["validation"]) else self._test), *self._train]
+
+    @property
+    def parts_at_end(self) -> list[str]:
+        """The parts that are measured at the end of the training."""
+        return ["validation", *self._test, *self._train]
+
+    @property
+    def _test(self) -> list[str]:
+        return ["test"] if self.recipe.evaluation.test and self.parts.rows.keys() - {"train", "validation"} else []
+
+    @property
+    def _train(self) -> list[str]:
+        return ["train"] if self.recipe.evaluation.train_recall else []
+
+    def embed(self, names: Sequence[str] | None = None) -> dict[str, EmbeddingSet]:
+        """Compute the embeddings of parts.
+
+        Args:
+            names: The parts; None for all that are measured at the end. A part without rows is left out.
+        """
+        found = {}
+        for name in self.parts_at_end if names is None else names:
+            has_gallery = name == "test" and "query" in self.parts.rows
+            rows = self.parts.rows["query" if has_gallery else name]
+            if len(rows):
+                queries = self._embed(rows)
+                found[name] = (
+                    replace(queries, gallery=self._embed(self.parts.rows["gallery"])) if has_gallery else queries
+                )
+        return found
+
+    def _embed(self, rows: Rows) -> EmbeddingSet:
+        training = self.recipe.training
+        found = embed(
+            self.parts.model,
+            self.parts.eval_loader,
+            rows,
+            batch_size=self.recipe.evaluation.batch_size,
+            precision=training.precision,
+            channels_last=training.channels_last,
+        )
+        return replace(found, rows=torch.from_numpy(np.array(self.parts.dataset_rows(rows))))
+
+    def measure(self, found: Mapping[str, EmbeddingSet]) -> tuple[dict[str, Any], PerQuery | None]:
+        """Measure parts with the metrics of the recipe.
+
+        Args:
+            found: Embeddings by part, as ``embed`` returns them.
+
+        Returns:
+            The metrics by part, fit for JSON; and the metrics of each query of the test, None without that part.
+        """
+        section, values, per_query = self.recipe.evaluation, {}, None
+        for name, one in found.items():
+            result = measure_embeddings(one, ks=section.ks, measure=section.measure, clustering=section.clustering)
+            values[name] = finite({**result.retrieval, **result.clustering})
+            if name == "test":
+                per_query = result.per_query
+        return values, per_query
+
+    def update_sampler(self) -> None:
+        """Give a sampler of hard classes the current class means."""
+        sampler: Any = self.parts.sampler
+        sampler.update(class_means(self.embed(["train"])["train"], sampler.class_labels))
+
+    def write(self, run: RunFolder, found: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None) -> None:
+        """Write the embeddings of the test and the metrics of each query to a run folder.
+
+        Queries without a match in the gallery are left out of the latter, so that means over the rest are the metrics
+        of the test.
+
+        Args:
+            run: The run folder.
+            found: Embeddings by part, as ``embed`` returns them.
+            per_query: As ``measure`` returned them for ``found``; None: they are measured now.
+        """
+        if not self._test:
+            return
+        one = found["test"]
+        if per_query is None:
+            per_query = measure_embeddings(one, ks=(1,), measure=self.recipe.evaluation.measure).per_query
+        gallery = None if one.gallery is None else self._with_dataset_labels(one.gallery)
+        own = replace(self._with_dataset_labels(one), gallery=gallery)
+        own.save(run.embeddings)
+        each = {name: value.cpu() for name, value in per_query.items()}
+        answered = ~each["mrr"].isnan()
+        tensors = {
+            "rows": own.rows[answered],
+            "labels": torch.as_tensor(own.labels)[answered],
+            "recall@1": each["precision@1"][answered].to(torch.uint8),  # equal to it, and measured for any ks
+            "map@r": each["map@r"][answered].float(),
+        }
+        write_tensors(run.queries, tensors)
+
+    def _with_dataset_labels(self, one: EmbeddingSet) -> EmbeddingSet:
+        """Replace the labels of the training, where trained classes come first, by those of the dataset."""
+        return replace(one, labels=torch.from_numpy(self.parts.dataset.labels[one.rows.numpy()].copy()))

@@ -1,0 +1,476 @@
+"""Evaluates trained models and files of embeddings: ``nf.evaluate`` and ``nearfar evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nearfar import __version__, metrics
+from nearfar import data as datasets
+from nearfar.data import Dataset, Loader, Store, View
+from nearfar.metrics.clustering import NORMALIZATIONS
+from nearfar.networks.ensemble import side_by_side
+from nearfar.networks.preprocessing import Preprocessing
+from nearfar.networks.weights import save
+from nearfar.training.api import open_model, read_model
+from nearfar.training.evaluation.embeddings import EmbeddingSet, embed, measure_embeddings
+from nearfar.training.loop.builder import (
+    Rows,
+    Vectors,
+    create_split,
+    open_dataset,
+    open_store,
+    output_dims,
+    split_rows,
+)
+from nearfar.training.recipe.files import load as load_recipe
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run.folder import RunFolder
+from nearfar.training.run.reader import read_json
+from nearfar.utils.inputs import Array, as_device, as_vectors
+from nearfar.utils.paths import expanded
+from nearfar.utils.progress import Watch
+from nearfar.utils.validation import one_of, whole
+from nearfar.utils.vector_files import marks_none, read
+
+SIDE = 256  # images are decoded at this side before networks that read smaller ones
+
+
+def evaluate(
+    where: str | Path | Sequence[str | Path],
+    data: str | None = None,
+    *,
+    levels: bool = False,
+    ks: Sequence[int] | None = None,
+    clustering: bool = False,
+    intervals: bool = False,
+    worst: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Measure a trained model on classes it has not seen, as ``nearfar evaluate RUN --json`` does.
+
+    Args:
+        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote; several of them are an ensemble,
+            whose embeddings are concatenated.
+        data: Another dataset than the run's, as NAME or NAME:ROOT, or the new location of the run's own dataset.
+        levels: Whether to measure each level of the network separately, too.
+        ks: The k of recall@k; those of the recipe by default.
+        clustering: Whether to add NMI, AMI and F1 of clusters.
+        intervals: Whether to add 95 % bootstrap intervals over queries.
+        worst: How many of the queries with the lowest average precision to list.
+        device: Where to compute: "auto", "cpu", "cuda", …
+
+    Returns:
+        All metrics, fit for JSON. Those of the levels, or of the runs of an ensemble, are under "alone", by name.
+
+    Example:
+        >>> import tempfile, nearfar as nf
+        >>> settings = {
+        ...     "data": {"name": "digits", "settings": {"vectors": True}},
+        ...     "sampler": {"classes": 5, "per_class": 8, "steps": 2},
+        ...     "network": {"name": "linear", "dim": 8},
+        ...     "loss": {"name": "contrastive"},
+        ...     "optimizer": {"lr": 0.01},
+        ...     "training": {"epochs": 1, "device": "cpu"},
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trained = nf.train(settings, f"{folder}/run")
+        ...     found = nf.evaluate(trained.folder, device="cpu")
+        >>> found["retrieval"]["recall@1"] == trained.metrics["test"]["recall@1"]
+        True
+    """
+    if isinstance(where, (str, Path)):
+        found = load_run(Path(where), levels=levels, data=data, device=device)
+    elif levels:
+        raise ValueError(f"levels are those of one run; where has {len(where)}")
+    else:
+        found = load_ensemble([Path(run) for run in where], data=data, device=device)
+    return evaluate_embeddings(
+        found.embeddings,
+        alone=found.alone,
+        ks=found.ks if ks is None else ks,
+        measure=found.measure,
+        clustering=clustering,
+        intervals=intervals,
+        worst=worst,
+    )
+
+
+def evaluate_embeddings(
+    embeddings: EmbeddingSet,
+    *,
+    alone: Mapping[str, EmbeddingSet] | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    measure: str = "cosine",
+    clustering: bool = True,
+    normalization: str = "arithmetic",
+    intervals: bool = False,
+    worst: int = 0,
+    seed: int = 0,
+    watch: Watch = lambda work: None,
+) -> dict[str, Any]:
+    """Compute all metrics of embeddings.
+
+    Args:
+        embeddings: What to measure. Clusters are those of the queries, of unit vectors if ``measure`` is "cosine".
+        alone: Other embeddings to measure in the same way, by name.
+        ks: The k of recall@k.
+        measure: "cosine" or "euclidean".
+        clustering: Whether to cluster: NMI, AMI and F1.
+        normalization: Of NMI: "arithmetic" or "geometric".
+        intervals: Whether to add 95 % bootstrap intervals over queries.
+        worst: How many of the queries with the lowest average precision to list.
+        seed: Seed of clusters and intervals.
+        watch: Called when work begins; returns a progress callback.
+
+    Returns:
+        All metrics, fit for JSON; those of ``alone`` under "alone".
+    """
+    # Wrong settings raise an error before any long computation.
+    whole("worst", worst, low=0)
+    whole("seed", seed, low=0, high=2**63 - 1)
+    one_of("normalization", normalization, NORMALIZATIONS)
+    settings = {"ks": list(ks), "measure": measure, "normalization": normalization, "seed": seed}
+
+    def report(one: EmbeddingSet) -> dict[str, Any]:
+        found: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": one.counts()}
+        if one.gallery is not None:
+            found["gallery"] = one.gallery.counts("gallery_labels")
+        if clustering and found["queries"]["classes"] == 1:
+            raise ValueError("labels have one class, so there is nothing to cluster; disable clustering")
+        result = measure_embeddings(
+            one, ks=ks, measure=measure, clustering=clustering, normalization=normalization, seed=seed, watch=watch
+        )
+        found["retrieval"] = result.retrieval
+        if clustering:
+            found["clustering"] = result.clustering
+        if intervals:
+            found["intervals"] = {
+                name: {"low": interval.low, "high": interval.high}
+                for name, interval in metrics.bootstrap(result.per_query, seed=seed).items()
+            }
+        if worst:
+            found["worst"] = _worst_queries(result.per_query, one.labels, worst)
+        return found
+
+    result = report(embeddings)
+    if alone:
+        result["alone"] = {name: report(one) for name, one in alone.items()}
+    return result
+
+
+def _worst_queries(per_query: dict[str, Tensor], labels: Array, count: int) -> list[dict[str, Any]]:
+    """Return the queries with the lowest average precision, lowest first."""
+    precision = per_query["map"].cpu()
+    order = precision.nan_to_num(nan=torch.inf).argsort(stable=True)[: int((~precision.isnan()).sum())]
+    return [
+        {
+            "row": row,
+            "label": _plain(labels[row]),
+            "map": precision[row].item(),
+            "first_match": round(1 / per_query["mrr"][row].item()),
+        }
+        for row in order[:count].tolist()
+    ]
+
+
+def _plain(label: Any) -> int | str:
+    """Convert a label to a Python number or string."""
+    value = label.item() if hasattr(label, "item") else label
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# --- what to measure -----------------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """Embeddings to measure, and the settings of the recipe they come from.
+
+    Args:
+        embeddings: The embeddings of a run or an ensemble.
+        alone: The embeddings of its levels or members, by name.
+        ks: The k of recall@k.
+        measure: "cosine" or "euclidean".
+    """
+
+    embeddings: EmbeddingSet
+    alone: Mapping[str, EmbeddingSet]
+    ks: Sequence[int] = (1, 2, 4, 8)
+    measure: str = "cosine"
+
+
+def load_files(
+    name: str,
+    embeddings: Path,
+    labels: Path | None = None,
+    *,
+    key: str | None = None,
+    labels_key: str | None = None,
+    device: str = "cpu",
+) -> EmbeddingSet:
+    """Read embeddings and labels from one file or two.
+
+    Embeddings that ``nearfar embed`` wrote without a class are left out.
+
+    Args:
+        name: What error messages call the embeddings.
+        embeddings: A .npy, .npz, .safetensors or .parquet file.
+        labels: A file with the labels; None if the first file has both.
+        key: The tensor or column with the embeddings.
+        labels_key: The tensor or column with the labels.
+        device: Where to put the embeddings.
+    """
+    place, shared = as_device("device", device), labels is None or labels == embeddings
+    vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
+    file = labels or embeddings
+    found = read(file, "labels", labels_key, shared=shared)
+    if labels_key is None and marks_none(file) and len(found) == len(vectors):
+        labeled = torch.as_tensor(found) >= 0
+        if not labeled.any():
+            raise ValueError(f"{file} has no class for any of its {len(vectors):,} embeddings")
+        if not labeled.all():
+            unlabeled = int((~labeled).sum())
+            return EmbeddingSet(vectors[labeled].to(place), found[labeled.numpy()], unlabeled=unlabeled)
+    return EmbeddingSet(vectors.to(place), found)
+
+
+def load_run(
+    where: Path,
+    *,
+    levels: bool = False,
+    data: str | None = None,
+    device: str = "cpu",
+    watch: Watch = lambda work: None,
+) -> Loaded:
+    """Return the embeddings of a trained model, see :func:`model_embeddings`.
+
+    Args:
+        where: A run folder, or a folder with a saved network.
+        levels: Whether to return those of each level separately, too.
+        data: Another dataset, or another location of the run's own.
+        device: Where to compute.
+        watch: Called when work begins; returns a progress callback.
+    """
+    _check_trained(where)
+    place = as_device("device", device)
+    dims = level_dims(where) if levels else {}
+    together = model_embeddings(where, data=data, device=place, watch=watch).to(place)
+    return _with_settings(where, together, together.split(dims) if levels else {})
+
+
+def load_ensemble(
+    runs: Sequence[Path], *, data: str | None = None, device: str = "cpu", watch: Watch = lambda work: None
+) -> Loaded:
+    """Return the embeddings of several runs, concatenated and separately, with the settings of the first one's recipe.
+
+    Args:
+        runs: Run folders, or folders with saved networks.
+        data: Another dataset, or another location of the runs' own.
+        device: Where to compute.
+        watch: Called when work begins; returns a progress callback.
+    """
+    names = ", ".join(map(str, runs))
+    if len(runs) < 2:
+        raise ValueError(f"runs are {names or 'missing'}; an ensemble needs two at least")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ValueError(f"runs are {names}; each may be in an ensemble only once")
+    for run in runs:
+        _check_trained(run)
+    place = as_device("device", device)
+    if data is None:
+        _check_same_data(runs)
+    each = {str(run): model_embeddings(run, data=data, device=place, watch=watch).to(place) for run in runs}
+    return _with_settings(runs[0], concatenate(each), each)
+
+
+def concatenate(each: Mapping[str, EmbeddingSet]) -> EmbeddingSet:
+    """Concatenate the embeddings of several models, normalized so that all have the same weight.
+
+    Args:
+        each: Embeddings of the same images, by the names of the models.
+    """
+    (first, one), *others = each.items()
+    for name, other in others:
+        if not (_same_rows(one, other) and _same_rows(one.gallery, other.gallery)):
+            raise ValueError(f"{name} and {first} are not tested on the same images; an ensemble needs one split")
+    galleries = [found.gallery for found in each.values() if found.gallery is not None]
+    joined = _normalized_side_by_side(list(each.values()))
+    return replace(joined, gallery=_normalized_side_by_side(galleries) if galleries else None)
+
+
+def level_dims(where: str | Path) -> dict[str, int]:
+    """Return the dimensions of each level of a trained network, in the order of its embedding.
+
+    The levels of an ensemble's members are named "0_high", "1_high" and so on.
+
+    Args:
+        where: A run folder, or a folder with a saved network; it must have several levels.
+    """
+    dims = output_dims(open_model(where))
+    if len(dims) == 1:
+        raise ValueError(
+            f"the network in {where} has one level, {next(iter(dims))}; levels are measured separately if "
+            'network.levels has several, such as ["low", "mid", "high"]'
+        )
+    return dims
+
+
+def model_embeddings(
+    where: str | Path,
+    *,
+    data: str | None = None,
+    device: str | torch.device = "cpu",
+    cache: str | Path | None = None,
+    watch: Watch = lambda work: None,
+) -> EmbeddingSet:
+    """Return the embeddings that a model is tested on.
+
+    Args:
+        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
+        data: None: the test classes of the run, as embedded at its end. A path: the new location of the run's dataset.
+            "NAME" or "NAME:ROOT": another dataset, such as cars196 or folder:photos; its test part if it has one, and
+            otherwise all of it. The run's own dataset is split as in the run.
+        device: Where to embed.
+        cache: Where decoded images are stored.
+        watch: Called when work begins; returns a progress callback.
+    """
+    where = Path(where)
+    run = RunFolder(where)
+    recipe = load_recipe(run.folder) if run.recipe.is_file() else None
+    if recipe is not None and data is None and run.embeddings.is_file():
+        return EmbeddingSet.load(run.embeddings)
+    model, preprocessing = read_model(where, lambda folder: (save.load(folder), save.load_preprocessing(folder)))
+    model = model.to(device)
+    dataset, store, rows = _open_data(recipe, run, data, cache, watch, preprocessing)
+    if (preprocessing is None) != dataset.is_vectors:
+        reads, holds = ("vectors", "images") if preprocessing is None else ("images", "vectors")
+        raise ValueError(f"the network in {where} reads {reads}; {dataset.name} holds {holds}")
+    view, normalization = None, None
+    if preprocessing is not None:
+        normalization = preprocessing.normalization
+        view = View(
+            size=preprocessing.size,
+            crop=preprocessing.crop,
+            resize=preprocessing.resize,
+            aspect=preprocessing.aspect,
+            flip=False,
+        )
+    stored = store.rows if isinstance(store, Store) else np.arange(len(store))
+    loader = Loader(store, dataset.labels[stored], view=view, normalization=normalization, device=device)
+    found = {}
+    for part, part_rows in rows.items():
+        if not len(part_rows):
+            raise ValueError(f"the part {part} of {dataset.name} has no images")
+        one = embed(model, loader, part_rows, progress=watch("embedding"))
+        labels = torch.as_tensor(one.labels).cpu()
+        found[part] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
+    return replace(found["query"], gallery=found["gallery"]) if "query" in found else found["test"]
+
+
+def _with_settings(where: Path, embeddings: EmbeddingSet, alone: Mapping[str, EmbeddingSet]) -> Loaded:
+    if not RunFolder(where).recipe.is_file():
+        return Loaded(embeddings, alone)
+    section = load_recipe(where).evaluation
+    return Loaded(embeddings, alone, section.ks, section.measure)
+
+
+def _check_trained(where: Path) -> None:
+    if not RunFolder(where).recipe.is_file() and not (where / save.NAME).is_file():
+        if not where.exists():
+            raise FileNotFoundError(f"{where} does not exist; a run folder, or one with model.safetensors, is needed")
+        raise ValueError(
+            f"{where} is neither a run nor a saved network: a folder with recipe.toml or model.safetensors is needed"
+        )
+
+
+def _check_same_data(runs: Sequence[Path]) -> None:
+    """Raise an error for runs of different data, by the fingerprints in their manifests."""
+    first, *others = [(run, read_json(RunFolder(run).manifest).get("data", {}).get("source")) for run in runs]
+    for run, source in others:
+        if source != first[1]:
+            raise ValueError(
+                f"{run} and {first[0]} are runs of different data; an ensemble needs one dataset, and data names one "
+                "to test all of them on"
+            )
+
+
+def _normalized_side_by_side(parts: Sequence[EmbeddingSet]) -> EmbeddingSet:
+    device = parts[0].embeddings.device
+    normalized = [F.normalize(part.embeddings.to(device), dim=1) for part in parts]
+    return replace(parts[0], embeddings=side_by_side(normalized))
+
+
+def _same_rows(one: EmbeddingSet | None, other: EmbeddingSet | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    pairs = ((one.rows, other.rows), (one.labels, other.labels))
+    return all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
+
+
+def _open_data(
+    recipe: Recipe | None,
+    run: RunFolder,
+    data: str | None,
+    cache: str | Path | None,
+    watch: Watch,
+    preprocessing: Preprocessing | None,
+) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
+    """Open a dataset; return it, its images, and the rows of its test parts."""
+    name, _, root = (data or "").partition(":")
+    if recipe is not None and data is not None and _is_own(recipe, name, root):
+        data = root or None
+    elif name in datasets.names():
+        dataset = datasets.open(name, root or None) if root else datasets.open(name)
+        on_error = "fail" if recipe is None else recipe.data.on_error
+        store = _open_store(dataset, cache, watch, preprocessing, on_error)
+        parts = {part: rows for part, rows in dataset.parts.items() if part in ("test", "query", "gallery")}
+        parts = parts or {"test": np.arange(len(dataset))}
+        return (
+            dataset,
+            store,
+            {part: store.places(rows) if isinstance(store, Store) else rows for part, rows in parts.items()},
+        )
+    if recipe is None:
+        given = "data is missing" if data is None else f"data is {data!r}"
+        raise ValueError(
+            f"{given}; a network without a run has no dataset of its own: NAME or NAME:ROOT is needed, "
+            f"with a name of {', '.join(datasets.names())}"
+        )
+    if data is not None:
+        recipe = load_recipe(run.folder, overrides={"data.root": data})
+    dataset = open_dataset(recipe)
+    store = open_store(recipe, dataset, cache, watch)
+    rows = split_rows(create_split(recipe, dataset), store)
+    return dataset, store, {part: own for part, own in rows.items() if part not in ("train", "validation")}
+
+
+def _is_own(recipe: Recipe, name: str, root: str) -> bool:
+    """Whether this is the dataset of the run, whose recipe determines the test classes."""
+    if name != recipe.data.name or not root:
+        return name == recipe.data.name
+    return expanded(str(recipe.data.root)).resolve() == expanded(root).resolve()
+
+
+def _open_store(
+    dataset: Dataset, cache: str | Path | None, watch: Watch, preprocessing: Preprocessing | None, on_error: str
+) -> Store | Vectors:
+    if dataset.is_vectors or preprocessing is None:
+        array: Vectors = getattr(dataset.source, "array", np.empty((0, 0), dtype=np.float32))
+        return array
+    from nearfar.data.store.prepare import prepare
+
+    return prepare(
+        dataset,
+        cache=cache,
+        side=max(SIDE, preprocessing.resize),
+        channels=preprocessing.normalization.channels,
+        on_error=on_error,
+        progress=watch("decoding"),
+    )
