@@ -87,7 +87,7 @@ def test_quiet_says_one_line(recipe: Path, tmp_path: Path, capsys: pytest.Captur
         (["--data", "here"], "digits takes none"),
         (["--device", "tpu"], "training.device is 'tpu'; allowed are auto, cpu, cuda"),
         (["--set", "training.epochs=many"], "training.epochs is 'many'"),
-        (["--resume", "nowhere", "--out", "there"], "a run goes on in its own folder"),
+        (["--resume", "nowhere", "--out", "there"], "a run is resumed in its own folder"),
     ],
 )
 def test_bad_input_is_one_line(recipe: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""From a recipe to a trained model and its honest numbers.
+"""Training: from a recipe to a trained model and its metrics.
 
 >>> from nearfar import training
 >>> recipe = training.load_recipe({

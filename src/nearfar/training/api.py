@@ -1,4 +1,4 @@
-"""The way in: train a recipe, go on with a run, open the model of one."""
+"""Entry points: train a recipe, resume a run, load the model of a run."""
 
 from __future__ import annotations
 
@@ -29,27 +29,31 @@ def train(
     resume: str | Path | None = None,
     **overrides: Any,
 ) -> TrainResult:
-    """Train what a recipe says, and leave a run folder.
+    """Train a recipe and write a run folder.
 
     Args:
-        recipe: A TOML file, or what one holds; may be left out when a run is resumed.
-        out: The run folder, a new one; runs/ and the name of the recipe unless told.
-        resume: A run folder to go on with.
-        overrides: By section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
+        recipe: A TOML file, its content as a mapping, or a ``Recipe``; optional when a run is resumed.
+        out: The run folder to create; by default runs/ and the name of the recipe.
+        resume: A run folder to resume.
+        overrides: Settings by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
 
-    >>> import tempfile
-    >>> settings = {
-    ...     "data": {"name": "digits", "settings": {"vectors": True}},
-    ...     "sampler": {"classes": 5, "per_class": 8, "steps": 2},
-    ...     "network": {"name": "linear", "dim": 8},
-    ...     "loss": {"name": "raw"},
-    ...     "optimizer": {"lr": 0.01},
-    ...     "training": {"epochs": 1, "device": "cpu"},
-    ... }
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     result = train(settings, f"{folder}/run", loss={"alpha": 3.0})
-    >>> sorted(result.metrics)[:1], result.folder.name
-    (['epoch'], 'run')
+    Returns:
+        The run folder and its metrics.
+
+    Example:
+        >>> import tempfile
+        >>> settings = {
+        ...     "data": {"name": "digits", "settings": {"vectors": True}},
+        ...     "sampler": {"classes": 5, "per_class": 8, "steps": 2},
+        ...     "network": {"name": "linear", "dim": 8},
+        ...     "loss": {"name": "multi_similarity"},
+        ...     "optimizer": {"lr": 0.01},
+        ...     "training": {"epochs": 1, "device": "cpu"},
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = train(settings, f"{folder}/run", loss={"alpha": 3.0})
+        >>> sorted(result.metrics)[:1], result.folder.name
+        (['epoch'], 'run')
     """
     return start(recipe, out=out, resume=resume, overrides=overrides)
 
@@ -64,31 +68,37 @@ def start(
     loggers: Sequence[str | Logger] = (),
     cache: str | Path | None = None,
 ) -> TrainResult:
-    """As ``train``, with all there is to choose.
+    """Train a recipe, as ``train`` does, with all options.
 
     Args:
+        recipe: A TOML file, its content as a mapping, or a ``Recipe``; optional when a run is resumed.
+        out: The run folder to create.
+        resume: A run folder to resume.
         overrides: As for ``nearfar.training.load_recipe``.
-        display: What a person sees, see ``nearfar.training.run.console``.
-        loggers: "tensorboard", "mlflow", or anything that is told as they are.
-        cache: Where decoded pictures are kept.
+        display: Shows the progress, see ``nearfar.training.run.console``.
+        loggers: "tensorboard", "mlflow", or objects with their methods.
+        cache: Where decoded images are stored.
+
+    Returns:
+        The run folder and its metrics.
     """
     from nearfar.training.loop import distributed
     from nearfar.training.loop.trainer import Trainer
 
     if resume is not None and out is not None:
-        raise ValueError(f"out is {str(out)!r} and resume {str(resume)!r}; a run goes on in its own folder")
+        raise ValueError(f"out is {str(out)!r} and resume {str(resume)!r}; a run is resumed in its own folder")
     if recipe is None:
         if resume is None:
-            raise ValueError("recipe is missing; needed is a recipe, or a run to resume")
+            raise ValueError("recipe is missing; a recipe, or a run to resume, is needed")
         recipe = resume
         if not (Path(resume) / NAME).is_file():
-            raise FileNotFoundError(f"{resume} holds no run to resume: {NAME} is not there")
+            raise FileNotFoundError(f"{resume} holds no run to resume: there is no {NAME}")
     found = load(recipe, overrides=overrides)
     world = distributed.init_world(found.training.device)
     with ExitStack() as stack:
         stack.callback(world.close)
         for logger in loggers if world.is_main else ():
-            if not isinstance(logger, str):  # those are closed by who opens them
+            if not isinstance(logger, str):  # names are opened and closed by the trainer
                 stack.callback(logger.close)
         folder = resume if resume is not None else out
         if not folder and world.is_main:
@@ -108,7 +118,7 @@ def start(
 
 
 def open_model(where: str | Path) -> Embedder | Ensemble:
-    """The model of a run: that of the selected epoch, or of the last one where nothing selects.
+    """Load the model of a run: that of the selected epoch, or of the last one if there are no validation classes.
 
     Args:
         where: A run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote.
@@ -119,9 +129,11 @@ def open_model(where: str | Path) -> Embedder | Ensemble:
 
 
 def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
-    """What ``reader`` finds in the folder of a run's model, or of whatever else holds one: see ``open_model``.
+    """Read the folder of a model consistently, even while a training replaces its checkpoints.
 
-    All of it is of one checkpoint, also while a training puts new ones there: then it is read again.
+    Args:
+        where: As for ``open_model``.
+        reader: Called with the folder; called again if the checkpoint was replaced meanwhile.
     """
     from nearfar.training.run import checkpoints
 
@@ -131,9 +143,10 @@ def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
 
 
 def model_folder(where: str | Path) -> Path:
-    """Where the files of a run's model lie now, or of whatever else holds one: see ``open_model``.
+    """Return the folder of a model. A running training may replace it at any time; ``read_model`` handles that.
 
-    A training that is under way may put others there at any time; ``read_model`` takes care of that.
+    Args:
+        where: As for ``open_model``.
     """
     return read_model(where, lambda folder: folder)
 
@@ -145,31 +158,37 @@ def _model_place(where: str | Path) -> Path:
     run = RunFolder(where)
     if not run.recipe.is_file():
         return Path(where)
-    # In this order: a training saves the best one before the last, which says that there is one.
+    # In this order: a training saves the best checkpoint before the last one, which refers to it.
     last = checkpoints.values_of(run.last) if checkpoints.exists(run.last) else None
     if checkpoints.exists(run.best):
         return run.best
     if last is None:
-        why = "was thrown away" if run.metrics.is_file() else "has not been saved yet"
+        why = "was deleted" if run.metrics.is_file() else "has not been saved yet"
         raise FileNotFoundError(f"{run.folder} has no checkpoint: it {why}")
     best = last["place"]["best"]
     if best is not None:
         raise FileNotFoundError(
-            f"{run.best} is gone, the network of epoch {best['epoch'] + 1}, which was selected; {run.last} is that of "
-            "the last epoch, and can be named instead"
+            f"{run.best}, the network of the selected epoch {best['epoch'] + 1}, is missing; {run.last} has the network "
+            "of the last epoch and can be used instead"
         )
     return run.last
 
 
 def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, runs: Path = RUNS) -> Path:
-    """Make a folder that was not there yet, named by the file of a recipe, or else by data set and loss.
+    """Create a new run folder, named after the file of a recipe, or else after dataset and loss.
 
-    >>> import tempfile
-    >>> settings = {"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
-    ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}}
-    >>> with tempfile.TemporaryDirectory() as runs:
-    ...     [free_folder(settings, load(settings), Path(runs)).name for _ in range(2)]
-    ['digits-nra', 'digits-nra-2']
+    Args:
+        recipe: As given to ``train``.
+        found: The recipe that was loaded from it.
+        runs: Where to create the folder.
+
+    Example:
+        >>> import tempfile
+        >>> settings = {"sampler": {"name": "random", "batch_size": 8}, "network": {"name": "linear"},
+        ...     "loss": {"name": "nra"}, "optimizer": {"lr": 0.1}, "training": {"epochs": 1}}
+        >>> with tempfile.TemporaryDirectory() as runs:
+        ...     [free_folder(settings, load(settings), Path(runs)).name for _ in range(2)]
+        ['digits-nra', 'digits-nra-2']
     """
     from nearfar.training.run.folder import RunError
 
@@ -185,11 +204,11 @@ def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, 
     for number in count(1):
         folder = runs / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):
-            folder.mkdir()  # and so nobody else is given it
+            folder.mkdir()  # fails if another process has created it
             break
     return folder
 
 
 def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # there is a run in it
+    with suppress(OSError):  # the folder is not empty
         folder.rmdir()

@@ -53,7 +53,7 @@ def test_a_validation_part_of_one_class_is_refused(tmp_path: Path, count: int) -
 HALVES = {"train": np.repeat(np.arange(4), 4)}
 UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "one class": ({"test": np.full(8, 4)}, {}, "the test part of arrays has a single class"),
-    "lonely": ({"test": np.arange(4, 12)}, {}, "the test part of arrays has a single picture of each class"),
+    "lonely": ({"test": np.arange(4, 12)}, {}, "the test part of arrays has a single image of each class"),
     "strangers": (
         {"query": np.repeat([4, 5], 2), "gallery": np.repeat([6, 7], 2)},
         {},
@@ -67,7 +67,7 @@ UNMEASURED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "lonely in training": (
         {"train": np.arange(8), "test": np.repeat([8, 9], 2)},
         {"evaluation": {"train_recall": True}, "sampler": {"classes": 4, "per_class": 1}},
-        "the train part of arrays has a single picture of each class",
+        "the train part of arrays has a single image of each class",
     ),
 }
 

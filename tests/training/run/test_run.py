@@ -178,7 +178,7 @@ def test_a_selected_network_that_is_gone_is_not_replaced_by_the_last(tmp_path: P
     chosen = recipe(vectors(tmp_path), split__name="fixed_validation", sampler__classes=3, training__epochs=2)
     run = RunFolder(train(chosen, tmp_path / "run").folder)
     shutil.rmtree(run.best)
-    with pytest.raises(FileNotFoundError, match=r"best is gone, the network of epoch \d, which was selected"):
+    with pytest.raises(FileNotFoundError, match=r"best, the network of the selected epoch \d, is missing"):
         open_model(run.folder)
     open_model(run.last)
 
