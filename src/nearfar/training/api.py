@@ -168,7 +168,7 @@ def _model_place(where: str | Path) -> Path:
     best = last["place"]["best"]
     if best is not None:
         raise FileNotFoundError(
-            f"{run.best}, the network of the selected epoch {best['epoch'] + 1}, is missing; {run.last} has the network "
+            f"{run.best}, the network of the selected epoch {best['epoch'] + 1}, is missing; {run.last} has that "
             "of the last epoch and can be used instead"
         )
     return run.last
