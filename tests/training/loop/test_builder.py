@@ -14,6 +14,8 @@ from nearfar.data.datasets.registry import open as open_data_set
 from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
 from nearfar.training.loop.builder import Parts, build, output_dims
+from nearfar.training.loop.distributed import World
+from nearfar.training.loop.state import Session
 from nearfar.training.run import manifest
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
@@ -192,7 +194,7 @@ def test_stages_go_on_with_a_loss_and_hand_over_class_vectors() -> None:
 def test_iterations_may_end_within_an_epoch() -> None:
     parts = built(training={"iterations": 70, "device": "cpu"})
     assert (parts.steps, parts.epochs, parts.steps_per_epoch) == (70, 2, 56)
-    assert parts.schedule(parts.optimizer()).steps == 70
+    assert Session(parts, World()).schedule.steps == 70
 
 
 def test_weights_are_looked_for_before_pictures_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +224,7 @@ def test_the_fingerprint_tells_another_split() -> None:
         ({"network": {"name": "small_cnn"}}, "'small_cnn', which reads images; digits holds vectors"),
         ({"data": {"name": "cub"}}, "--data ROOT"),
         ({"schedule": {"name": "plateau"}}, "fixed_validation"),
-        ({"sampler": {"classes": 50, "per_class": 4}}, "sampler: labels hold 5 classes"),
+        ({"sampler": {"classes": 50, "per_class": 4}}, "sampler: labels has 5 classes"),
         ({"sampler": {"classes": 50, "per_class": 4}}, "so sampler.classes can be 5 at most"),
         (
             {"training": {"iterations": 3, "warmup_epochs": 3, "device": "cpu"}},
