@@ -217,7 +217,7 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
         (["gallery.safetensors", "labels.npy"], "labels has shape (60,); needed is [80]"),
         (["embeddings.npy", "one_class.npy"], "labels have one class, so there is nothing to cluster"),
         (["embeddings.npy", "all_alone.npy"], "no class has two members"),
-        (["embeddings.npy", "labels.npy", "--ks", "1,x"], "--ks is '1,x'; needed are whole numbers"),
+        (["embeddings.npy", "labels.npy", "--ks", "1,x"], "--ks is '1,x'; whole numbers"),
         (["embeddings.npy", "labels.npy", "--ks", "0"], "ks contains 0"),
         (["embeddings.npy", "labels.npy", "--measure", "dot"], "measure is 'dot'; allowed are cosine, euclidean"),
         (["embeddings.npy", "labels.npy", "--normalization", "max"], "normalization is 'max'"),
