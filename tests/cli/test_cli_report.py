@@ -15,9 +15,9 @@ from training_runs import CLASSES, recipe, train, vectors
 import nearfar as nf
 from nearfar.cli.app import main
 from nearfar.networks.weights import save
+from nearfar.training.evaluation.embeddings import EmbeddingSet
 from nearfar.training.loop.trainer import Trainer
 from nearfar.training.recipe.files import load
-from nearfar.training.evaluation.embeddings import EmbeddingSet
 
 
 def call(*words: str) -> int:
@@ -69,8 +69,7 @@ def test_report_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_evaluate_measures_what_a_run_has_tested(run: Path) -> None:
     found = evaluated("run", "--no-clustering")
     queries = EmbeddingSet.load(run / "embeddings.safetensors")
-    assert queries is not None
-    assert found["retrieval"] == nf.metrics.retrieval(queries.points, queries.labels, ks=(1, 3))
+    assert found["retrieval"] == nf.metrics.retrieval(queries.embeddings, queries.labels, ks=(1, 3))
     assert found["files"] == {"run": "run"}
     assert found["settings"]["ks"] == [1, 3]  # the recipe's
     assert evaluated("run", "--no-clustering", "--ks", "2")["settings"]["ks"] == [2]

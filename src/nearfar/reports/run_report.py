@@ -99,7 +99,7 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
             entries.append((metric_name(name), formatting.percent(found.values[name]), remark))
     if run.queries is not None:
         tested = run.gallery or run.queries
-        classes = f"images of {len(torch.unique(tested.labels)):,} unseen classes"
+        classes = f"images of {len(torch.unique(torch.as_tensor(tested.labels))):,} unseen classes"
         entries.append(("Tested on", f"{len(tested.labels):,}", classes))
     if "epoch" in run.metrics:
         entries.append(("Epoch", f"{run.metrics['epoch'] + 1:,}", str(run.metrics.get("selection", ""))))
@@ -143,7 +143,11 @@ def _metrics(found: RunMetrics | None) -> list[dict[str, Any]]:
 
 def _random_queries(run: RunData, count: int, seed: int) -> list[list[dict[str, Any]]]:
     """Random queries of different classes with their neighbors."""
-    return _hits(run, spread(run.queries.labels, count, seed)) if run.queries is not None and count else []
+    return (
+        _hits(run, spread(torch.as_tensor(run.queries.labels), count, seed))
+        if run.queries is not None and count
+        else []
+    )
 
 
 def _worst_queries(run: RunData, found: RunMetrics, count: int) -> list[list[dict[str, Any]]]:
@@ -196,8 +200,8 @@ def _map(run: RunData, method: str, seed: int) -> dict[str, Any] | None:
     tested = run.gallery or run.queries
     if tested is None or len(tested.labels) < 3:
         return None
-    rows = sorted(spread(tested.labels, MAX_POINTS, seed))
-    labels, points = tested.labels[rows], tested.points[rows]
+    rows = sorted(spread(torch.as_tensor(tested.labels), MAX_POINTS, seed))
+    labels, points = tested.labels[rows], tested.embeddings[rows]
     if run.recipe.evaluation.measure == "cosine":
         points = torch.nn.functional.normalize(points)
     places = flatten(points, method, seed)
