@@ -181,8 +181,8 @@ def test_queries_look_in_their_gallery(tmp_path: Path) -> None:
     found = read_run(run)
     assert found.queries is not None
     assert found.gallery is not None
-    (first,) = gallery.neighbors(found.queries.points, [2], found.gallery.points, count=1)
-    similarity = torch.nn.functional.cosine_similarity(found.queries.points[2:3], found.gallery.points)
+    (first,) = gallery.neighbors(found.queries.embeddings, [2], found.gallery.embeddings, count=1)
+    similarity = torch.nn.functional.cosine_similarity(found.queries.embeddings[2:3], found.gallery.embeddings)
     assert first.neighbors == [int(similarity.argmax())]
     assert "Metrics" in Page(report(run)).titles
 
