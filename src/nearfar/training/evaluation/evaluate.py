@@ -16,7 +16,7 @@ from nearfar import __version__, metrics
 from nearfar import data as datasets
 from nearfar.data import Dataset, Loader, Store, View
 from nearfar.metrics.clustering import NORMALIZATIONS
-from nearfar.networks.ensemble import side_by_side
+from nearfar.networks import ensemble
 from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.training.api import open_model, read_model
@@ -301,8 +301,8 @@ def concatenate(each: Mapping[str, EmbeddingSet]) -> EmbeddingSet:
         if not (_same_rows(one, other) and _same_rows(one.gallery, other.gallery)):
             raise ValueError(f"{name} and {first} are not tested on the same images; an ensemble needs one split")
     galleries = [found.gallery for found in each.values() if found.gallery is not None]
-    joined = _normalized_side_by_side(list(each.values()))
-    return replace(joined, gallery=_normalized_side_by_side(galleries) if galleries else None)
+    joined = _concatenate_normalized(list(each.values()))
+    return replace(joined, gallery=_concatenate_normalized(galleries) if galleries else None)
 
 
 def level_dims(where: str | Path) -> dict[str, int]:
@@ -401,10 +401,10 @@ def _check_same_data(runs: Sequence[Path]) -> None:
             )
 
 
-def _normalized_side_by_side(parts: Sequence[EmbeddingSet]) -> EmbeddingSet:
+def _concatenate_normalized(parts: Sequence[EmbeddingSet]) -> EmbeddingSet:
     device = parts[0].embeddings.device
     normalized = [F.normalize(part.embeddings.to(device), dim=1) for part in parts]
-    return replace(parts[0], embeddings=side_by_side(normalized))
+    return replace(parts[0], embeddings=ensemble.concatenate(normalized))
 
 
 def _same_rows(one: EmbeddingSet | None, other: EmbeddingSet | None) -> bool:

@@ -275,7 +275,7 @@ def _check_parts(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Rows], lab
         held = labels[rows["gallery"]] if part == "query" else own
         classes, counts = np.unique(held, return_counts=True)
         where = f"the {'gallery' if part == 'query' else f'{part} part'} of {dataset.name}"
-        if len(classes) < splits.FEWEST:
+        if len(classes) < splits.MIN_CLASSES:
             hint = '; split.name = "fixed_validation" takes validation classes from the training classes'
             raise ValueError(
                 f"{where} has a single class, so there is nothing to tell apart{hint if part == 'validation' else ''}"
