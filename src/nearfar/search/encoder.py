@@ -59,6 +59,9 @@ class Encoder:
         self.dim, self.unit = int(model.dim), bool(model.normalize)
         self.fingerprint = save.fingerprint(model)
         self._view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
+        self._channels = found.normalization.channels
+        self._flips_channels = found.normalization.order == "BGR" and self._channels == 3
+        self._factor, self._shift = found.normalization.constants(self.device)  # once: the same for every batch
         self._lock = threading.Lock()
 
     def preprocess(self, image: ImageInput) -> Pixels:
@@ -101,7 +104,8 @@ class Encoder:
             return np.empty((0, self.dim), dtype=np.float32)
         batch = torch.from_numpy(np.stack(pixels)).to(self.device)
         with self._lock, torch.inference_mode():
-            images = self.preprocessing.normalization(batch).contiguous(memory_format=torch.channels_last)
+            images = (batch.flip(1) if self._flips_channels else batch).float() * self._factor - self._shift
+            images = images.contiguous(memory_format=torch.channels_last)
             found: NDArray[np.float32] = self.model(images).float().cpu().numpy()
         return found
 
@@ -130,7 +134,7 @@ class Encoder:
         return self.vectors([pixels])[0], small
 
     def _decoded(self, image: ImageInput) -> Pixels:
-        return decoded(image, self.preprocessing.normalization.channels, self.preprocessing.resize)
+        return decoded(image, self._channels, self.preprocessing.resize)
 
     def _cropped(self, pixels: Pixels) -> Pixels:
         plan = self._view.plan(np.array([pixels.shape[:2]]))

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from served_runs import fake_run
 
 from nearfar.bench.comparison import outcomes, tournament
-from nearfar.serve.runs import leaderboard, listed
+from nearfar.serve.routes.runs import leaderboard, list_runs
 
 Client = Callable[..., TestClient]
 
@@ -53,17 +53,17 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
 
 def test_a_damaged_log_costs_only_the_curve(runs: Path) -> None:
     (runs / "two" / "log.jsonl").write_text('{"step": 1\n')
-    shown = {run["name"]: run["curves"] for run in listed([runs])["runs"]}
+    shown = {run["name"]: run["curves"] for run in list_runs([runs])["runs"]}
     assert shown["two"] == {}
     assert shown["one"]["test"] == [[1, pytest.approx(0.6)], [2, pytest.approx(0.7)]]
     (runs / "two" / "log.jsonl").write_text('3\n{"epoch": 0, "metrics": [1]}\n')
-    assert listed([runs])["damaged"] == []
+    assert list_runs([runs])["damaged"] == []
 
 
 def test_folders_without_finished_runs_have_none_to_show(runs: Path, tmp_path: Path) -> None:
     (runs / "one" / "metrics.json").unlink()
     (tmp_path / "empty").mkdir()
-    shown = listed([runs, tmp_path / "empty", tmp_path / "gone"])
+    shown = list_runs([runs, tmp_path / "empty", tmp_path / "gone"])
     assert [run["name"] for run in shown["runs"]] == ["three", "two"]
     assert (shown["unfinished"], shown["damaged"]) == (["one"], [])
 

@@ -1,16 +1,22 @@
-"""Routes that compare training runs."""
+"""Routes that compare training runs: the list of runs and the leaderboard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
+from nearfar.bench.comparison.ranking import Experiment, RankedLoss, experiments
+from nearfar.bench.comparison.tournament import scores, shared, tournament
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
-from nearfar.serve.runs import leaderboard, listed
+from nearfar.training.run.folder import RunFolder, finite
+
+CURVE_METRIC = "recall@1"
+CURVE_POINTS = 200
 
 
 def router(places: Sequence[str | Path]) -> APIRouter:
@@ -22,9 +28,9 @@ def router(places: Sequence[str | Path]) -> APIRouter:
     routes = APIRouter(prefix=API, tags=["runs"])
 
     @routes.get("/runs", responses=error_responses())
-    def list_runs() -> dict[str, Any]:
+    def show_runs() -> dict[str, Any]:
         """Return the finished runs with their scores and curves."""
-        return listed(places)
+        return list_runs(places)
 
     @routes.get("/leaderboard", responses=error_responses())
     def show_leaderboard(
@@ -37,3 +43,191 @@ def router(places: Sequence[str | Path]) -> APIRouter:
             raise ApiError(422, str(error)) from None
 
     return routes
+
+
+def list_runs(places: Sequence[str | Path]) -> dict[str, Any]:
+    """Return the finished runs with scores and curves, and the names of unfinished and damaged runs.
+
+    Args:
+        places: Run folders, or folders that contain them.
+
+    Returns:
+        "runs", "unfinished" (names), "damaged" (name and reason of each run that cannot be read), and "metrics",
+        which all runs have.
+    """
+    outcomes, damaged = _outcomes(places)
+    existing = [place for place in places if Path(place).is_dir()]
+    found: dict[str, Any] = finite(
+        {
+            "runs": [_run(outcome) for outcome in outcomes],
+            "unfinished": [folder.absolute().name for folder in unfinished(*existing)],
+            "damaged": damaged,
+            "metrics": _metrics(outcomes),
+        }
+    )
+    return found
+
+
+def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[str, Any]:
+    """Rank the losses of each experiment, and over all fair experiments in a tournament.
+
+    A loss has a rank only if the comparison is fair; baselines have none.
+
+    Args:
+        places: Run folders, or folders that contain them.
+        metric: A metric of the test classes.
+
+    Returns:
+        "metric", "metrics" (all that can be chosen), "experiments", "tournament", and "damaged" runs.
+
+    Raises:
+        ValueError: If the runs do not have the metric.
+    """
+    outcomes, damaged = _outcomes(places)
+    known = _metrics(outcomes)
+    if outcomes and metric not in known:
+        raise ValueError(f"metric is {metric!r}; the runs have {', '.join(known)}")
+    measured = [run for run in outcomes if run.has(metric)]
+    ranked = experiments(measured, metric=metric, intervals=False)
+    fair = {one.name for one in ranked if one.ranking.verdict.fair}
+    entered = {name: each for name, each in scores(measured, metric).items() if name in fair}
+    found: dict[str, Any] = finite(
+        {
+            "metric": metric,
+            "metrics": known,
+            "experiments": [_experiment(one) for one in ranked],
+            "tournament": _tournament(entered),
+            "damaged": damaged,
+        }
+    )
+    return found
+
+
+def _outcomes(places: Sequence[str | Path]) -> tuple[list[Outcome], list[dict[str, str]]]:
+    """Return all finished runs, and the names and reasons of those that cannot be read."""
+    damaged: dict[Path, dict[str, str]] = {}
+    sound: list[Outcome] = []
+    for outcome in (each for place in places for each in _read(Path(place), damaged)):
+        try:
+            _facts(outcome)
+        except Exception as error:  # a manifest may contain anything
+            _record(damaged, outcome.folder, error)
+        else:
+            sound.append(outcome)
+    try:  # read once more together, to detect copies of one run
+        found = find(*(outcome.folder for outcome in sound)) if sound else []
+    except Exception:  # one was deleted in the meantime
+        found = sound
+    return found, list(damaged.values())
+
+
+def _read(place: Path, damaged: dict[Path, dict[str, str]]) -> list[Outcome]:
+    """Return the finished runs in or below a folder, one by one if they cannot be read together."""
+    try:
+        return find(place)
+    except Exception as error:
+        run = RunFolder(place)
+        if run.metrics.is_file():
+            _record(damaged, place, error)
+        if run.metrics.is_file() or run.recipe.is_file() or not place.is_dir():
+            return []
+    below = [each for each in sorted(place.iterdir()) if each.is_dir() and not each.name.startswith(".")]
+    return [outcome for each in below for outcome in _read(each, damaged)]
+
+
+def _record(damaged: dict[Path, dict[str, str]], folder: Path, error: Exception) -> None:
+    """Record why a run cannot be read, without its path on the server."""
+    name = folder.absolute().name
+    reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+    damaged[folder.resolve()] = {"name": name, "reason": reason.replace(str(folder), name)}
+
+
+def _experiment(one: Experiment) -> dict[str, Any]:
+    """Return an experiment with its losses by score; a single loss has no rank."""
+    verdict, alone = one.ranking.verdict, sum(not row.is_baseline for row in one.rows) < 2
+    rows = sorted(one.rows, key=lambda row: -row.score)
+    return {
+        "name": one.name,
+        "fair": verdict.fair,
+        "reasons": verdict.reasons,
+        "notes": verdict.notes,
+        "rows": [_row(row) | ({"rank": None} if alone else {}) for row in rows],
+    }
+
+
+def _row(row: RankedLoss) -> dict[str, Any]:
+    return {
+        "loss": row.loss,
+        "mean": row.score,
+        "std": row.std,
+        "runs": len(row.runs),
+        "seconds": row.seconds,
+        "baseline": row.is_baseline,
+        "rank": row.rank,
+    }
+
+
+def _tournament(entered: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return the tournament of the losses that all experiments have, as in ``nearfar tournament``."""
+    common, left_out = shared(entered)
+    if len(next(iter(common.values()), {})) < 2:
+        return {"experiments": [], "rows": [], "note": ""}
+    rows = [
+        {"loss": row.loss, "total": row.total, "average": row.average, "std": row.std, "ranks": list(row.ranks)}
+        for row in tournament(common)
+    ]
+    note = f"only the {len(rows)} losses take part that all experiments have" if left_out else ""
+    return {"experiments": list(common), "rows": rows, "note": note}
+
+
+def _run(outcome: Outcome) -> dict[str, Any]:
+    return {**_facts(outcome), "curves": _curves(outcome)}
+
+
+def _facts(outcome: Outcome) -> dict[str, Any]:
+    """Return the columns of a run in the table."""
+    test = outcome.metrics.get("test")
+    scores = (
+        {name: value for name, value in test.items() if isinstance(value, float)} if isinstance(test, Mapping) else {}
+    )
+    return {
+        "name": outcome.name,
+        "loss": outcome.loss,
+        "network": outcome.network,
+        "dim": outcome.dim,
+        "data": outcome.data,
+        "seed": outcome.seed,
+        "protocol": outcome.protocol,
+        "seconds": outcome.seconds,
+        "memory": outcome.memory,
+        "scores": scores,
+    }
+
+
+def _curves(outcome: Outcome) -> dict[str, list[list[float]]]:
+    """Return points [epoch, recall@1] of each part, at most a few hundred; empty if the log is damaged."""
+    found: dict[str, list[list[float]]] = {}
+    try:
+        lines = [line for line in outcome.history() if isinstance(line, Mapping)]
+    except (ValueError, OSError):
+        return found
+    for line in lines:
+        epoch = line.get("epoch")
+        if not isinstance(epoch, int):
+            continue
+        metrics = line.get("metrics")
+        for part, values in metrics.items() if isinstance(metrics, Mapping) else ():
+            value = values.get(CURVE_METRIC) if isinstance(values, Mapping) else None
+            if isinstance(value, (int, float)):
+                found.setdefault(str(part), []).append([epoch + 1, float(value)])
+    return {part: points[:: 1 + len(points) // CURVE_POINTS] for part, points in found.items()}
+
+
+def _metrics(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return the metrics that all runs have."""
+    sets = [
+        [name for name, value in test.items() if isinstance(value, float)]
+        for test in (outcome.metrics.get("test") for outcome in outcomes)
+        if isinstance(test, Mapping)
+    ]
+    return [name for name in sets[0] if all(name in other for other in sets)] if sets else []
