@@ -1,13 +1,13 @@
-"""A server under a crowd, and killed while it writes.
+"""Server under load, and killed while it writes.
 
     python benchmarks/serve.py                        # 64 clients for 60 s, then ten kill -9s
     python benchmarks/serve.py --index my.index       # a copy of your own index, searched with its own thumbnails
     python benchmarks/serve.py --seconds 10 --kills 2
 
-`nearfar serve` runs in a process of its own; the clients share its machine. Each waits for an answer and asks again,
-over a connection that is kept: half of the time it searches with a picture, else by item, fetches a thumbnail, or adds
-a picture and takes it out again. Memory is that of the server, once a second. Kills come while four clients add;
-then the index is opened and every add that was acknowledged must be there.
+`nearfar serve` runs in its own process, on the same machine as the clients. Each client sends one request after the
+other over a persistent connection: half of them search by image, the others search by item, fetch a thumbnail, or add
+an image and remove it again. The memory of the server is read once a second. The server is killed while four clients add
+images; then the index is opened and must contain every add that was acknowledged.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ BOUNDARY = b"nearfar-benchmark"
 WRITERS = 4
 
 
-def made_up(place: Path, count: int, side: int = 64) -> Path:
-    """An index of made-up pictures by a small network that was never trained."""
+def synthetic_index(place: Path, count: int, side: int = 64) -> Path:
+    """Build an index of synthetic images with a small untrained network."""
     rng = np.random.default_rng(0)
     pictures = place / "pictures"
     for label in range(20):
@@ -57,13 +57,13 @@ def made_up(place: Path, count: int, side: int = 64) -> Path:
             Image.fromarray(small).resize((side, side)).save(pictures / str(label) / f"{number}.jpg", quality=90)
     torch.manual_seed(0)
     model = networks.create("small_cnn", dim=64, channels=3, size=32)
-    Index.build(model, pictures, out=place / "made-up.index", device="cpu").close()
-    return place / "made-up.index"
+    Index.build(model, pictures, out=place / "synthetic.index", device="cpu").close()
+    return place / "synthetic.index"
 
 
 @contextmanager
 def server(index: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """`nearfar serve` and its port."""
+    """Start `nearfar serve` and return the process and its port."""
     command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -77,7 +77,7 @@ def server(index: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 class Client:
-    """One connection that is kept; no more of HTTP than is needed, to leave the machine to the server."""
+    """A minimal HTTP client with one persistent connection, to leave the processor to the server."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -109,12 +109,12 @@ class Client:
 
 
 def resident(process: int) -> float:
-    """MiB of a process."""
+    """Return the resident memory of a process in MiB."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
-async def crowd(process: int, port: int, images: list[bytes], options: argparse.Namespace) -> list[dict[str, Any]]:
+async def load(process: int, port: int, images: list[bytes], options: argparse.Namespace) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, int] = defaultdict(int)
     memory: list[float] = []
@@ -173,7 +173,7 @@ async def crowd(process: int, port: int, images: list[bytes], options: argparse.
 
 
 async def write(port: int, kill: int, images: list[bytes], seconds: float, process: int) -> dict[int, str]:
-    """Add from several clients and kill the server in the middle of it; what was acknowledged."""
+    """Add images from several clients, kill the server meanwhile, and return the acknowledged ids and names."""
     acknowledged: dict[int, str] = {}
 
     async def adds(worker: int) -> None:
@@ -187,11 +187,11 @@ async def write(port: int, kill: int, images: list[bytes], seconds: float, proce
             if status == 201:
                 acknowledged[json.loads(content)["id"]] = name
 
-    async def murder() -> None:
+    async def kill_later() -> None:
         await asyncio.sleep(seconds)
         os.kill(process, signal.SIGKILL)
 
-    await asyncio.gather(murder(), *(adds(worker) for worker in range(WRITERS)))
+    await asyncio.gather(kill_later(), *(adds(worker) for worker in range(WRITERS)))
     return acknowledged
 
 
@@ -216,8 +216,10 @@ def kills(index: Path, images: list[bytes], count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--index", type=Path, help="an index folder, which is copied; a made-up one unless told")
-    parser.add_argument("--pictures", type=int, default=5000, help="how many to make up")
+    parser.add_argument(
+        "--index", type=Path, help="an index folder, which is copied; by default a synthetic index is built"
+    )
+    parser.add_argument("--pictures", type=int, default=5000, help="number of synthetic images")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kills", type=int, default=10)
@@ -225,11 +227,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         index = place / "copy.index"
-        shutil.copytree(options.index or made_up(place, options.pictures), index)
+        shutil.copytree(options.index or synthetic_index(place, options.pictures), index)
         with Index.open(index, read_only=True, device="cpu") as opened:
             images = [thumbnail_of(opened.thumbnail(item.id)) for item in opened.items[:1000]]
         with server(index) as (child, port):
-            rows = asyncio.run(crowd(child.pid, port, images, options))
+            rows = asyncio.run(load(child.pid, port, images, options))
         rows.append(kills(index, images, options.kills))
         show_line(rows[-1])
     report(rows, COLUMNS, Clock("cpu"), options.out)
@@ -238,7 +240,7 @@ def main() -> None:
 
 
 def thumbnail_of(data: bytes) -> bytes:
-    """As somebody would send it: a JPEG of 160 pixels."""
+    """Return a JPEG of 160 pixels, as a client would send it."""
     file = io.BytesIO()
     Image.open(io.BytesIO(data)).convert("RGB").resize((160, 160)).save(file, "JPEG", quality=85)
     return file.getvalue()

@@ -22,7 +22,7 @@ METRICS = ("precision@1", "r_precision", "map@r", "map", "mrr")
 
 @dataclass
 class Question:
-    """What ``retrieval`` is asked."""
+    """Arguments of ``retrieval``."""
 
     embeddings: Tensor
     labels: Tensor
@@ -40,13 +40,13 @@ class Question:
         return given if self.gallery is None else (*given, self.gallery, self.gallery_labels)
 
     def settings(self) -> dict[str, Any]:
-        """Those that are told, so that the rest is as it is unless told."""
+        """Return the settings that differ from the defaults."""
         told = {name: getattr(self, name) for name in ("positions", "groups", "gallery_groups")}
         given = {name: value for name, value in told.items() if value is not None}
         return {"ks": self.ks, "at_k": self.at_k, "measure": self.measure, **given}
 
     def asks(self, i: int, j: int) -> bool:
-        """Whether query i asks item j: not itself, and nothing of its class in its group."""
+        """Return whether item j counts for query i: not the query itself, nor an item of its class and group."""
         own = i if self.gallery is None else -1 if self.positions is None else int(self.positions[i])
         if j == own:
             return False
@@ -79,7 +79,7 @@ def copies(count: int, generator: torch.Generator) -> Tensor:
 
 
 def close(count: int, generator: torch.Generator) -> Tensor:
-    """Around three points: those around the same one differ in similarity by less than float32 can tell."""
+    """Vectors around three points, whose similarities differ by less than the precision of float32."""
     points = torch.randn(3, 5, generator=generator, dtype=torch.float64)[torch.arange(count) % 3]
     return points + 3e-3 * torch.randn(count, 5, generator=generator, dtype=torch.float64)
 
@@ -90,7 +90,7 @@ def zeros(count: int, generator: torch.Generator) -> Tensor:
 
 
 def far_out(count: int, generator: torch.Generator) -> Tensor:
-    """Of lengths whose squares are beyond float32, at one end or the other."""
+    """Vectors whose squared lengths overflow or underflow in float32."""
     exponent = 25 if torch.rand((), generator=generator) < 0.5 else -25
     return torch.randn(count, 3, generator=generator) * 10.0**exponent
 
@@ -108,7 +108,7 @@ def unbalanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
 
 
 def as_whole_numbers(*sets: Tensor) -> list[list[list[int]]]:
-    """All vectors times the same power of two, the one that leaves no fractions."""
+    """Scale all vectors by a power of two to integers."""
     ratios = [[[value.as_integer_ratio() for value in row] for row in points.double().tolist()] for points in sets]
     common = max(below for points in ratios for row in points for _, below in row)
     return [[[above * (common // below) for above, below in row] for row in points] for points in ratios]
@@ -128,7 +128,7 @@ def nearness(query: list[int], answer: list[int], measure: str) -> Fraction:
 
 
 def score(ranks: list[int], ks: Sequence[int], at_k: Sequence[str] = ("recall",)) -> dict[str, float]:
-    """The metrics of one query whose positives stand at these places, counted from 0."""
+    """Return the metrics of one query whose positives have these ranks, counted from 0."""
     positives = len(ranks)
     precisions = [(number + 1) / (rank + 1) for number, rank in enumerate(ranks)]
     within = [precision for precision, rank in zip(precisions, ranks, strict=True) if rank < positives]
@@ -148,7 +148,7 @@ def score(ranks: list[int], ks: Sequence[int], at_k: Sequence[str] = ("recall",)
 
 
 def all_nearness(question: Question) -> list[dict[int, Fraction]]:
-    """For each query, how near each of those it asks is."""
+    """Return the similarities of each query to its items."""
     alone = question.gallery is None
     queries, answers = as_whole_numbers(question.embeddings, question.embeddings if alone else question.gallery)
     everything = []
@@ -159,7 +159,7 @@ def all_nearness(question: Question) -> list[dict[int, Fraction]]:
 
 
 def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
-    """The metrics of each query; None where nothing it asks is of its class."""
+    """Return the metrics of each query; None without a positive."""
     labels = question.labels.tolist()
     answer_labels = labels if question.gallery_labels is None else question.gallery_labels.tolist()
     scores: list[dict[str, float] | None] = []
@@ -171,7 +171,7 @@ def ask_one_by_one(question: Question) -> list[dict[str, float] | None]:
 
 
 def is_clear(question: Question, gap: float = 1e-11) -> bool:
-    """Whether any two answers to a query are equally similar or so far from it that float64 can tell."""
+    """Return whether any two items of a query are equally similar or differ by more than the precision of float64."""
     everything = [sorted(set(near.values())) for near in all_nearness(question)]
     widest = max(abs(value) for near in everything for value in near) or 1
     for near in everything:
@@ -185,14 +185,14 @@ def is_clear(question: Question, gap: float = 1e-11) -> bool:
 
 
 def total(scores: list[dict[str, float] | None]) -> dict[str, float]:
-    """What ``retrieval`` should return: means over the queries that count."""
+    """Return the expected result of ``retrieval``: means over queries with a match."""
     counted = [one for one in scores if one is not None]
     means = {name: math.fsum(one[name] for one in counted) / len(counted) for name in counted[0]}
     return {**means, "queries": len(counted), "queries_without_match": len(scores) - len(counted)}
 
 
 def assert_as_asked_one_by_one(found: dict[str, Any], question: Question) -> None:
-    """Every metric, in total and for each query."""
+    """Compare all metrics, in total and for each query."""
     scores = ask_one_by_one(question)
     per_query = found["per_query"]
     assert {key: value for key, value in found.items() if key != "per_query"} == pytest.approx(total(scores), rel=1e-12)

@@ -1,4 +1,4 @@
-"""Folders of finished runs, without the trainings."""
+"""Folders of finished runs, written without training."""
 
 from __future__ import annotations
 

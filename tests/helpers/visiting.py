@@ -1,4 +1,4 @@
-"""A page in a real browser, and how to wait for what it shows."""
+"""A page in a real browser, and functions that wait for its content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAIT = 15_000
 
 
 class Visit:
-    """A page, and everything it asked for and complained about."""
+    """A page, its requests and its errors."""
 
     def __init__(self, browser: Any, address: str, **settings: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 760}, **settings})
@@ -44,17 +44,17 @@ class Visit:
 
 
 def until(page: Any, holds: str) -> None:
-    """Wait. As a function: text would have to be evaluated, which the page's policy forbids."""
+    """Wait for a condition; passed as a function, because the page's policy forbids evaluating text."""
     page.wait_for_function(f"() => {holds}")
 
 
 def told(page: Any, words: str) -> None:
-    """The page comes to tell this; what it told before may stand a moment longer."""
+    """Wait until the page shows this message."""
     page.locator("#problem p", has_text=re.compile(f"^{re.escape(words)}$")).wait_for(state="visible")
 
 
 def nearest(page: Any) -> list[str]:
-    """The names of the hits, once a search is done."""
+    """Wait for the results of a search and return their names."""
     until(page, "document.getElementById('results-title').textContent === 'Nearest neighbors'")
     page.wait_for_selector(".hits:not(.waiting) .hit .score")
     return list(page.locator(".hit .name").all_inner_texts())

@@ -1,4 +1,4 @@
-"""Bootstrap intervals: the right width, the same queries for all metrics, nothing drawn for unanswered ones."""
+"""Bootstrap intervals: correct width, shared resampling for all metrics, NaN values ignored."""
 
 from __future__ import annotations
 

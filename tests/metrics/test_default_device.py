@@ -1,4 +1,4 @@
-"""Metrics compute where their arguments are, whatever device tensors are made on unless told."""
+"""Metrics run on the device of their arguments, whatever the default device is."""
 
 from __future__ import annotations
 

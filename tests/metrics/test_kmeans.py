@@ -1,4 +1,4 @@
-"""k-means: Lloyd's conditions hold, whatever the tiles, the start and the precision."""
+"""k-means: Lloyd's conditions hold, for any tiles, start and precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearfar.metrics.kmeans import KMeans, Lloyd, TiledVectors, kmeans
 
 
 def groups(n: int, k: int, dim: int = 8, *, noise: float = 0.3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Vectors scattered around k centres, and their groups."""
+    """Vectors scattered around k centers, and their groups."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % k
     centers = torch.randn(k, dim, generator=generator)
@@ -26,7 +26,7 @@ def groups(n: int, k: int, dim: int = 8, *, noise: float = 0.3, seed: int = 0) -
 
 
 def assert_lloyd(found: KMeans, vectors: Tensor) -> None:
-    """Every vector is with its nearest centre, every centre is the mean of its vectors, and inertia is their sum."""
+    """Check that every vector has its nearest center, every center is the mean of its vectors, and the inertia."""
     vectors, centers = vectors.double(), found.centers.double()
     squares = torch.cdist(vectors, centers, compute_mode="donot_use_mm_for_euclid_dist").square()
     nearest = squares.min(dim=1).values
@@ -79,7 +79,7 @@ def test_as_good_as_the_peer(noise: float) -> None:
     assert kmeans(vectors, 25, restarts=5).inertia < 1.02 * theirs
 
 
-def test_many_centres_are_drawn_in_few_rounds() -> None:
+def test_many_centers_are_drawn_in_few_rounds() -> None:
     vectors, _ = groups(2000, 400, noise=0.02)
     theirs = Peer(400, n_init=1, random_state=0).fit(vectors.numpy()).inertia_
     at_random = Peer(400, n_init=1, init="random", random_state=0).fit(vectors.numpy()).inertia_
@@ -209,7 +209,7 @@ def test_clusters_that_empty_on_the_way_are_filled() -> None:
     assert len(lloyd.assignment.unique()) == 30
 
 
-def test_centres_that_stay_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_centers_that_stay_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, _ = groups(600, 40, noise=0.5)
     compared: list[int] = []
     nearest = TiledVectors.nearest
@@ -250,7 +250,7 @@ def test_progress_goes_up_to_its_end() -> None:
     assert calls[-1] == (150, 150)
 
 
-def test_never_a_matrix_of_all_vectors_by_all_centres() -> None:
+def test_never_a_matrix_of_all_vectors_by_all_centers() -> None:
     code = """if True:
         import resource, torch
         from nearfar.metrics.kmeans import kmeans

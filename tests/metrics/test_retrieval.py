@@ -1,4 +1,4 @@
-"""What ``retrieval`` promises: numbers worked out by hand, who is asked, ties, order, and what is given back."""
+"""Specification of ``retrieval``: values computed by hand, excluded items, ties, order, and results."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def on_circle(*degrees: float) -> Tensor:
 
 
 def answers(pattern: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A query of class 1 and a gallery that it finds in this order, by either measure: # of its class, . of another."""
+    """A query of class 1 and a gallery ranked in this order by either measure: # same class, . another class."""
     heights = torch.arange(1, len(pattern) + 1)
     gallery = torch.stack([torch.ones(len(pattern)), heights], dim=1)
     return torch.tensor([[1.0, 0.0]]), torch.tensor([1]), gallery, torch.tensor([int(c == "#") for c in pattern])
 
 
 def some(count: int = 40, classes: int = 7, dim: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random embeddings, none as near to another as a third is, and labels in no order."""
+    """Random embeddings without ties, and shuffled labels."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, dim, generator=generator), torch.randint(classes, (count,), generator=generator)
 
@@ -433,7 +433,7 @@ def test_one_vector_far_away_does_not_blur_the_others(classes: int) -> None:
 @both_measures
 @pytest.mark.parametrize("classes", [2, 40], ids=["sorted", "counted"])
 def test_mixed_precision_around_it_does_not_matter(measure: str, classes: int) -> None:
-    """Nor does it matter how roughly the rest of the program may multiply matrices."""
+    """The global precision of matrix products does not matter either."""
     embeddings, labels = some(200, classes=classes)
     expected = retrieval(embeddings, labels, measure=measure)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -457,7 +457,7 @@ def test_the_order_of_the_results() -> None:
     assert "per_query" not in retrieval(*some())
 
 
-def test_neighbours_to_look_at_unless_told() -> None:
+def test_neighbors_to_look_at_unless_told() -> None:
     assert list(retrieval(*some()))[:4] == ["recall@1", "recall@2", "recall@4", "recall@8"]
 
 

@@ -1,4 +1,4 @@
-"""Retrieval against the loop that sorts everything each query asks, without rounding: see retrieval_oracle.py."""
+"""Retrieval compared with a loop that sorts all items of each query without rounding; see retrieval_oracle.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def questions(draw: st.DrawFn, most: int = 14) -> Question:
 
 @st.composite
 def questions_that_leave_out(draw: st.DrawFn) -> Question:
-    """Queries that know their place in the gallery, or some of them, and items of one class and group."""
+    """Queries with known positions in the gallery, or some of them, and groups."""
     question = draw(questions())
     question.at_k = draw(st.sampled_from([("precision", "recall"), ("map",), ("recall", "precision", "map")]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 100_000)))
@@ -98,7 +98,7 @@ def test_what_is_left_out_and_what_is_told_for_each_k(many: int, monkeypatch: py
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 @pytest.mark.parametrize("budget", [1_000, 20_000, 256 * 2**20])
 def test_few_and_many_positives_in_one_question(kind: Any, measure: str, budget: int) -> None:
-    """Classes of 90, 5, 5, …, and one of 1: some queries are counted for and others sorted for, as it comes."""
+    """Classes of 90, 5, 5, …, and one of 1: some queries are ranked by counting, others by sorting."""
     generator = torch.Generator().manual_seed(1)
     labels = torch.cat([torch.zeros(90), 1 + torch.arange(20) // 5, torch.tensor([9])]).long()
     labels = labels[torch.randperm(len(labels), generator=generator)]
@@ -135,7 +135,7 @@ def test_blocks_do_not_matter(question: Question) -> None:
 @pytest.mark.parametrize("classes", [100, 6], ids=["counted", "sorted"])
 @pytest.mark.parametrize(("budget", "asking"), [(5_000, 100), (256 * 2**20, 2000)], ids=["rows", "at once"])
 def test_duplicates_tie_wherever_they_stand(measure: str, classes: int, asking: int, budget: int) -> None:
-    """Twelve copies of each of fifty vectors: copies rounded apart would not be in the order of their index."""
+    """Twelve copies of each of fifty vectors: copies that differ by rounding would not be ordered by index."""
     generator = torch.Generator().manual_seed(2)
     distinct = torch.randn(50, 16, generator=generator, dtype=torch.float64)
     which = (torch.arange(600) % 50)[torch.randperm(600, generator=generator)]

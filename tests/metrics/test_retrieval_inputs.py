@@ -1,4 +1,4 @@
-"""Where retrieval's vectors and labels may come from, what they may be, and what is refused."""
+"""Accepted and refused inputs of ``retrieval``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shop() -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _no_warnings() -> Any:
-    """An array that may not be written to, for one, is nothing to warn of."""
+    """Valid inputs, such as read-only arrays, cause no warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -148,12 +148,12 @@ def test_labels_may_be_words(dtype: type, alone: dict[str, Any], shop: dict[str,
 
 
 @pytest.mark.parametrize("ks", [np.array([1, 2]), [np.int64(1), np.uint8(2)], torch.tensor([1, 2]), range(1, 3)])
-def test_whole_numbers_of_any_kind_are_neighbours(ks: Any) -> None:
+def test_whole_numbers_of_any_kind_are_neighbors(ks: Any) -> None:
     assert retrieval(QUERIES, QUERY_LABELS, ks=ks) == retrieval(QUERIES, QUERY_LABELS, ks=(1, 2))
 
 
 @pytest.mark.parametrize("k", [3, np.int32(3), np.array(3), torch.tensor(3)])
-def test_one_number_of_neighbours(k: Any) -> None:
+def test_one_number_of_neighbors(k: Any) -> None:
     assert retrieval(QUERIES, QUERY_LABELS, ks=k) == retrieval(QUERIES, QUERY_LABELS, ks=(3,))
 
 
@@ -161,7 +161,7 @@ def test_one_number_of_neighbours(k: Any) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """The size of the largest tensor made, in bytes."""
+    """Records the size of the largest tensor in bytes."""
 
     largest = 0
 

@@ -1,4 +1,4 @@
-"""NMI, AMI and F1: by hand, by exact fractions, and as scikit-learn and pytorch-metric-learning have them."""
+"""NMI, AMI and F1: by hand, with exact fractions, and compared with scikit-learn and pytorch-metric-learning."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_f1_by_hand() -> None:
 
 
 def exact_ami(classes: list[int], clusters: list[int]) -> float:
-    """Σ over every class and cluster, and every number they may share, with probabilities that are fractions."""
+    """Compute AMI with the exact expectation, as a sum over all classes, clusters and intersection sizes."""
     n = len(classes)
     expected = 0.0
     for a in Counter(classes).values():
@@ -64,7 +64,7 @@ def exact_ami(classes: list[int], clusters: list[int]) -> float:
 
 
 def drawn(n: int, classes: int, clusters: int, *, alike: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Classes and clusters, of which this share of the samples has the same number in both."""
+    """Draw classes and clusters that agree for a fraction ``alike`` of the samples."""
     generator = torch.Generator().manual_seed(seed)
     one = torch.randint(classes, (n,), generator=generator)
     other = torch.randint(clusters, (n,), generator=generator)

@@ -1,4 +1,4 @@
-"""Verification: numbers worked out by hand, and all pairs against a loop over all thresholds."""
+"""Verification: values computed by hand, and all pairs compared with a loop over all thresholds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RATES = (0.0, 0.01, 0.1, 0.25, 0.5, 0.99)
 
 
 class Watch(TorchDispatchMode):
-    """The size of the largest tensor made, in bytes."""
+    """Records the size of the largest tensor in bytes."""
 
     largest = 0
 
@@ -37,7 +37,7 @@ class Watch(TorchDispatchMode):
 
 
 def one_by_one(pairs: list[tuple[Fraction, bool]]) -> dict[str, float]:
-    """From the nearness of all pairs and whether each is positive: every threshold in turn, counted anew."""
+    """Compute the metrics from the similarities of all pairs, counting anew for each threshold."""
     positive, negative = ([near for near, same in pairs if same is wanted] for wanted in (True, False))
     found: dict[str, float] = {}
     for rate in RATES:
@@ -105,7 +105,7 @@ def test_where_classes_are_apart() -> None:
 
 
 def test_where_all_are_equal() -> None:
-    """Nothing can be accepted without accepting everything, and chance is all there is."""
+    """If all similarities are equal, a threshold accepts all pairs or none."""
     found = verification(torch.ones(6, 3), torch.arange(6) % 2, rates=0.5)
     assert (found["tar@0.5"], found["eer"], found["auc"]) == (0.0, 0.5, 0.5)
     assert math.isnan(found["threshold@0.5"])

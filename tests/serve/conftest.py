@@ -1,4 +1,4 @@
-"""Servers to speak to: in this process for the API, in a thread for browsers, in a process of its own to be killed."""
+"""Servers for tests: in this process for the API, in a thread for browsers; a real index; a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Site = Callable[..., str]
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """Makes clients of applications; settings are those of ``create``."""
+    """Create clients of applications; the settings are those of ``create``."""
     with ExitStack() as stack:
 
         def make(index: Any = None, **settings: Any) -> TestClient:
@@ -37,7 +37,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
-    """Serves an application from a thread, over a real socket, and gives its address."""
+    """Serve an application from a thread over a real socket, and return its address."""
     with ExitStack() as stack:
 
         def serve(index: Any, **settings: Any) -> str:
@@ -65,14 +65,14 @@ def _chromium() -> str | None:
 
 MISSING = """
 *********************************************************************
-*  NO CHROMIUM FOUND: the tests of the page in a browser are LEFT   *
-*  OUT. Install it (apt-get install chromium) or set                *
+*  NO CHROMIUM FOUND: the tests of the page in a browser are        *
+*  SKIPPED. Install it (apt-get install chromium) or set            *
 *  NEARFAR_CHROMIUM to its path.                                    *
 *********************************************************************"""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Loud, at the end of the run, where it is read."""
+    """Report a missing browser at the end of the run."""
     skipped = terminalreporter.stats.get("skipped", [])
     if any("NO CHROMIUM FOUND" in str(report.longrepr) for report in skipped):
         terminalreporter.write_line(MISSING, red=True, bold=True)
@@ -85,7 +85,7 @@ def browser() -> Iterator[Any]:
     if program is None:
         if os.environ.get("NEARFAR_NEED_BROWSER"):
             pytest.fail("NO CHROMIUM FOUND, and NEARFAR_NEED_BROWSER is set")
-        pytest.skip("NO CHROMIUM FOUND: browser tests are left out")
+        pytest.skip("NO CHROMIUM FOUND: browser tests are skipped")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -96,7 +96,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def small_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real index of small pictures, by a network that was never trained. To be copied where it is changed."""
+    """An index of small images by an untrained network. Tests that change it must copy it."""
     import torch
     from fake_index import picture
 

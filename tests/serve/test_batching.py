@@ -1,4 +1,4 @@
-"""Requests that come together share a call."""
+"""Concurrent requests are processed in batches."""
 
 from __future__ import annotations
 

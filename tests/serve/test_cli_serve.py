@@ -1,4 +1,4 @@
-"""nearfar serve, as far as it comes without serving."""
+"""The command ``nearfar serve`` up to the start of the server."""
 
 from __future__ import annotations
 

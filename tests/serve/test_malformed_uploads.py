@@ -1,4 +1,4 @@
-"""Hundreds of files that are no pictures, or no longer: each gets its answer, and the server goes on."""
+"""Hundreds of malformed images and requests: each gets an error response, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_malformed_pictures_are_refused_and_the_server_goes_on(client: Callable[
 
 
 def bodies() -> Iterator[tuple[dict[str, str], bytes]]:
-    """Requests that are broken around the picture."""
+    """Requests that are malformed around the image."""
     image = encoded(picture(1))
     part = b'Content-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
     whole = b"--x\r\n" + part + image + b"\r\n--x--\r\n"

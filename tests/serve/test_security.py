@@ -1,4 +1,4 @@
-"""Who may come in, and how much may be brought along."""
+"""Access control and limits of requests."""
 
 from __future__ import annotations
 

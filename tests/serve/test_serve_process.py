@@ -1,4 +1,4 @@
-"""A real server: started, asked by many at once, stopped, and killed while it writes."""
+"""A server process: under concurrent requests, stopped, and killed while it writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLS = int(os.environ.get("NEARFAR_KILLS", "3"))
 
 @contextmanager
 def process(index: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`nearfar serve`, and its address."""
+    """Start `nearfar serve` and return the process and its address."""
     command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu", *words]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}

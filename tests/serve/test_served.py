@@ -1,4 +1,4 @@
-"""A trained network looks at pictures as its test did, wherever it is used."""
+"""A trained network embeds images in search as in its evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = ((24, 48), (40, 20), (28, 28), (20, 50))  # height and width
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four classes of four smooth pictures, in colours and of different shapes."""
+    """Four classes of four smooth color images of different shapes."""
     folder = tmp_path_factory.mktemp("photographs")
     rng = np.random.default_rng(0)
     for number in range(16):

@@ -65,7 +65,7 @@ def test_a_picture_is_searched_with_by_choosing_dropping_and_pasting(visit: Visi
         )
 
 
-def test_neighbours_lead_on_and_back(visit: Visit) -> None:
+def test_neighbors_lead_on_and_back(visit: Visit) -> None:
     page = visit.open("#item=5")
     first = nearest(page)
     assert page.inner_text("#query-words") == "1/5.png"

@@ -1,4 +1,4 @@
-"""The page while answers are on their way, while the index changes, and on small screens."""
+"""The page while requests are running, while the index changes, and on small screens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SIZES = [(1200, 500), (375, 667), (320, 568)]
 
 
 def shows(page: Any, name: str) -> None:
-    """The picture beside the results comes to be this one."""
+    """Wait until the image beside the results is this one."""
     page.wait_for_function("name => document.getElementById('query-words').textContent === name", arg=name)
 
 
 def held(page: Any, method: str, pattern: str) -> list[Any]:
-    """Requests that wait to be let through."""
+    """Hold back requests and return them."""
     waiting: list[Any] = []
     page.route(pattern, lambda route: waiting.append(route) if route.request.method == method else route.continue_())
     return waiting

@@ -1,4 +1,4 @@
-"""What the API answers."""
+"""Responses of the API."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_class_can_be_searched_alone(client: Client, way: str) -> None:
     assert [hit["label"] for hit in answer["hits"]] == ["class 1"] * 6
 
 
-def test_fewer_neighbours_than_asked_for_where_there_are_no_more(client: Client) -> None:
+def test_fewer_neighbors_than_asked_for_where_there_are_no_more(client: Client) -> None:
     assert len(client(FakeIndex(3)).post(f"{API}/search/id/0", params={"k": 50}).json()["hits"]) == 2
 
 
@@ -140,7 +140,7 @@ def test_the_map_has_every_item_with_its_class(client: Client) -> None:
 
 
 class Moving(FakeIndex):
-    """One item goes and one comes between the moment when items are listed and that when the map is asked for."""
+    """An item is removed and one is added between listing the items and computing the map."""
 
     def plane(self, method: str = "pca") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         self.remove([3])
@@ -221,14 +221,14 @@ def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_neighbours_beyond_the_limit_of_the_server_are_refused(client: Client) -> None:
+def test_neighbors_beyond_the_limit_of_the_server_are_refused(client: Client) -> None:
     answer = client(limits=Limits(neighbours=10)).post(f"{API}/search/id/3", params={"k": 11})
     assert answer.status_code == 422
     assert answer.json()["error"]["message"] == "k is '11'; input should be less than or equal to 10"
 
 
 @pytest.mark.parametrize(("limit", "asked", "found"), [(500, {"k": 250}, 250), (10, {}, 10), (200, {}, 24)])
-def test_as_many_neighbours_are_found_as_the_server_allows(
+def test_as_many_neighbors_are_found_as_the_server_allows(
     client: Client, limit: int, asked: dict[str, int], found: int
 ) -> None:
     served = client(FakeIndex(300), limits=Limits(neighbours=limit))

@@ -1,4 +1,4 @@
-"""Runs as the server shows them: one that is damaged costs only itself, and tournaments are those of the bench."""
+"""Runs and leaderboard: a damaged run does not hide the others, and the tournament is that of the bench."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_folders_without_finished_runs_have_none_to_show(runs: Path, tmp_path: P
 
 
 def test_the_tournament_is_that_of_the_command_line(runs: Path) -> None:
-    """The losses that all experiments have take part: a third one, of one of them, changes no rank."""
+    """Only losses that all experiments have take part; a third loss of one experiment changes no rank."""
     fake_run(runs / "four", "nra", 0.4, dim=16)
     fake_run(runs / "five", "multi_similarity", 0.9, dim=16)
     kept, left_out = tournament.shared(tournament.scores(outcomes.find(runs)))

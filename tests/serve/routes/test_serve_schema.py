@@ -1,4 +1,4 @@
-"""The API keeps what its schema promises, whatever is sent: property tests with schemathesis."""
+"""The API conforms to its OpenAPI schema for any input: property tests with schemathesis."""
 
 from __future__ import annotations
 
