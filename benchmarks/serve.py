@@ -6,8 +6,8 @@
 
 `nearfar serve` runs in its own process, on the same machine as the clients. Each client sends one request after the
 other over a persistent connection: half of them search by image, the others search by item, fetch a thumbnail, or add
-an image and remove it again. The memory of the server is read once a second. The server is killed while four clients add
-images; then the index is opened and must contain every add that was acknowledged.
+an image and remove it again. The memory of the server is read once a second. The server is killed while four clients
+add images; then the index is opened and must contain every add that was acknowledged.
 """
 
 from __future__ import annotations
