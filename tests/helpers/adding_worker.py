@@ -35,7 +35,7 @@ def add(folder: Path) -> None:
             if number % 40 == 17:
                 index.remove([number - 7])
                 say(f"-{number - 7}")
-            if number % 100 == 50:
+            if number % 20 == 5:
                 index.compact()
             number += 1
 

@@ -22,8 +22,7 @@ from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.search import Index, Item, encoder
 from nearfar.search.items import MissingItem
-from nearfar.search.storage import Table
-from nearfar.search.storage.folder import BadIndex
+from nearfar.search.storage import BadIndex, Table
 from nearfar.utils.normalization import GREY
 
 
@@ -223,9 +222,9 @@ def test_a_model_that_was_exchanged_is_refused(built: Path, tmp_path: Path) -> N
 def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
     Index.from_vectors(vectors(20), out=tmp_path / "i").close()
     card = json.loads((tmp_path / "i" / "index.json").read_text())
-    for version, advice in ((2, "a newer nearfar wrote it"), (0, "build it again")):
+    for version, advice in ((3, "a newer version of nearfar wrote it"), (0, "build it again")):
         (tmp_path / "i" / "index.json").write_text(json.dumps({**card, "version": version}))
-        with pytest.raises(BadIndex, match=f"version {version}; this nearfar reads version 1: {advice}"):
+        with pytest.raises(BadIndex, match=f"version {version}; this version of nearfar reads up to 2: {advice}"):
             Index.open(tmp_path / "i")
     (tmp_path / "i" / "index.json").write_text("{}")
     with pytest.raises(BadIndex, match="does not describe an index"):
@@ -238,23 +237,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     Index.from_vectors(vectors(20), out=tmp_path / "i").close()
     file = next((tmp_path / "i").glob("data-*")) / "ids.npy"
     np.save(file, np.arange(7))
-    with pytest.raises(BadIndex, match="is damaged: its files do not fit each other"):
+    with pytest.raises(BadIndex, match="is damaged: its files do not match each other"):
         Index.open(tmp_path / "i")
 
 
-@pytest.mark.parametrize("name", ["ids.npy", "vectors.npy", "items.json", "thumbnails.npy"])
+@pytest.mark.parametrize("name", ["ids.npy", "vectors.npy"])
 def test_an_empty_file_is_named(built: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(built / "i", tmp_path / "i")
     file = next((tmp_path / "i").glob("data-*")) / name
     file.write_bytes(b"")
     with pytest.raises(BadIndex, match=f"{re.escape(str(file))} is damaged"):
         Index.open(tmp_path / "i")
-
-
-def test_a_card_that_tells_too_little_is_named(tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text('{"format": "nearfar index", "version": 1, "dim": 3}')
-    with pytest.raises(BadIndex, match=r"index\.json is damaged: it does not tell measure, .*generation"):
-        Index.open(tmp_path)
 
 
 @pytest.mark.parametrize("words", [{"expand": 3}, {"rerank": "k_reciprocal"}])
@@ -313,9 +306,9 @@ def test_one_writes_and_others_read(tmp_path: Path) -> None:
         with Index.open(tmp_path / "i", read_only=True) as other:
             index.compact()
             index.remove([3])
-            assert len(other) == 22  # as it was, though its files are gone
-            assert other.search_vectors(vectors(20)[3:4], 1)[0][0].id == 3
-        with pytest.raises(BadIndex, match="is being changed by another process"):
+            assert len(other) == 21
+            assert other.search_vectors(vectors(20)[3:4], 1)[0][0].id != 3
+        with pytest.raises(BadIndex, match="is open for writing in another process"):
             Index.open(tmp_path / "i")
     with Index.open(tmp_path / "i", read_only=True) as index, pytest.raises(BadIndex, match="was opened read-only"):
         index.remove([0])

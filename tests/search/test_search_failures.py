@@ -11,8 +11,8 @@ from search_cases import vectors
 from nearfar.search import Index
 from nearfar.search.backends.exact import Exact
 from nearfar.search.backends.faiss import Faiss
-from nearfar.search.storage import IndexStorage, folder, storage
-from nearfar.search.storage.folder import BadIndex
+from nearfar.search.storage import BadIndex, files
+from nearfar.search.storage.database import Database
 
 POINTS = vectors(30)
 
@@ -22,9 +22,10 @@ def fails(*_: object, **__: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(IndexStorage, "_open"), (folder, "read_table"), (storage, "Journal"), (Exact, "renew")]
+    ("place", "name"),
+    [(files, "read_vectors"), (files, "write_vectors"), (Exact, "renew"), (Database, "finish_compaction")],
 )
-def test_a_save_that_cannot_be_opened_changes_nothing(
+def test_a_compaction_that_cannot_be_opened_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
 ) -> None:
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
@@ -40,28 +41,11 @@ def test_a_save_that_cannot_be_opened_changes_nothing(
         assert [item.name for item in index.items[-2:]] == ["before", "after"]
 
 
-def test_nothing_is_changed_while_it_is_not_known_which_journal_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when the disk fails after index.json was replaced, and before that is sure to stay."""
-    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        index.add_vectors(POINTS[:1], names=["before"])
-        with monkeypatch.context() as patch:
-            patch.setattr(folder, "sync_folder", fails)
-            with pytest.raises(OSError, match="Too many open files"):
-                index.compact()
-        with pytest.raises(BadIndex, match="could not be saved to its end; open it again to change it"):
-            index.add_vectors(POINTS[:1])
-        assert len(index.search_vectors(POINTS[:1], 40)[0]) == 31
-    with Index.open(tmp_path / "i") as index:
-        assert index.add_vectors(POINTS[:1]) == [31]
-
-
-def test_a_new_backend_of_a_failed_save_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_backend_of_a_failed_compaction_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[object] = []
     monkeypatch.setattr(Faiss, "discard", lambda backend: gone.append(backend))
     with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
-        for place, name in ((IndexStorage, "_open"), (folder, "write_card")):
+        for place, name in ((Faiss, "renew"), (Database, "finish_compaction")):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, fails)
                 with pytest.raises(OSError, match="Too many open files"):
@@ -96,7 +80,7 @@ def test_a_backend_that_fails_keeps_no_change_from_being_done(
             assert index.add_vectors(second[None]) == [32]
             assert _all(index) == [0, 1, 2, 3, *range(5, 30), 31, 32]
             assert [index.search_vectors(each[None], 1)[0][0].id for each in (first, second)] == [31, 32]
-            with pytest.raises(RuntimeError, match="has not caught up since it failed"):
+            with pytest.raises(RuntimeError, match="has not recovered since it failed"):
                 index.compact()
             with Index.open(tmp_path / "i", read_only=True) as other:
                 assert _all(other) == _all(index)
@@ -157,7 +141,7 @@ def test_whoever_leaves_a_backend_that_is_gone_is_not_stopped(
         index.compact(backend="exact")
         assert index.info()["backend"] == "exact"
         assert len(_all(index)) == 31
-    assert "what faiss:flat kept could not be removed" in caplog.text
+    assert "data of faiss:flat could not be removed" in caplog.text
 
 
 def test_a_closed_index_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nearfar.search import Index
 from nearfar.search import index as index_module
 from nearfar.search.encoder import Encoder
 from nearfar.search.images import list_images
-from nearfar.search.storage.folder import BadIndex
+from nearfar.search.storage import BadIndex
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 LIKE = "~"  # followed by a pattern with * and ?
 
 
-def select(items: Sequence[Item], where: Where) -> NDArray[np.int64]:
+def select(items: Sequence[Item], where: Where, candidates: Sequence[Item] | None = None) -> NDArray[np.int64]:
     """Return the ids of the items that pass all conditions of a filter, in their order.
 
     An item without the key passes no condition on it except "!=".
@@ -37,6 +37,7 @@ def select(items: Sequence[Item], where: Where) -> NDArray[np.int64]:
         where: For each field or key of the metadata: a value, a list of alternatives, or comparisons, as in
             ``{"label": ["jay", "wren"], "year": {">=": 2019, "<": 2022}, "name": {"~": "garden/*"}}``. A comparison
             with a list, as in ``{"label": {"!=": ["jay", "wren"]}}``, must hold for all of its values.
+        candidates: The items that can pass, if that is known; all others are not checked.
 
     Example:
         >>> items = [Item(0, "a.jpg", "jay", metadata={"year": 2019}), Item(1, "b.jpg", "wren")]
@@ -47,8 +48,27 @@ def select(items: Sequence[Item], where: Where) -> NDArray[np.int64]:
         raise TypeError(f"where is a {type(where).__name__}; it must be a mapping such as {{'label': 'jay'}}")
     tests = [(str(key), _test(str(key), wanted)) for key, wanted in where.items()]
     check_keys(items, [key for key, _ in tests])
-    passed = [item.id for item in items if all(test(value_of(item, key)) for key, test in tests)]
+    passed = [
+        item.id
+        for item in (items if candidates is None else candidates)
+        if all(test(value_of(item, key)) for key, test in tests)
+    ]
     return np.array(passed, dtype=np.int64)
+
+
+def exact_labels(where: Where) -> list[str | None] | None:
+    """Return the labels that items must have to pass a filter; None if it has no list of them.
+
+    Args:
+        where: The filter.
+
+    Example:
+        >>> exact_labels({"label": ["jay", 7], "year": 2019}), exact_labels({"label": {"!=": "jay"}})
+        (['jay', '7'], None)
+    """
+    if not isinstance(where, Mapping) or "label" not in where or isinstance(where["label"], Mapping):
+        return None
+    return [None if each is None else str(_plain("label", each)) for each in _several(where["label"])]
 
 
 def parse(text: str) -> tuple[str, Any]:

@@ -23,7 +23,7 @@ from nearfar.search.query import QueryInput, VectorQuery
 from nearfar.search.query import search as search_one
 from nearfar.search.query import search_batch as search_several
 from nearfar.search.results import Neighbor, Results
-from nearfar.search.storage import MODEL, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
+from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
 from nearfar.search.update import Update, update
 from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
@@ -276,7 +276,7 @@ class Index:
         """Return facts about the index as JSON-compatible data, without paths or server addresses."""
         settings = self.storage.settings
         return {
-            "format": settings["version"],
+            "format": VERSION,
             "count": len(self),
             "classes": len(self.items.labels()),
             "dim": self.dim,
@@ -334,7 +334,7 @@ class Index:
         return self.storage.add(
             [str(name) for name, _, _, _ in rows],
             checked_vectors("vectors", points, self.dim, self.measure),
-            labels=[label for _, _, label, _ in rows],
+            labels=[None if label is None else str(label) for _, _, label, _ in rows],
             hashes=[hash for _, _, hash in read],
             metadata=[dict(more or {}) for _, _, _, more in rows],
             thumbnails=[small for _, small, _ in read],
@@ -508,12 +508,11 @@ class Index:
         Args:
             where: The filter; see ``nearfar.search.filters.select``.
         """
-        version, table = self.storage.snapshot()
-        key = version, repr(where)
+        key = self.storage.version, repr(where)
         with self._filtering:
             found = self._filtered.get(key)
         if found is None:
-            found = filters.select(table.items(), where)
+            found = self._select(where)
             with self._filtering:
                 self._filtered[key] = found
                 while len(self._filtered) > CACHED_FILTERS:
@@ -570,6 +569,17 @@ class Index:
         from nearfar.search.clusters import find
 
         return find(self, k, seed=seed, watch=watch)
+
+    def _select(self, where: filters.Where) -> Ids:
+        """Look up labels in the database, which has an index of them, and check other conditions in Python."""
+        table = self.storage.table
+        labels = filters.exact_labels(where)
+        if labels is None:
+            return filters.select(table.items(), where)
+        ids = [id for id in self.storage.ids_with_labels(labels).tolist() if id in table]
+        if len(where) == 1:
+            return np.array(ids, dtype=np.int64)
+        return filters.select(table.items(), where, [table.item(id) for id in ids])
 
     def _checked(self, model: str | Path | Model, name: str) -> Encoder:
         """The encoder of a model, refused unless the index was built with this model."""

@@ -1,4 +1,4 @@
-"""Ways of finding neighbours, with one interface."""
+"""Backends: exact search, FAISS and Milvus behind one interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from nearfar.search.backends.base import MEASURES, NO_ID, Backend, Ids, Vectors
 from nearfar.search.backends.exact import Exact
-from nearfar.search.backends.fallback import Behind, let_go
+from nearfar.search.backends.fallback import ExactFallback, discard
 from nearfar.utils.progress import Progress
 
 __all__ = [
@@ -20,30 +20,34 @@ __all__ = [
     "NAMES",
     "NO_ID",
     "Backend",
-    "Behind",
+    "BackendContext",
     "Exact",
-    "Surroundings",
+    "ExactFallback",
     "check_name",
     "choose",
-    "let_go",
+    "discard",
     "make",
     "reopen",
 ]
 
 NAMES = ("auto", "exact", "faiss", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
-MANY = 20_000  # vectors from which on "auto" takes faiss, where it is installed
+MANY = 20_000  # from this many vectors "auto" uses FAISS, if it is installed
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a backend is told.
+class BackendContext:
+    """Settings of the index that a backend needs.
 
     Args:
         measure: "cosine" or "euclidean".
         index: The folder of the index.
-        device: Where exact search computes.
-        progress: Is told how far the making of it is.
-        read_only: Nothing may be written outside the index folder.
+        device: Device for exact search.
+        progress: Receives the progress of building the backend.
+        read_only: Write nothing outside the index folder.
+
+    Example:
+        >>> BackendContext("cosine", Path("my.index")).read_only
+        False
     """
 
     measure: str
@@ -54,17 +58,29 @@ class Surroundings:
 
 
 def check_name(name: str) -> str:
-    """The name of a backend; Milvus may be followed by an address, as in "milvus:http://host:19530"."""
+    """Raise ValueError unless a backend has this name.
+
+    Args:
+        name: The name; "milvus" may be followed by an address, as in "milvus:http://host:19530".
+
+    Returns:
+        The same name.
+    """
     if name not in NAMES and not name.startswith("milvus:"):
         raise ValueError(f"backend is {name!r}; allowed are {', '.join(NAMES)} and milvus:ADDRESS")
     return name
 
 
 def choose(name: str, count: int) -> str:
-    """The backend that is meant, for so many vectors.
+    """Return the backend that "auto" or "faiss" stands for.
 
-    >>> choose("auto", 500), choose("faiss", 500)
-    ('exact', 'faiss:flat')
+    Args:
+        name: The requested name.
+        count: Number of vectors.
+
+    Example:
+        >>> choose("auto", 500), choose("faiss", 500)
+        ('exact', 'faiss:flat')
     """
     if check_name(name) == "auto":
         name = "faiss" if count >= MANY and find_spec("faiss") is not None else "exact"
@@ -75,29 +91,45 @@ def choose(name: str, count: int) -> str:
     return name
 
 
-def make(name: str, vectors: Vectors, ids: Ids, around: Surroundings) -> Backend:
-    """A new backend, of a name that ``choose`` gave, for these vectors."""
+def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Backend:
+    """Build a backend.
+
+    Args:
+        name: A name that ``choose`` returned.
+        vectors: The vectors [n, d].
+        ids: Their ids [n].
+        context: Settings of the index.
+    """
     kind, _, words = name.partition(":")
     if kind == "faiss":
         from nearfar.search.backends.faiss import Faiss
 
-        return Faiss.make(vectors, ids, kind=words, measure=around.measure, progress=around.progress)
+        return Faiss.make(vectors, ids, kind=words, measure=context.measure, progress=context.progress)
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus
 
-        return Milvus.make(vectors, ids, address=words, measure=around.measure, index=around.index)
-    return Exact(vectors, ids, measure=around.measure, device=around.device)
+        return Milvus.make(vectors, ids, address=words, measure=context.measure, index=context.index)
+    return Exact(vectors, ids, measure=context.measure, device=context.device)
 
 
 def reopen(
-    name: str, vectors: Vectors, ids: Ids, around: Surroundings, *, folder: Path, facts: Mapping[str, Any]
+    name: str, vectors: Vectors, ids: Ids, context: BackendContext, *, folder: Path, facts: Mapping[str, Any]
 ) -> Backend:
-    """A backend as it was saved in a folder, with what it told then."""
+    """Open a backend that was saved.
+
+    Args:
+        name: A name that ``choose`` returned.
+        vectors: The vectors [n, d].
+        ids: Their ids [n].
+        context: Settings of the index.
+        folder: The data folder.
+        facts: What ``Backend.save`` returned.
+    """
     kind, _, words = name.partition(":")
     if kind == "faiss":
         from nearfar.search.backends.faiss import Faiss
 
-        return Faiss.open(folder, vectors, ids, kind=words, measure=around.measure, facts=facts)
+        return Faiss.open(folder, vectors, ids, kind=words, measure=context.measure, facts=facts)
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus
 
@@ -105,9 +137,9 @@ def reopen(
             vectors,
             ids,
             address=words,
-            measure=around.measure,
-            index=around.index,
+            measure=context.measure,
+            index=context.index,
             facts=facts,
-            read_only=around.read_only,
+            read_only=context.read_only,
         )
-    return Exact(vectors, ids, measure=around.measure, device=around.device)
+    return Exact(vectors, ids, measure=context.measure, device=context.device)

@@ -1,4 +1,4 @@
-"""What every way of finding neighbours can do."""
+"""The interface of backends, and what they share."""
 
 from __future__ import annotations
 
@@ -14,54 +14,129 @@ Ids = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
 MEASURES = ("cosine", "euclidean")
-NO_ID = -1  # instead of an id where there are fewer than k
+NO_ID = -1  # placeholder where there are fewer than k neighbors
 
 
 class Backend(Protocol):
-    """Vectors by id.
+    """Searches vectors by id.
 
-    Vectors are of length one where cosines are compared, and ids rise from one to the next. ``search`` may be called by
-    many threads, also while one other thread adds or removes.
+    Vectors have length one where cosines are compared. Ids are in ascending order. ``search`` may run in many threads,
+    also while one other thread adds or removes.
     """
 
     @property
     def name(self) -> str:
-        """As it can be asked for again: "exact", "faiss:hnsw", …"""
+        """The name to request it by: "exact", "faiss:hnsw", …"""
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
-        """More vectors; their ids are higher than all before."""
+        """Add vectors.
+
+        Args:
+            ids: Their ids [n], higher than all before.
+            vectors: The vectors [n, d].
+        """
 
     def remove(self, ids: Ids) -> None:
-        """Vectors that are no longer to be found; unknown ids are passed over."""
+        """Remove vectors.
+
+        Args:
+            ids: Their ids; unknown ones are ignored.
+        """
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
-        """The k nearest of each query, [q, k] each: scores, the greatest first, and ids.
+        """Find the k nearest vectors of each query.
 
-        Only ids of ``allowed``, which rise, where that is given. Where there are fewer than k, ids are −1 and scores
-        −inf at the end of a row.
+        Args:
+            queries: The queries [q, d].
+            k: Number of neighbors.
+            allowed: Only these ids, in ascending order; None for all.
+
+        Returns:
+            Scores, highest first, and ids, [q, k] each. Where there are fewer than k, the last ids are −1 and their
+            scores −inf.
         """
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """Write what is needed to open it again for just these, and return what is worth telling of it."""
+        """Write the files that are needed to open the backend again.
+
+        Args:
+            folder: A new data folder.
+            ids: Ids [n] of all vectors.
+            vectors: The vectors [n, d].
+
+        Returns:
+            Facts about the backend, for ``renew`` and for users.
+        """
 
     def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Backend:
-        """The same for what ``save`` wrote to a folder; this one can still be searched."""
+        """Open what ``save`` wrote. This backend can still be searched.
+
+        Args:
+            folder: The data folder.
+            ids: Ids [n] of all vectors.
+            vectors: The vectors [n, d].
+            facts: What ``save`` returned.
+        """
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """See that what is kept outside the index folder fits it: just these, after an index was opened."""
+        """Make sure that data outside the index folder matches the index, after it was opened.
+
+        Args:
+            ids: Ids [n] of all vectors.
+            vectors: The vectors [n, d].
+        """
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
     def discard(self) -> None:
-        """Remove what is kept outside the index folder: another backend has taken over."""
+        """Remove data outside the index folder, because another backend replaces this one."""
+
+
+class GrowingArray:
+    """An array that grows at its end. Views that were handed out stay valid.
+
+    Args:
+        array: The first rows.
+
+    Example:
+        >>> rows = GrowingArray(np.zeros((0, 2), dtype=np.float32))
+        >>> before = rows.array
+        >>> rows.append(np.ones((3, 2), dtype=np.float32))
+        >>> before.shape, rows.array.shape
+        ((0, 2), (3, 2))
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._capacity = array
+        self.array = array  # a view of the used rows
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Append rows.
+
+        Args:
+            rows: The rows [n, …].
+        """
+        count = len(self.array)
+        if count + len(rows) > len(self._capacity):
+            larger = np.empty((max(64, 2 * (count + len(rows))), *self.array.shape[1:]), dtype=self.array.dtype)
+            larger[:count] = self.array
+            self._capacity = larger
+        self._capacity[count : count + len(rows)] = rows
+        self.array = self._capacity[: count + len(rows)]
 
 
 def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
-    """The k greatest of each row; of equal ones the lower id. Rows that are too short are filled up.
+    """Return the k highest scores of each row; of equal ones, those with lower ids. Short rows are padded.
 
-    >>> best(np.array([[0.5, 0.9]], dtype=np.float32), np.array([[7, 3]]), 3)[1].tolist()
-    [[3, 7, -1]]
+    Args:
+        scores: Scores [q, n].
+        ids: Their ids [q, n].
+        k: Number of scores per row.
+
+    Example:
+        >>> best(np.array([[0.5, 0.9]], dtype=np.float32), np.array([[7, 3]]), 3)[1].tolist()
+        [[3, 7, -1]]
     """
     order = np.lexsort((ids, -scores), axis=1)[:, :k]
     scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
@@ -73,10 +148,15 @@ def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
 
 
 def rows_of(ids: Ids, wanted: Ids) -> Ids:
-    """Where ids lie in a rising list; those that are not in it are left out.
+    """Return the positions of ids in an ascending list; ids that are not in it are left out.
 
-    >>> rows_of(np.array([2, 5, 9]), np.array([5, 6, 9])).tolist()
-    [1, 2]
+    Args:
+        ids: The list.
+        wanted: The ids to find.
+
+    Example:
+        >>> rows_of(np.array([2, 5, 9]), np.array([5, 6, 9])).tolist()
+        [1, 2]
     """
     if not len(ids):
         return np.empty(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Exact search: all similarities, a tile at a time."""
+"""Exact search: all similarities, one tile at a time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors, best, rows_of
-from nearfar.search.storage.table import Growing
+from nearfar.search.backends.base import NO_ID, Backend, GrowingArray, Ids, Scores, Vectors, best, rows_of
 from nearfar.utils.inputs import as_vectors
 from nearfar.utils.precision import full_precision
 from nearfar.utils.validation import one_of
 
 ROWS, COLUMNS = 256, 32_768  # of a tile
-FEW = 8  # one in so many allowed: these are picked out
+FEW = 8  # if at most one in so many rows is allowed, they are copied and searched alone
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Vectors that lie together, and which of them are still there."""
+    """A block of vectors, and which of them still exist."""
 
     vectors: Tensor  # [n, d]
     squares: Tensor  # [n], squared lengths; empty for cosines
@@ -33,7 +32,7 @@ class _Part:
     alive: NDArray[np.bool_] | None = None  # [n]; None where all are
 
     def rows(self, allowed: Ids | None) -> Ids | None:
-        """The rows to look at; None for all of them."""
+        """The rows to search; None for all."""
         if allowed is None:
             return None if self.alive is None else np.flatnonzero(self.alive)
         rows = rows_of(self.ids, allowed)
@@ -41,7 +40,7 @@ class _Part:
 
 
 class _Rows:
-    """Rows of a tensor that grows at its end; what was handed out stays as it is."""
+    """A tensor that grows at its end. Views that were handed out stay valid."""
 
     def __init__(self, rows: Tensor) -> None:
         self._room = rows
@@ -57,22 +56,23 @@ class _Rows:
         self.tensor = self._room[:count]
 
 
-class Exact:
-    """All similarities of a query, computed with PyTorch.
+class Exact(Backend):
+    """Computes all similarities with PyTorch.
 
     Args:
-        vectors: [n, d], float32, perhaps a memory map, which is read where a search passes; not copied.
-        ids: [n], rising.
-        measure: "cosine", of vectors of length one, or "euclidean".
+        vectors: Vectors [n, d] of float32. A memory map is not copied on a CPU.
+        ids: Their ids [n], in ascending order.
+        measure: "cosine", for vectors of length one, or "euclidean".
         device: Where to compute; a GPU gets a copy.
 
-    >>> found = Exact(np.eye(3, dtype=np.float32), np.array([2, 4, 6]))
-    >>> scores, ids = found.search(np.array([[0.0, 0.6, 0.8]], dtype=np.float32), 2)
-    >>> ids.tolist(), scores.round(1).tolist()
-    ([[6, 4]], [[0.800000011920929, 0.6000000238418579]])
+    Example:
+        >>> found = Exact(np.eye(3, dtype=np.float32), np.array([2, 4, 6]))
+        >>> scores, ids = found.search(np.array([[0.0, 0.6, 0.8]], dtype=np.float32), 2)
+        >>> ids.tolist(), scores.round(1).tolist()
+        ([[6, 4]], [[0.800000011920929, 0.6000000238418579]])
     """
 
-    name = "exact"
+    name: str = "exact"
 
     def __init__(
         self, vectors: Vectors, ids: Ids, *, measure: str = "cosine", device: str | torch.device = "cpu"
@@ -82,7 +82,11 @@ class Exact:
         self.dim = int(vectors.shape[1])
         self._lock = threading.Lock()
         base, tail = self._part(vectors, ids), self._part(vectors[:0], ids[:0])
-        self._tail, self._tail_squares, self._tail_ids = _Rows(tail.vectors), _Rows(tail.squares), Growing(tail.ids)
+        self._tail, self._tail_squares, self._tail_ids = (
+            _Rows(tail.vectors),
+            _Rows(tail.squares),
+            GrowingArray(tail.ids),
+        )
         self._parts = base, tail
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
@@ -117,20 +121,20 @@ class Exact:
             scores[short], ids[short] = self.search(queries[short], ids.shape[1], allowed)
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """The vectors are all it needs."""
+        """Write nothing: the vectors are all that is needed."""
         return {}
 
     def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Exact:
         return Exact(vectors, ids, measure=self.measure, device=self.device)
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """All of it lies in the folder."""
+        """Nothing to do: all data is in the index folder."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     def discard(self) -> None:
-        """All of it lies in the folder."""
+        """Nothing to do: all data is in the index folder."""
 
     def _part(self, vectors: Vectors, ids: Ids) -> _Part:
         tensor = as_vectors("vectors", vectors) if len(vectors) else torch.empty(0, self.dim, device=self.device)

@@ -1,4 +1,4 @@
-"""Search with FAISS: flat, inverted lists (IVF), or a graph (HNSW), by the number of vectors."""
+"""Search with FAISS: flat, inverted lists (IVF), or a graph (HNSW), depending on the number of vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors, best, rows_of
+from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, best, rows_of
 from nearfar.search.backends.exact import Exact
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Progress
@@ -19,32 +19,46 @@ from nearfar.utils.validation import one_of
 
 KINDS = ("flat", "ivf", "hnsw")
 FLAT_BELOW, LISTS_BELOW = 10_000, 500_000  # vectors
-LINKS, BREADTH = 32, 40  # of a graph: neighbours of a vector, and candidates when it is built
+LINKS, BREADTH = 32, 40  # of a graph: neighbors per vector, and candidates while it is built
 KNOBS = {"hnsw": "efSearch", "ivf": "nprobe"}
-WANTED = 0.98  # share of the ten nearest that a search should find
+WANTED = 0.98  # recall@10 that a search should reach
 SAMPLE, NEAREST = 200, 10
-FEW = 8  # one in so many allowed: these are looked at one by one
-DEAD = 0.2  # share of removed vectors from which on it is made anew
+FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
+DEAD = 0.2  # share of removed vectors above which the index is built again
 BROADEST = 2048  # candidates of a search in a graph
 FILE, IDS = "faiss.index", "faiss-ids.npy"
 BLOCK = 16_384
 
 
 def kind_for(count: int) -> str:
-    """What suits so many vectors: a graph takes long to build, but a search in it hardly longer with more of them.
+    """Return the kind of FAISS index for a number of vectors.
 
-    >>> kind_for(5_000), kind_for(100_000), kind_for(1_000_000)
-    ('flat', 'ivf', 'hnsw')
+    Args:
+        count: Number of vectors.
+
+    Example:
+        >>> kind_for(5_000), kind_for(100_000), kind_for(1_000_000)
+        ('flat', 'ivf', 'hnsw')
     """
     return "flat" if count < FLAT_BELOW else "ivf" if count < LISTS_BELOW else "hnsw"
 
 
-class Faiss:
-    """A FAISS index of most vectors, and exact search among those that came later.
+class Faiss(Backend):
+    """A FAISS index, with exact search among vectors that were added later.
 
-    ``make`` chooses how many candidates a search looks at, so that it finds 98 of 100 true neighbours of a sample; what
-    it reached is told by ``save`` as "recall@10". FAISS cannot be searched while something is added to it, nor does a
-    graph forget anything: later vectors are searched apart until ``save`` adds them, and removed ones are passed over.
+    ``make`` increases the number of candidates of a search until it finds 98 % of the true neighbors of a sample;
+    ``save`` reports what it reached as "recall@10". FAISS cannot be searched while vectors are added, and a graph
+    cannot remove any: later vectors are searched separately until ``save`` adds them, and removed ones are filtered
+    out.
+
+    Args:
+        index: The index of FAISS.
+        own: Ids of its rows; some may have been removed.
+        vectors: All vectors [n, d].
+        ids: Their ids [n].
+        kind: "flat", "ivf" or "hnsw".
+        measure: "cosine" or "euclidean".
+        trained: Number of vectors that it was trained with.
     """
 
     def __init__(
@@ -52,8 +66,8 @@ class Faiss:
     ) -> None:
         self.kind, self.measure, self.trained = one_of("kind", kind, KINDS), measure, trained
         self._index = index
-        self._own = own  # the ids of what the FAISS index holds, by row; some may be gone
-        self._exact = Exact(vectors, ids, measure=measure)  # of the same vectors, for what is rare, and of later ones
+        self._own = own  # ids of the rows of the FAISS index; some may have been removed
+        self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results, and to measure recall
         self._tail: list[tuple[Ids, Vectors]] = []
         self._later = Exact(vectors[:0], ids[:0], measure=measure)
         self._lock = threading.Lock()
@@ -69,7 +83,15 @@ class Faiss:
     def make(
         cls, vectors: Vectors, ids: Ids, *, kind: str, measure: str = "cosine", progress: Progress | None = None
     ) -> Faiss:
-        """A new one for these vectors, tuned on a sample of them."""
+        """Build an index, and tune it on a sample of the vectors.
+
+        Args:
+            vectors: The vectors [n, d].
+            ids: Their ids [n].
+            kind: "flat", "ivf" or "hnsw"; empty to choose by the number of vectors.
+            measure: "cosine" or "euclidean".
+            progress: Receives the progress.
+        """
         kind = one_of("kind", kind or kind_for(len(ids)), KINDS)
         index = _trained(vectors, kind, measure)
         for start in range(0, len(ids), BLOCK):
@@ -84,7 +106,16 @@ class Faiss:
     def open(
         cls, folder: Path, vectors: Vectors, ids: Ids, *, kind: str, measure: str, facts: Mapping[str, Any]
     ) -> Faiss:
-        """As it was saved."""
+        """Open an index that was saved.
+
+        Args:
+            folder: The data folder.
+            vectors: The vectors [n, d].
+            ids: Their ids [n].
+            kind: "flat", "ivf" or "hnsw".
+            measure: "cosine" or "euclidean".
+            facts: What ``save`` returned.
+        """
         faiss = _faiss()
         index = faiss.read_index(str(folder / FILE))
         own = np.load(folder / IDS, allow_pickle=False)
@@ -121,7 +152,7 @@ class Faiss:
         return best(np.concatenate([found[0], later[0]], 1), np.concatenate([found[1], later[1]], 1), k)
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """Later vectors become part of the FAISS index, a copy of it, as the old one is still searched."""
+        """Add later vectors to a copy of the FAISS index, since this one is still searched, and write it."""
         faiss = _faiss()
         own = np.concatenate([self._own, *(each for each, _ in self._tail)])
         made: Faiss = self
@@ -145,13 +176,13 @@ class Faiss:
         return Faiss.open(folder, vectors, ids, kind=self.kind, measure=self.measure, facts=facts)
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """All of it lies in the folder."""
+        """Nothing to do: all data is in the index folder."""
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     def discard(self) -> None:
-        """All of it lies in the folder."""
+        """Nothing to do: all data is in the index folder."""
 
     @property
     def _knob(self) -> int:
@@ -159,7 +190,7 @@ class Faiss:
 
     @property
     def _find(self) -> Any:
-        """FAISS's own search, also where ``faiss.contrib.torch_utils`` put one that knows no parameters."""
+        """The search of FAISS itself, even if ``faiss.contrib.torch_utils`` replaced it by one without parameters."""
         return getattr(self._index, "search_numpy", self._index.search)
 
     def _turn(self, value: int) -> None:
@@ -169,7 +200,7 @@ class Faiss:
             self._index.nprobe = value
 
     def _search(self, queries: Vectors, k: int, allowed: Ids | None) -> tuple[Scores, Ids]:
-        """With FAISS, but without what came later."""
+        """Search with FAISS, without vectors that were added later."""
         alive = self._alive
         if not len(self._own):
             return best(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
@@ -184,7 +215,7 @@ class Faiss:
             values, rows = self._find(_plain(queries), k, params=self._parameters(mask))
         ids = self._own[rows]
         scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
-        if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # FAISS found fewer than k
+        if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # fewer than k were found
             nothing = rows < 0
             ids[nothing], scores[nothing] = NO_ID, -np.inf
         return scores, ids
@@ -198,12 +229,12 @@ class Faiss:
         if self.kind == "ivf":
             lists = self._index.nlist
             return faiss.SearchParametersIVF(sel=chosen, nprobe=min(lists, math.ceil(self._knob / share)))
-        # Paths of a graph lead through what is not allowed: to find as many, more have to be walked.
+        # Paths of a graph lead through vectors that are not allowed, so a search must visit more of them.
         return faiss.SearchParametersHNSW(sel=chosen, efSearch=min(BROADEST, math.ceil(self._knob / share)))
 
     def _tune(self, vectors: Vectors, ids: Ids) -> None:
-        """Twice as many candidates until enough of the true neighbours are found."""
-        if self.kind == "flat":  # looks at all of them
+        """Double the number of candidates until recall is high enough."""
+        if self.kind == "flat":  # searches everything
             self.recall = 1.0
             return
         most = BROADEST if self.kind == "hnsw" else int(self._index.nlist)
@@ -216,9 +247,9 @@ class Faiss:
             value = min(2 * value, most)
 
     def _measured(self, vectors: Vectors, ids: Ids) -> float | None:
-        """Share of the ten nearest that a search finds, for a sample of the vectors themselves; rounded.
+        """Recall@10 for a sample of the vectors, rounded; None for a single vector.
 
-        None of a single vector. What is as near as the tenth counts as found, whichever of them it is.
+        A vector that is as near as the tenth counts as correct.
         """
         count = min(NEAREST, len(ids) - 1)
         if count < 1:
@@ -242,7 +273,7 @@ def _trained(vectors: Vectors, kind: str, measure: str) -> Any:
         graph = faiss.IndexHNSWFlat(dim, LINKS, metric)
         graph.hnsw.efConstruction = BREADTH
         return graph
-    lists = max(1, min(round(4 * math.sqrt(count)), count // 39))  # fewer than 39 vectors a list, FAISS warns
+    lists = max(1, min(round(4 * math.sqrt(count)), count // 39))  # FAISS warns of fewer than 39 vectors per list
     index = faiss.IndexIVFFlat(faiss.IndexFlat(dim, metric), dim, lists, metric)
     rows = np.unique(np.linspace(0, count - 1, min(count, 64 * lists)).astype(np.int64))
     index.train(_plain(vectors[rows]) if count else np.zeros((1, dim), dtype=np.float32))

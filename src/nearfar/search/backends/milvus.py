@@ -1,4 +1,4 @@
-"""Search with Milvus: a file beside the index on one machine, or a cluster that many machines ask."""
+"""Search with Milvus: a file in the index folder, or a server."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.search.backends.base import NO_ID, Ids, Scores, Vectors, best
+from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, best
 from nearfar.search.backends.exact import Exact
 
 FILE = "milvus.db"
-TOKEN = "NEARFAR_MILVUS_TOKEN"  # of the environment: a secret has no place in an index or on a command line
-BATCH = 1000  # vectors that are sent at once
-MOST = 16_384  # neighbours, and queries, that Milvus takes
-FEW = 8  # one in so many allowed: these are looked at here, one by one
+TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is in no index and no command line
+BATCH = 1000  # vectors per request
+MOST = 16_384  # limit of Milvus for neighbors, and for queries
+FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
 
 
-class Milvus:
-    """A collection in Milvus with the ids and vectors of an index.
+class Milvus(Backend):
+    """A Milvus collection with the ids and vectors of an index.
 
-    The vectors lie in the index folder too: whatever happens to the collection, it can be made again, and
-    ``settle`` does where its number of vectors is not right.
+    The vectors are in the index folder as well. ``settle`` fills the collection again if it does not have the right
+    number of vectors.
 
     Args:
-        client: Of pymilvus.
-        collection: Its name; each index has one of its own.
-        read_only: Nothing is written: whoever may write does.
+        client: A client of pymilvus.
+        collection: Name of the collection; each index has its own.
+        vectors: The vectors [n, d].
+        ids: Their ids [n].
+        address: Address of the server; empty for a file.
+        measure: "cosine" or "euclidean".
+        read_only: Write nothing; the writing process does.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class Milvus:
         self.collection, self.address, self.measure, self.read_only = collection, address, measure, read_only
         self.dim = int(vectors.shape[1])
         self._client = client
-        self._exact = Exact(vectors, ids, measure=measure)  # for filters that leave few
+        self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results
         self._count = len(ids)
         self._lock = threading.Lock()
 
@@ -57,7 +61,15 @@ class Milvus:
 
     @classmethod
     def make(cls, vectors: Vectors, ids: Ids, *, address: str, measure: str, index: Path) -> Milvus:
-        """A new collection with these vectors."""
+        """Create a collection.
+
+        Args:
+            vectors: The vectors [n, d].
+            ids: Their ids [n].
+            address: Address of the server; empty for a file.
+            measure: "cosine" or "euclidean".
+            index: The folder of the index.
+        """
         client = _connect(address, index)
         made = cls(client, f"nearfar_{uuid.uuid4().hex[:16]}", vectors, ids, address=address, measure=measure)
         made._fill(ids, vectors)
@@ -75,12 +87,22 @@ class Milvus:
         facts: Mapping[str, Any],
         read_only: bool = False,
     ) -> Milvus:
-        """The collection that was made before."""
+        """Open an existing collection.
+
+        Args:
+            vectors: The vectors [n, d].
+            ids: Their ids [n].
+            address: Address of the server; empty for a file.
+            measure: "cosine" or "euclidean".
+            index: The folder of the index.
+            facts: What ``save`` returned.
+            read_only: Write nothing.
+        """
         client = _connect(address, index)
         return cls(client, facts["collection"], vectors, ids, address=address, measure=measure, read_only=read_only)
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """See that the collection is there and has as many vectors as it should; make it anew where not."""
+        """Fill the collection again if it does not exist or has the wrong number of vectors."""
         if self._client.has_collection(self.collection):
             self._client.load_collection(self.collection)
             found = self._client.query(self.collection, filter="", output_fields=["count(*)"])
@@ -121,26 +143,34 @@ class Milvus:
             for row, hits in enumerate(found, start=start):
                 ids[row, : len(hits)] = [hit["id"] for hit in hits]
                 scores[row, : len(hits)] = [hit["distance"] for hit in hits]
-        if self.measure == "euclidean":  # Milvus gives squared distances
+        if self.measure == "euclidean":  # Milvus returns squared distances
             scores = np.where(ids == NO_ID, -np.inf, -np.sqrt(scores.clip(min=0))).astype(np.float32)
         found = best(scores, ids, k)
         self._exact.fill_up(found, queries, allowed)
         return found
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """Milvus keeps its own files; that they are written is seen to."""
+        """Flush the collection; Milvus keeps its own files."""
         self._client.flush(self.collection)
         return {"collection": self.collection}
 
     def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Milvus:
-        """The same collection and connection."""
-        return Milvus(self._client, self.collection, vectors, ids, address=self.address, measure=self.measure)
+        """Use the same collection and connection."""
+        return Milvus(
+            self._client,
+            facts.get("collection", self.collection),
+            vectors,
+            ids,
+            address=self.address,
+            measure=self.measure,
+            read_only=self.read_only,
+        )
 
     def close(self) -> None:
         self._client.close()
 
     def discard(self) -> None:
-        """Drop the collection: another backend has taken over."""
+        """Drop the collection."""
         if self._client.has_collection(self.collection):
             self._client.drop_collection(self.collection)
 
@@ -154,14 +184,14 @@ class Milvus:
         settings = self._client.prepare_index_params()
         metric = "COSINE" if self.measure == "cosine" else "L2"
         settings.add_index("vector", index_type="AUTOINDEX", metric_type=metric)
-        # Strong: what was added is found by the next search.
+        # Strong consistency: the next search finds what was added.
         self._client.create_collection(
             self.collection, schema=schema, index_params=settings, consistency_level="Strong"
         )
         self._send(ids, vectors, self._client.insert)
 
     def _send(self, ids: Ids, vectors: Vectors, how: Callable[..., Any] | None = None) -> None:
-        """Vectors to the collection; an id that is there already, as after a crash, gets this vector."""
+        """Write vectors to the collection; an id that already exists, as after a crash, gets the new vector."""
         send = how or self._client.upsert
         for start in range(0, len(ids), BATCH):
             rows = zip(ids[start : start + BATCH].tolist(), np.asarray(vectors[start : start + BATCH]), strict=True)

@@ -1,8 +1,18 @@
-"""The files of an index."""
+"""The files of an index: SQLite for items, changes and thumbnails, NumPy files for vectors."""
 
-from nearfar.search.storage.folder import MODEL, BadIndex
-from nearfar.search.storage.folder import exists as index_exists
+from nearfar.search.backends.base import Ids, Vectors
+from nearfar.search.storage.files import MODEL, VERSION, BadIndex, index_exists
 from nearfar.search.storage.storage import IndexStorage
-from nearfar.search.storage.table import Ids, Table, Vectors, checked_vectors
+from nearfar.search.storage.table import Table, checked_vectors
 
-__all__ = ["MODEL", "BadIndex", "Ids", "IndexStorage", "Table", "Vectors", "checked_vectors", "index_exists"]
+__all__ = [
+    "MODEL",
+    "VERSION",
+    "BadIndex",
+    "Ids",
+    "IndexStorage",
+    "Table",
+    "Vectors",
+    "checked_vectors",
+    "index_exists",
+]

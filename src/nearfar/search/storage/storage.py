@@ -1,12 +1,12 @@
-"""Items, vectors and thumbnails on disk and in memory: what changes is in the journal before anybody is told."""
+"""An opened index folder: durable items, vectors and thumbnails, and the backend that searches them."""
 
 from __future__ import annotations
 
+import logging
 import threading
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,69 +14,71 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar.search.backends import Backend, Behind, Surroundings, choose, let_go, make, reopen
+from nearfar.search.backends import Backend, BackendContext, ExactFallback, choose, discard, make, reopen
+from nearfar.search.backends.base import Ids, Vectors
 from nearfar.search.items import Item, missing
-from nearfar.search.storage import changes, folder
-from nearfar.search.storage import thumbnails as packs
-from nearfar.search.storage.journal import Journal
-from nearfar.search.storage.table import Ids, Table, Vectors
+from nearfar.search.storage import files, upgrade
+from nearfar.search.storage.database import Database
+from nearfar.search.storage.files import BadIndex
+from nearfar.search.storage.table import Table
 from nearfar.utils.progress import Progress
 
-TRIES = 20  # of opening files that a writer replaces meanwhile
+RETRIES = 20  # of opening files while a writer replaces them
+BLOCK = 8192  # vectors that are written at once
+
+log = logging.getLogger("nearfar.search")
 
 
 @dataclass
-class State:
-    """A generation and what has come since; replaced as a whole when the journal is folded in."""
+class _State:
+    """Everything of one generation; compaction replaces it as a whole."""
 
     generation: int
     table: Table
     backend: Backend
-    pack: packs.Pack | None
-    journal: Journal
-    places: dict[int, tuple[int, int]] = field(default_factory=dict)  # thumbnails in the journal, by id
-
-    def close(self) -> None:
-        try:
-            self.backend.close()
-        finally:
-            self.journal.close()
+    last_change: int = 0
 
 
 class IndexStorage:
     """An opened index folder.
 
-    Args:
-        place: The folder.
-        read_only: Others may write meanwhile; what they write is not seen.
-        device: Where exact search computes.
+    One thread writes at a time; any number of threads read without waiting. A storage that is open for reading follows
+    the changes of a writer in another process.
 
-    One thread writes at a time; any number read, and never wait.
+    Args:
+        folder: The folder.
+        read_only: Open for reading.
+        device: Device for exact search.
+
+    Attributes:
+        settings: Dimensions, measure, model, backend and dates of the index.
+        next_id: Id of the next item.
     """
 
-    def __init__(self, place: Path, *, read_only: bool = False, device: torch.device | str = "cpu") -> None:
-        self.folder, self.read_only, self.device = place, read_only, device
-        self._refusal = "was opened read-only; nothing can be changed" if read_only else ""
-        self._writing = threading.RLock()
-        self._stack = ExitStack()
-        self.settings = folder.read_card(place)
-        try:
+    def __init__(self, folder: Path, *, read_only: bool = False, device: torch.device | str = "cpu") -> None:
+        self.folder, self.read_only, self.device = folder, read_only, device
+        self._refusal = "was opened read-only; it cannot be changed" if read_only else ""
+        self._writing, self._refreshing = threading.RLock(), threading.Lock()
+        self._closed = False
+        self._seen = 0
+        files.read_card(folder)
+        with ExitStack() as stack:
             if not read_only:
-                self._stack.enter_context(folder.owned(place))
-            self.state = self._opened()
-            self.next_id = max(int(self.settings["next_id"]), self._replay())
-            self.state.backend.settle(self.table.ids(), self.table.vectors())
+                stack.enter_context(files.write_lock(folder))
+            self._database = upgrade.open_database(folder, read_only=read_only)
+            stack.callback(self._database.close)
+            self.settings: dict[str, Any] = {}
+            self._state = self._open()
+            self.next_id = max(int(self.settings["next_id"]), self._database.highest_changed_id() + 1)
             if not read_only:
-                folder.sweep(place, self.state.generation)
-        except BaseException:
-            self._stack.close()
-            raise
+                files.sweep(folder, self._state.generation)
+            self._stack = stack.pop_all()
 
     @classmethod
     def create(
         cls,
-        place: Path,
-        card: Mapping[str, Any],
+        folder: Path,
+        settings: Mapping[str, Any],
         vectors: Vectors,
         items: Sequence[Item],
         *,
@@ -84,45 +86,89 @@ class IndexStorage:
         progress: Progress | None = None,
         prepare: Callable[[], object] | None = None,
     ) -> IndexStorage:
-        """A new index folder with these items.
+        """Write a new index folder and open it for writing.
 
         Args:
-            card: What is known of it: "dim", "measure", "backend", "model".
-            prepare: Is called when the folder is sure to be nobody else's, to put there what belongs to the index.
+            folder: The folder.
+            settings: "dim", "measure", "backend" and "model".
+            vectors: The vectors [n, d].
+            items: An item for each vector, ordered by id.
+            device: Device for exact search.
+            progress: Receives the progress of building the backend.
+            prepare: Is called while the folder is locked, to write additional files.
         """
-        table = Table(vectors, items)
-        place.mkdir(parents=True, exist_ok=True)
-        with folder.owned(place):
-            if folder.exists(place):
-                raise folder.BadIndex(f"{place} already contains an index; update it, or choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.write_lock(folder):
+            if files.index_exists(folder):
+                raise BadIndex(f"{folder} already contains an index; update it, or choose another folder")
             if prepare is not None:
                 prepare()
-            ids = table.ids()
-            # Without items there is nothing to choose by, or to train: the backend that is wanted comes with ``save``.
-            uses = choose(card["backend"], len(table)) if len(table) else "exact"
-            with folder.new_generation(place, 1) as draft:
-                folder.write_table(draft, ids, table.items(), folder.blocks(table, ids), table.dim)
-                backend = make(uses, table.base, ids, Surroundings(card["measure"], place, device, progress))
-                facts = backend.save(draft, ids, table.base)
+            ids = np.array([item.id for item in items], dtype=np.int64)
+            # An empty index has nothing to train a backend with; compaction builds the chosen one.
+            uses = choose(settings["backend"], len(ids)) if len(ids) else "exact"
+            with files.new_generation(folder) as (draft, number):
+                files.write_vectors(draft, ids, _blocks(vectors), vectors.shape[1])
+                backend = make(uses, vectors, ids, BackendContext(settings["measure"], folder, device, progress))
+                facts = backend.save(draft, ids, vectors)
                 backend.close()
             now, free = _now(), int(ids[-1]) + 1 if len(ids) else 0
-            own = {"generation": 1, "next_id": free, "uses": uses, "facts": facts, "built": now, "changed": now}
-            folder.write_card(place, {**card, **own})
-        return cls(place, device=device)
+            own = {"generation": number, "next_id": free, "uses": uses, "facts": facts, "built": now, "changed": now}
+
+            def fill(database: Database) -> None:
+                database.write_settings({**settings, **own})
+                database.insert(items)
+
+            Database.create(folder / files.DATABASE, fill)
+            files.write_card(folder)
+        return cls(folder, device=device)
+
+    # --- reading ------------------------------------------------------------------------------------------
 
     @property
     def table(self) -> Table:
-        return self.state.table
+        """All items and vectors, including the latest changes of other processes."""
+        self._refresh()
+        return self._state.table
 
     @property
     def backend(self) -> Backend:
-        """What is searched."""
-        return self.state.backend
+        """The backend that searches the vectors."""
+        self._refresh()
+        return self._state.backend
 
-    def snapshot(self) -> tuple[tuple[int, int], Table]:
-        """The items, and a value that changes whenever they do."""
-        state = self.state
-        return (state.generation, state.table.version), state.table
+    @property
+    def version(self) -> tuple[int, int]:
+        """A value that changes whenever the items change."""
+        self._refresh()
+        state = self._state
+        return state.generation, state.table.version
+
+    def thumbnail(self, id: int) -> bytes:
+        """Return the thumbnail of an item; empty if it has none.
+
+        Args:
+            id: Id of the item.
+        """
+        table = self.table
+        found = self._database.thumbnail(id) if id in table else b""
+        if id not in table:
+            raise missing(id, len(table))
+        return found
+
+    def ids_with_labels(self, labels: Sequence[str | None]) -> Ids:
+        """Return the ids of all items with one of some labels, in ascending order.
+
+        Args:
+            labels: The labels; None for items without a class.
+        """
+        return self._database.ids_with_labels(labels)
+
+    @property
+    def pending(self) -> int:
+        """Approximate number of bytes that compaction would move."""
+        return self._database.pending_bytes()
+
+    # --- changes ------------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -134,222 +180,246 @@ class IndexStorage:
         metadata: Sequence[Mapping[str, Any]],
         thumbnails: Sequence[bytes],
     ) -> list[int]:
-        """New items; when this returns, they are on disk."""
+        """Add items. When this returns, they are on disk.
+
+        Args:
+            names: Their names.
+            vectors: Their vectors [n, d].
+            labels: Their classes.
+            hashes: Hashes of their files.
+            metadata: Additional data.
+            thumbnails: JPEG files; empty for none.
+
+        Returns:
+            The new ids.
+        """
         with self._writing:
             self._check_writable()
             ids = range(self.next_id, self.next_id + len(names))
-            rows = zip(ids, names, labels, hashes, metadata, strict=True)
-            change = changes.Added([Item(*row) for row in rows], vectors, thumbnails)
-            self._commit(change)
+            items = [Item(*row) for row in zip(ids, names, labels, hashes, metadata, strict=True)]
+            if not items:
+                return []
+            self._catch_up()
+            self._database.add(items, vectors, thumbnails)
+            self.next_id += len(items)
+            self._state.table.add(items, vectors)
+            self._pass_on(lambda backend: backend.add(np.array(ids, dtype=np.int64), vectors))
             return list(ids)
 
     def remove(self, ids: Sequence[int]) -> None:
-        """Items that are not to be found any more; all must be there."""
+        """Remove items.
+
+        Args:
+            ids: Their ids; if one does not exist, none is removed.
+        """
         with self._writing:
             self._check_writable()
+            table = self._state.table
             for id in ids:
-                if id not in self.table:
-                    raise missing(id, len(self.table))
+                if id not in table:
+                    raise missing(id, len(table))
             if ids:
-                self._commit(changes.Removed(sorted({int(id) for id in ids})))
+                gone = sorted({int(id) for id in ids})
+                self._catch_up()
+                self._database.remove(gone)
+                self._state.table.remove(gone)
+                self._pass_on(lambda backend: backend.remove(np.array(gone, dtype=np.int64)))
 
     def change(self, items: Sequence[Item]) -> None:
-        """Other names, labels or metadata for items that are there."""
+        """Store other names, labels or metadata of existing items.
+
+        Args:
+            items: The items as they are now.
+        """
         with self._writing:
             self._check_writable()
             if items:
-                self._commit(changes.Changed(items))
-
-    def thumbnail(self, id: int) -> bytes:
-        """A small JPEG of an item; empty where it has none."""
-        state = self.state
-        row = state.table.row(id)
-        if id in state.places:
-            offset, length = state.places[id]
-            return state.journal.read(offset, length)
-        if state.pack is None or row >= len(state.table.base):
-            return b""
-        return state.pack.get(row)
-
-    @property
-    def pending(self) -> int:
-        """Bytes of the journal: what ``save`` would fold in."""
-        return self.state.journal.size
+                self._database.change(items)
+                self._state.table.change(items)
 
     def compact(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
-        """Fold the journal into the files. Reads go on meanwhile, changes wait."""
-        with self._writing:
-            self._check_writable()
-            if not (self.pending or backend):
-                return
-            self._catch_up()
-            old = self.state
-            number, table = old.generation + 1, old.table
-            items, ids = table.items(), table.ids()
-            card = {**self.settings, "generation": number, "next_id": self.next_id, "changed": _now()}
-            if backend is not None:
-                card["backend"] = backend
-            uses = choose(card["backend"], len(ids))
-            with folder.new_generation(self.folder, number) as draft:
-                folder.write_table(draft, ids, items, folder.blocks(table, ids), table.dim)
-                packs.pack(draft, (self.thumbnail(id) for id in ids.tolist()))
-                vectors = folder.read_table(draft).base
-                around = Surroundings(card["measure"], self.folder, self.device, progress)
-                found = old.backend if uses == self.settings["uses"] else make(uses, vectors, ids, around)
-                card |= {"uses": uses, "facts": found.save(draft, ids, vectors)}
-            self.state = self._make_count(card, found)
-            self.settings = card
-            if found is not old.backend:
-                let_go(old.backend)
-            folder.sweep(self.folder, number)
-
-    def close(self) -> None:
-        """Let go of the folder; nothing is lost that was acknowledged."""
-        with self._writing:
-            self._refusal = "is closed; open it again to change it"
-            try:
-                self.state.close()
-            finally:
-                self._stack.close()
-
-    # --- from disk ----------------------------------------------------------------------------------------
-
-    def _opened(self) -> State:
-        """The generation that counts, still after it was opened: a writer may replace it, and remove its files."""
-        for _ in range(TRIES):
-            self.settings = folder.read_card(self.folder)
-            try:
-                state = self._open(self.settings)
-            except Exception:
-                if self._counts():
-                    raise
-                continue
-            if self._counts():
-                return state
-            state.close()
-        raise folder.BadIndex(f"{self.folder} was saved again each time it was opened, {TRIES} times; try again later")
-
-    def _counts(self) -> bool:
-        """Whether the generation that was opened is still the one that counts."""
-        return bool(folder.read_card(self.folder)["generation"] == self.settings["generation"])
-
-    def _make_count(self, card: Mapping[str, Any], found: Backend) -> State:
-        """The new generation, opened before it counts: if it cannot be, all goes on with the old one and its journal.
+        """Write all vectors to a new data folder. Searches continue in the meantime; changes wait.
 
         Args:
-            card: Of the new generation.
-            found: The backend that has saved itself there.
+            backend: The new backend; None for the same one.
+            progress: Receives the progress of building the backend.
         """
-        new = found is not self.state.backend
-        try:
-            opened = self._open(card, found)
-        except BaseException:
-            if new:
-                let_go(found)
-            raise
-        # Stays where the card was replaced but may not be on disk: nobody knows which journal would count.
-        self._refusal = "could not be saved to its end; open it again to change it"
-        try:
-            folder.write_card(self.folder, card)
-        except BaseException:
-            opened.journal.close()
-            if self._counts():
-                self._refusal = ""
-                if new:
-                    let_go(found)
-            raise
-        self._refusal = ""
-        return opened
+        with self._writing:
+            self._check_writable()
+            if not (backend or self._database.has_changes()):
+                return
+            self._catch_up()
+            old = self._state
+            settings = {**self.settings, "next_id": self.next_id, "changed": _now()}
+            if backend is not None:
+                settings["backend"] = backend
+            items, ids = old.table.items(), old.table.ids()
+            uses = choose(settings["backend"], len(ids))
+            found = old.backend
+            try:
+                with files.new_generation(self.folder) as (draft, number):
+                    files.write_vectors(draft, ids, _blocks_of(old.table, ids), old.table.dim)
+                    _, base = files.read_vectors(draft)
+                    if uses != settings["uses"]:
+                        context = BackendContext(settings["measure"], self.folder, self.device, progress)
+                        found = make(uses, base, ids, context)
+                    settings |= {"generation": number, "uses": uses, "facts": found.save(draft, ids, base)}
+                place = files.data_folder(self.folder, number)
+                table = Table(*files.read_vectors(place), items)
+                renewed = found.renew(place, ids, table.base, settings["facts"])
+                self._database.finish_compaction(settings)
+            except BaseException:
+                if found is not old.backend:
+                    discard(found)
+                raise
+            self._state, self.settings = _State(number, table, renewed), settings
+            if found is not old.backend:
+                discard(old.backend)
+            files.sweep(self.folder, number)
+            try:
+                self._database.shrink()
+            except OSError as error:
+                log.warning("unused space of %s could not be released (%s)", self.folder, error)
 
-    def _open(self, card: Mapping[str, Any], known: Backend | None = None) -> State:
-        """The generation that a card names; ``known`` is the backend that has saved itself there."""
-        generation = int(card["generation"])
-        place = folder.data_folder(self.folder, generation)
-        table = folder.read_table(place)
-        if table.dim != card["dim"]:
-            raise folder.BadIndex(f"{place} is damaged: its vectors have {table.dim} dimensions, not {card['dim']}")
-        journal = Journal(folder.journal_file(self.folder, generation), read_only=self.read_only)
-        around = Surroundings(card["measure"], self.folder, self.device, read_only=self.read_only)
-        ids, facts = table.ids(), card["facts"]
-        if known is not None:
-            backend = known.renew(place, ids, table.base, facts)
+    def close(self) -> None:
+        """Close all files and release the lock. Every change is already on disk."""
+        with self._writing, self._refreshing:
+            self._refusal, self._closed = "is closed; open it again to change it", True
+            with self._stack:
+                self._state.backend.close()
+
+    # --- opening and following ----------------------------------------------------------------------------
+
+    def _open(self, known: Backend | None = None) -> _State:
+        """The current generation; tried again if a writer replaces its files in the meantime."""
+        for _ in range(RETRIES):
+            with self._database.snapshot():
+                self._seen = self._database.data_version()
+                settings, items = self._database.settings(), self._database.items()
+                added = self._database.new_vectors(int(settings["dim"]))
+                _, last = self._database.changed_ids(0)
+            try:
+                state = self._load(settings, items, added, known)
+            except Exception:
+                if self._database.generation() == settings["generation"]:
+                    raise
+                continue
+            self.settings, state.last_change = settings, last
+            return state
+        raise BadIndex(f"{self.folder} was compacted each time it was opened, {RETRIES} times; try again later")
+
+    def _load(
+        self, settings: Mapping[str, Any], items: list[Item], added: dict[int, Vectors], known: Backend | None
+    ) -> _State:
+        generation = int(settings["generation"])
+        place = files.data_folder(self.folder, generation)
+        ids, vectors = files.read_vectors(place)
+        if vectors.shape[1] != settings["dim"]:
+            raise BadIndex(f"{place} is damaged: its vectors have {vectors.shape[1]} dimensions, not {settings['dim']}")
+        try:
+            table = Table(ids, vectors, items, added)
+        except KeyError as error:
+            raise BadIndex(f"{place} is damaged: item {error} has no vector; build the index again") from error
+        facts = settings["facts"]
+        if known is not None and known.name == settings["uses"]:
+            backend = known.renew(place, ids, vectors, facts)
         else:
-            backend = reopen(card["uses"], table.base, ids, around, folder=place, facts=facts)
-        return State(generation, table, backend, folder.open_pack(place), journal)
+            context = BackendContext(settings["measure"], self.folder, self.device, read_only=self.read_only)
+            backend = reopen(settings["uses"], vectors, ids, context, folder=place, facts=facts)
+        _replay(backend, table)
+        backend.settle(table.ids(), table.vectors())
+        return _State(generation, table, backend)
 
-    def _replay(self) -> int:
-        """Carry out what the journal says, and return the next free id."""
-        highest = -1
-        state = self.state
-        for record in state.journal.records():
-            change = changes.read(record)
-            if isinstance(change, changes.Added):
-                highest = max([highest, *(item.id for item in change.items)])
-                state.places.update(change.places(record.offset))
-            elif isinstance(change, changes.Removed):
-                # A damaged record may have brought them.
-                change = replace(change, ids=[id for id in change.ids if id in state.table])
-            else:
-                change = replace(change, items=[item for item in change.items if item.id in state.table])
-            self._enter(change)
-            self._pass_on(change)
-        if state.journal.damaged:
-            warnings.warn(
-                f"{state.journal.file} has {state.journal.damaged} damaged places; what was written there is lost",
-                stacklevel=4,
-            )
-        return highest + 1
-
-    # --- changes ------------------------------------------------------------------------------------------
-
-    def _commit(self, change: changes.Change) -> None:
-        """Done from the moment when the journal has it, whatever the backend says: that can catch up."""
-        self._catch_up()
-        offset = self.state.journal.append(*change.record())
-        if isinstance(change, changes.Added):
-            self.next_id += len(change.items)
-            self.state.places.update(change.places(offset))
-        self._enter(change)
+    def _refresh(self) -> None:
+        """Follow the changes of another process. Threads do not wait for one that already does."""
+        if not self.read_only or self._closed or not self._refreshing.acquire(blocking=False):
+            return
         try:
-            self._pass_on(change)
+            if self._closed or self._database.data_version() == self._seen:
+                return
+            if self._database.generation() != self._state.generation:
+                old = self._state.backend
+                self._state = self._open(old)
+                if self._state.backend.name != old.name:
+                    old.close()
+                return
+            self._follow()
+        finally:
+            self._refreshing.release()
+
+    def _follow(self) -> None:
+        """Apply new changes of the same generation."""
+        state, database = self._state, self._database
+        with database.snapshot():
+            if database.generation() != state.generation:
+                return  # compacted just now: the next call reloads everything
+            self._seen = database.data_version()
+            ids, last = database.changed_ids(state.last_change)
+            vectors = database.new_vectors(state.table.dim, state.last_change)
+            items = database.items_with_ids(ids)
+        there = {item.id for item in items}
+        added = [item for item in items if item.id not in state.table]
+        removed = [id for id in ids if id in state.table and id not in there]
+        state.table.change([item for item in items if item.id in state.table])
+        if added:
+            points = np.stack([vectors[item.id] for item in added])
+            state.table.add(added, points)
+            self._pass_on(lambda backend: backend.add(np.array([item.id for item in added], dtype=np.int64), points))
+        if removed:
+            state.table.remove(removed)
+            self._pass_on(lambda backend: backend.remove(np.array(removed, dtype=np.int64)))
+        state.last_change = last
+
+    # --- the backend --------------------------------------------------------------------------------------
+
+    def _pass_on(self, change: Callable[[Backend], None]) -> None:
+        """Tell the backend about a change. If it fails, exact search takes over: the change itself is durable."""
+        state = self._state
+        try:
+            change(state.backend)
         except BaseException as error:
-            state, measure = self.state, self.settings["measure"]
-            state.backend = Behind(state.backend, state.table, measure=measure, error=error)
+            failed = state.backend.failed if isinstance(state.backend, ExactFallback) else state.backend
+            ids, vectors = state.table.everything()
+            state.backend = ExactFallback(failed, vectors, ids, measure=self.settings["measure"], error=error)
             if not isinstance(error, Exception):
                 raise
 
-    def _enter(self, change: changes.Change) -> None:
-        """Into the table."""
-        table = self.state.table
-        if isinstance(change, changes.Added):
-            table.add(change.items, change.vectors)
-        elif isinstance(change, changes.Removed):
-            table.remove(change.ids)
-        else:
-            for item in change.items:
-                table.change(item)
-
-    def _pass_on(self, change: changes.Change) -> None:
-        """To the backend."""
-        if isinstance(change, changes.Added):
-            self.state.backend.add(_ids(item.id for item in change.items), change.vectors)
-        elif isinstance(change, changes.Removed):
-            self.state.backend.remove(_ids(change.ids))
-
     def _catch_up(self) -> None:
-        """Go back to a backend that failed, where it is well again."""
-        state = self.state
-        if isinstance(state.backend, Behind):
-            place = folder.data_folder(self.folder, state.generation)
-            state.backend = state.backend.caught_up(place, self.settings["facts"])
+        """Return to a backend that failed, if it works again."""
+        state, fallback = self._state, self._state.backend
+        if not isinstance(fallback, ExactFallback):
+            return
+        try:
+            place = files.data_folder(self.folder, state.generation)
+            table = state.table
+            renewed = fallback.failed.renew(place, table.base_ids, table.base, self.settings["facts"])
+            _replay(renewed, table)
+            state.backend = renewed
+        except Exception as error:
+            fallback.error = error
 
     def _check_writable(self) -> None:
         if self._refusal:
-            raise folder.BadIndex(f"{self.folder} {self._refusal}")
+            raise BadIndex(f"{self.folder} {self._refusal}")
 
 
-def _ids(numbers: Any) -> Ids:
-    return np.fromiter(numbers, dtype=np.int64)
+def _replay(backend: Backend, table: Table) -> None:
+    """Tell a backend that is as of the last compaction what has changed since."""
+    ids, vectors, removed = table.changes()
+    if len(ids):
+        backend.add(ids, vectors)
+    if len(removed):
+        backend.remove(removed)
+
+
+def _blocks(vectors: Vectors) -> Iterator[Vectors]:
+    for start in range(0, len(vectors), BLOCK):
+        yield vectors[start : start + BLOCK]
+
+
+def _blocks_of(table: Table, ids: Ids) -> Iterator[Vectors]:
+    for start in range(0, len(ids), BLOCK):
+        yield table.vectors(ids[start : start + BLOCK])
 
 
 def _now() -> str:

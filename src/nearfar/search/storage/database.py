@@ -1,0 +1,390 @@
+"""The SQLite database of an index: settings, items, thumbnails, and changes since the last compaction.
+
+The database is in WAL mode with ``synchronous=FULL``: a committed change survives a crash of the process and of the
+machine, and readers in other processes see it at once. A new item's vector is stored with its change until compaction
+moves it to vectors.npy.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.search.backends.base import Ids, Vectors
+from nearfar.search.items import Item
+from nearfar.search.storage.files import BadIndex
+from nearfar.utils.atomic import sync_folder
+
+MEMORY = ":memory:"
+SCHEMA_VERSION = 1  # PRAGMA user_version
+PAGE_SIZE = 8192  # bytes; holds three vectors of 512 dimensions
+BUSY_SECONDS = 30.0
+VARIABLES = 900  # values in one SQL statement
+
+SCHEMA = """
+CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE items (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, label TEXT, hash TEXT NOT NULL, metadata TEXT NOT NULL
+);
+CREATE INDEX items_by_label ON items (label);
+CREATE TABLE thumbnails (id INTEGER PRIMARY KEY REFERENCES items (id) ON DELETE CASCADE, jpeg BLOB NOT NULL);
+CREATE TABLE changes (number INTEGER PRIMARY KEY, id INTEGER NOT NULL, vector BLOB);
+"""
+SETTINGS = ("dim", "measure", "backend", "model", "generation", "next_id", "uses", "facts", "built", "changed")
+
+
+class Database:
+    """An opened database. One connection reads and one writes, so that reading never waits for a commit.
+
+    Args:
+        file: The file, or ":memory:" for an empty database in memory.
+        read_only: Refuse to write.
+    """
+
+    def __init__(self, file: Path | str, *, read_only: bool = False) -> None:
+        self.file, self.read_only = file, read_only
+        self._read_lock = threading.RLock()
+        self._write_lock = self._read_lock if file == MEMORY else threading.RLock()
+        if file != MEMORY and not Path(file).is_file():
+            raise FileNotFoundError(f"{file} does not exist; build the index again")
+        with self._errors():
+            self._reader = _connect_for_reading(file)
+            self._writer = self._reader if read_only or file == MEMORY else _connect(file)
+            if file == MEMORY:
+                self._reader.executescript(SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
+            version = self._reader.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            self.close()
+            raise BadIndex(f"{file} has schema {version}; this version of nearfar reads schema {SCHEMA_VERSION}")
+
+    @classmethod
+    def create(cls, file: Path, fill: Any) -> None:
+        """Write a new database file. The file appears under its name when it is complete.
+
+        Args:
+            file: The file; one that exists is replaced.
+            fill: Is called with the open database and writes its content.
+        """
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        _remove(draft)
+        try:
+            connection = _connect(draft)
+            connection.executescript(
+                f"PRAGMA page_size = {PAGE_SIZE}; PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = OFF;"
+                f"PRAGMA synchronous = OFF; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};"
+            )
+            made = cls.__new__(cls)
+            made.file, made.read_only, made._reader, made._writer = file, False, connection, connection
+            made._read_lock = made._write_lock = threading.RLock()
+            try:
+                with made.transaction():
+                    fill(made)
+                with made._errors():
+                    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+            finally:
+                connection.close()
+            with open(draft, "rb+") as written:
+                os.fsync(written.fileno())
+            _remove(file)  # with its write-ahead log, which does not belong to the new file
+            os.replace(draft, file)
+            sync_folder(file.parent)
+        finally:
+            _remove(draft)
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def data_version(self) -> int:
+        """Return a number that changes when another connection commits."""
+        return int(self._rows("PRAGMA data_version")[0][0])
+
+    def generation(self) -> int:
+        """Return the number of the current data folder."""
+        return int(self._rows("SELECT value FROM settings WHERE key = 'generation'")[0][0])
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let all reads in the block see the same state."""
+        with self._read_lock:
+            if self._reader.in_transaction:
+                yield
+                return
+            with self._errors():
+                self._reader.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._reader.execute("ROLLBACK")
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings.
+
+        Raises:
+            BadIndex: A setting is missing or damaged.
+        """
+        try:
+            found = {key: json.loads(value) for key, value in self._rows("SELECT key, value FROM settings")}
+        except ValueError as error:
+            raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
+        missing = [key for key in SETTINGS if key not in found]
+        if missing:
+            raise BadIndex(f"{self.file} is damaged: {', '.join(missing)} missing; build the index again")
+        return found
+
+    def items(self) -> list[Item]:
+        """Return all items, ordered by id."""
+        return self._items("SELECT id, name, label, hash, metadata FROM items ORDER BY id")
+
+    def items_with_ids(self, ids: Sequence[int]) -> list[Item]:
+        """Return the items with some ids, ordered by id; ids that do not exist are left out.
+
+        Args:
+            ids: The ids.
+        """
+        found: list[Item] = []
+        for start in range(0, len(ids), VARIABLES):
+            some = ids[start : start + VARIABLES]
+            marks = ", ".join("?" * len(some))
+            found += self._items(f"SELECT id, name, label, hash, metadata FROM items WHERE id IN ({marks})", some)
+        return sorted(found, key=lambda item: item.id)
+
+    def changed_ids(self, after: int) -> tuple[list[int], int]:
+        """Return the ids of items that were added, changed or removed.
+
+        Args:
+            after: Only changes after the one with this number.
+
+        Returns:
+            The ids, and the number of the last change.
+        """
+        rows = self._rows("SELECT number, id FROM changes WHERE number > ? ORDER BY number", (after,))
+        return sorted({id for _, id in rows}), rows[-1][0] if rows else after
+
+    def new_vectors(self, dim: int, after: int = 0) -> dict[int, Vectors]:
+        """Return the vectors [d] of items that were added since the last compaction, by id.
+
+        Args:
+            dim: Dimensions of the vectors.
+            after: Only changes after the one with this number.
+        """
+        rows = self._rows(
+            "SELECT id, vector FROM changes WHERE number > ? AND vector IS NOT NULL ORDER BY id", (after,)
+        )
+        found: dict[int, Vectors] = {}
+        for id, data in rows:
+            if len(data) != 4 * dim:
+                raise BadIndex(f"{self.file} is damaged: a vector has {len(data)} bytes, not {4 * dim}")
+            found[id] = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+        return found
+
+    def highest_changed_id(self) -> int:
+        """Return the highest id among the changes; −1 if there are none."""
+        return int(self._rows("SELECT COALESCE(MAX(id), -1) FROM changes")[0][0])
+
+    def pending_bytes(self) -> int:
+        """Return the approximate size of the changes since the last compaction."""
+        return int(self._rows("SELECT COALESCE(SUM(16 + COALESCE(LENGTH(vector), 0)), 0) FROM changes")[0][0])
+
+    def has_changes(self) -> bool:
+        """Return whether anything has changed since the last compaction."""
+        return bool(self._rows("SELECT EXISTS (SELECT 1 FROM changes)")[0][0])
+
+    def thumbnail(self, id: int) -> bytes:
+        """Return the thumbnail of an item; empty if it has none.
+
+        Args:
+            id: Id of the item.
+        """
+        rows = self._rows("SELECT jpeg FROM thumbnails WHERE id = ?", (id,))
+        return bytes(rows[0][0]) if rows else b""
+
+    def ids_with_labels(self, labels: Iterable[str | None]) -> Ids:
+        """Return the ids of all items with one of some labels, in ascending order.
+
+        Args:
+            labels: The labels; None for items without a class.
+        """
+        found: list[int] = []
+        for label in dict.fromkeys(labels):
+            found += [id for (id,) in self._rows("SELECT id FROM items WHERE label IS ?", (label,))]
+        return np.sort(np.array(found, dtype=np.int64))
+
+    # --- writing ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit all changes of the block together; on an error, none of them."""
+        with self._write_lock, self._errors():
+            if self._writer.in_transaction:
+                yield
+                return
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        """Store settings.
+
+        Args:
+            settings: Values that JSON can represent, by name.
+        """
+        rows = [(key, json.dumps(value, ensure_ascii=False)) for key, value in settings.items()]
+        with self.transaction():
+            self._writer.executemany("INSERT OR REPLACE INTO settings VALUES (?, ?)", rows)
+
+    def insert(self, items: Iterable[Item], thumbnails: Iterable[tuple[int, bytes]] = ()) -> None:
+        """Insert items without recording a change, for a new database.
+
+        Args:
+            items: The items.
+            thumbnails: Ids and thumbnails; empty ones are not stored.
+        """
+        with self.transaction():
+            self._writer.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", map(_row, items))
+            kept = ((id, picture) for id, picture in thumbnails if picture)
+            self._writer.executemany("INSERT INTO thumbnails VALUES (?, ?)", kept)
+
+    def add(self, items: Sequence[Item], vectors: Vectors, thumbnails: Sequence[bytes]) -> None:
+        """Add new items. When this returns, they are on disk.
+
+        Args:
+            items: The items.
+            vectors: Their vectors [n, d].
+            thumbnails: Their thumbnails.
+        """
+        rows = [
+            (item.id, np.ascontiguousarray(vector, dtype="<f4").tobytes())
+            for item, vector in zip(items, vectors, strict=True)
+        ]
+        with self.transaction():
+            self.insert(items, zip((item.id for item in items), thumbnails, strict=True))
+            self._writer.executemany("INSERT INTO changes (id, vector) VALUES (?, ?)", rows)
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Remove items.
+
+        Args:
+            ids: Their ids.
+        """
+        rows = [(id,) for id in ids]
+        with self.transaction():
+            self._writer.executemany("DELETE FROM items WHERE id = ?", rows)
+            self._writer.executemany("INSERT INTO changes (id) VALUES (?)", rows)
+
+    def change(self, items: Sequence[Item]) -> None:
+        """Store other names, labels or metadata of existing items.
+
+        Args:
+            items: The items as they are now.
+        """
+        rows = [(*_row(item)[1:], item.id) for item in items]
+        with self.transaction():
+            self._writer.executemany("UPDATE items SET name = ?, label = ?, hash = ?, metadata = ? WHERE id = ?", rows)
+            self._writer.executemany("INSERT INTO changes (id) VALUES (?)", [(item.id,) for item in items])
+
+    def finish_compaction(self, settings: Mapping[str, Any]) -> None:
+        """Make a new generation the current one, and forget the changes that it contains.
+
+        Args:
+            settings: The settings, with the number of the new generation.
+        """
+        with self.transaction():
+            self.write_settings(settings)
+            self._writer.execute("DELETE FROM changes")
+
+    def shrink(self) -> None:
+        """Return unused pages to the file system."""
+        with self._write_lock, self._errors():
+            self._writer.executescript("PRAGMA incremental_vacuum")  # execute would stop after one page
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        """Close the connections. The last one to close merges the write-ahead log into the file."""
+        with self._write_lock, self._read_lock:
+            for connection in dict.fromkeys((self._reader, self._writer)):
+                connection.close()
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._read_lock, self._errors():
+            return self._reader.execute(statement, values).fetchall()
+
+    def _items(self, statement: str, values: Sequence[Any] = ()) -> list[Item]:
+        rows = self._rows(statement, values)
+        try:
+            return [
+                Item(id, name, label, hash, {} if more == "{}" else json.loads(more))
+                for id, name, label, hash, more in rows
+            ]
+        except ValueError as error:
+            raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise OSError for a full or broken disk and BadIndex for a damaged file, both with the file's name."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "") or ""
+            if name.startswith("SQLITE_FULL"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.file)) from error
+            if name.startswith("SQLITE_IOERR"):
+                raise OSError(errno.EIO, f"{os.strerror(errno.EIO)} ({name})", str(self.file)) from error
+            if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
+                raise OSError(errno.EACCES, f"{os.strerror(errno.EACCES)} ({error})", str(self.file)) from error
+            if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                raise OSError(errno.EBUSY, f"{os.strerror(errno.EBUSY)} ({error})", str(self.file)) from error
+            if isinstance(error, sqlite3.ProgrammingError):
+                raise BadIndex(f"{self.file} is closed; open it again") from error
+            raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
+
+
+def _connect(file: Path | str, options: str = "") -> sqlite3.Connection:
+    """A connection for any thread; whoever uses it holds a lock."""
+    address = str(file) if file == MEMORY else f"{Path(file).absolute().as_uri()}{options}"
+    connection = sqlite3.connect(
+        address, uri=file != MEMORY, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _connect_for_reading(file: Path | str) -> sqlite3.Connection:
+    """A connection that cannot write, also where the folder is not writable."""
+    if file == MEMORY:
+        return _connect(file)
+    for options in ("?mode=ro", "?mode=ro&immutable=1"):
+        try:
+            connection = _connect(file, options)
+            connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+            return connection
+        except sqlite3.OperationalError as error:
+            # A folder without write permission has no room for shared memory; without a log, the file alone is enough.
+            log = Path(f"{file}-wal")
+            blocked = (error.sqlite_errorname or "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY"))
+            if "immutable" in options or not blocked or (log.exists() and log.stat().st_size):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _row(item: Item) -> tuple[int, str, str | None, str, str]:
+    metadata = json.dumps(dict(item.metadata), ensure_ascii=False, allow_nan=False) if item.metadata else "{}"
+    return item.id, item.name, item.label, item.hash, metadata
+
+
+def _remove(file: Path) -> None:
+    for ending in ("", "-wal", "-shm", "-journal"):
+        Path(f"{file}{ending}").unlink(missing_ok=True)

@@ -1,0 +1,211 @@
+"""The folder of an index.
+
+    my.index/
+      index.json       format and version
+      index.sqlite     settings, items, changes since the last compaction, thumbnails
+      data-000002/     vectors.npy, ids.npy and the files of the backend, as of the last compaction
+      model/           the model, so that the folder is all that is needed to search by image
+      map-pca.npz      cached projection to a plane
+
+Compaction writes a new data folder beside the old one. The transaction that stores its number in index.sqlite makes it
+the current one; the old one is removed after that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nearfar.data.store.writer import locked
+from nearfar.search.backends.base import Ids, Vectors
+from nearfar.utils.atomic import sync_folder, whole_file, write_json
+
+FORMAT = "nearfar index"
+VERSION = 2  # increased when older versions of nearfar cannot read new folders
+CARD, DATABASE, MODEL, LOCK = "index.json", "index.sqlite", "model", ".lock"
+
+
+class BadIndex(ValueError):
+    """An index folder that cannot be used; the message says why and what to do."""
+
+
+def index_exists(folder: Path) -> bool:
+    """Return whether a folder contains an index.
+
+    Args:
+        folder: The folder.
+    """
+    return (folder / CARD).is_file()
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Read index.json.
+
+    Args:
+        folder: The folder of the index.
+
+    Returns:
+        Its content, of version 1 or 2.
+
+    Raises:
+        FileNotFoundError: The folder contains no index.
+        BadIndex: The file is damaged, or of a version that cannot be read.
+    """
+    file = folder / CARD
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} contains no index: {CARD} does not exist")
+    try:
+        card = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadIndex(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        raise BadIndex(f"{file} does not describe an index: its format is not {FORMAT!r}")
+    version = card.get("version")
+    if version not in (1, VERSION) or isinstance(version, bool):
+        newer = isinstance(version, int) and version > VERSION
+        advice = "a newer version of nearfar wrote it" if newer else "build it again"
+        raise BadIndex(
+            f"{folder} is an index of version {version!r}; this version of nearfar reads up to {VERSION}: {advice}"
+        )
+    return card
+
+
+def write_card(folder: Path) -> None:
+    """Write index.json, which makes the folder an index of the current version.
+
+    Args:
+        folder: The folder of the index.
+    """
+    write_json(folder / CARD, {"format": FORMAT, "version": VERSION})
+    sync_folder(folder)
+
+
+@contextmanager
+def write_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of the only writer among all processes; raise BadIndex if another process has it.
+
+    Args:
+        folder: The folder of the index.
+    """
+
+    def refuse() -> None:
+        raise BadIndex(f"{folder} is open for writing in another process; wait for it, or open the index read-only")
+
+    with locked(folder / LOCK, waiting=refuse):
+        yield
+
+
+def data_folder(folder: Path, generation: int) -> Path:
+    """Return the folder of the vectors of a generation.
+
+    Args:
+        folder: The folder of the index.
+        generation: Number of the generation.
+    """
+    return folder / f"data-{generation:06}"
+
+
+@contextmanager
+def new_generation(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Create a data folder; it gets its final name when the block ends without an error.
+
+    Args:
+        folder: The folder of the index.
+
+    Yields:
+        The folder to write to, and the number of the generation, which no other folder has.
+    """
+    numbers = [int(path.name[5:]) for path in folder.glob("data-*") if path.name[5:].isdigit()]
+    number = max(numbers, default=0) + 1
+    place = data_folder(folder, number)
+    draft = folder / f".{place.name}.{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        yield draft, number
+        sync_folder(draft)
+        os.replace(draft, place)
+        sync_folder(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_vectors(place: Path, ids: Ids, blocks: Iterable[Vectors], dim: int) -> None:
+    """Write ids.npy and vectors.npy.
+
+    Args:
+        place: The data folder.
+        ids: Ids [n] in ascending order.
+        blocks: The vectors, in blocks of any size.
+        dim: Their dimensions.
+    """
+    with whole_file(place / "vectors.npy") as draft, open(draft, "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(ids), dim)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            file.write(np.ascontiguousarray(block, dtype="<f4").data)
+        file.flush()
+    with whole_file(place / "ids.npy") as draft, open(draft, "wb") as file:
+        np.save(file, ids)
+
+
+def read_vectors(place: Path) -> tuple[Ids, Vectors]:
+    """Read ids.npy, and map vectors.npy into memory.
+
+    Args:
+        place: The data folder.
+
+    Returns:
+        Ids [n] and vectors [n, d].
+    """
+    with readable(place / "ids.npy") as file:
+        ids: Ids = np.load(file, allow_pickle=False)
+    with readable(place / "vectors.npy") as file:
+        size = file.stat().st_size
+        vectors: Vectors = np.load(file, mmap_mode="r" if ids.size else None, allow_pickle=False)
+    fitting = ids.ndim == 1 and vectors.ndim == 2 and len(ids) == len(vectors) and size >= vectors.nbytes
+    if not fitting or ids.dtype != np.int64 or vectors.dtype != np.float32 or (np.diff(ids) <= 0).any():
+        raise BadIndex(f"{place} is damaged: its files do not match each other; build the index again")
+    return ids, vectors
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[Path]:
+    """Turn errors of damaged files into BadIndex errors that name the file.
+
+    Args:
+        file: The file that is read in the block.
+    """
+    try:
+        yield file
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise BadIndex(f"{file} is damaged ({type(error).__name__}: {error}); build the index again") from error
+
+
+def sweep(folder: Path, generation: int) -> None:
+    """Remove data folders, drafts and files of older versions that are no longer needed.
+
+    Args:
+        folder: The folder of the index.
+        generation: Number of the current generation.
+    """
+    current = data_folder(folder, generation)
+    for path in folder.iterdir():
+        if path != current and path.name.lstrip(".").startswith(("data-", "journal-")):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+    for draft in folder.glob(f".{DATABASE}.*"):
+        draft.unlink(missing_ok=True)
+    for name in ("items.json", "thumbnails.bin", "thumbnails.npy"):  # of version 1
+        (current / name).unlink(missing_ok=True)

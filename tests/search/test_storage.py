@@ -1,0 +1,284 @@
+"""The files of an index: what was acknowledged is there, and nothing is half done."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_cases import digit, model, photos, vectors
+
+from nearfar.search import Index
+from nearfar.search.storage import BadIndex, database, files
+from nearfar.search.storage.database import Database
+
+POINTS = vectors(30)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_compaction_leaves_one_generation_and_the_same_items(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i", labels=["a"] * 30) as index:
+        index.add_vectors(POINTS[:2], labels=["b", "b"], metadata=[{"x": 1}, {}])
+        index.remove([4, 30])
+        before = (list(index.items), np.array(index.vectors()))
+        assert index.info()["pending_bytes"] > 0
+        index.compact()
+        assert index.info()["pending_bytes"] == 0
+        assert list(index.items) == before[0]
+        np.testing.assert_array_equal(index.vectors(), before[1])
+    assert names(tmp_path / "i") == [".lock", "data-000002", "index.json", "index.sqlite"]
+    with Index.open(tmp_path / "i") as index:
+        assert list(index.items) == before[0]
+        np.testing.assert_array_equal(index.vectors(), before[1])
+
+
+def test_changes_are_there_before_compaction(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i", labels=["a"] * 30) as index:
+        index.add_vectors(POINTS[:2] + 1, names=["x", "y"], labels=["b", None], metadata=[{"größe": 1.5}, {}])
+        index.remove([4, 31])
+        before = (list(index.items), np.array(index.vectors()), index.search_vectors(POINTS[:3], 40))
+    with Index.open(tmp_path / "i") as index:
+        assert list(index.items) == before[0]
+        np.testing.assert_array_equal(index.vectors(), before[1])
+        for one, other in zip(index.search_vectors(POINTS[:3], 40), before[2], strict=True):
+            assert [hit.id for hit in one] == [hit.id for hit in other]
+        assert index.add_vectors(POINTS[:1]) == [32]  # ids are never reused
+
+
+def test_acknowledged_changes_are_synced(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        writer = index.storage._database._writer
+        assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert writer.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert writer.execute("PRAGMA foreign_keys").fetchone() == (1,)
+        assert writer.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+def test_readers_see_changes_without_reopening(tmp_path: Path) -> None:
+    with (
+        Index.from_vectors(POINTS, out=tmp_path / "i", labels=["a"] * 30) as index,
+        Index.open(tmp_path / "i", read_only=True) as reader,
+    ):
+        new = index.add_vectors(POINTS[:2] + 5, names=["x", "y"], labels=["b", "b"])
+        assert len(reader) == 32
+        assert reader.item(new[0]).name == "x"
+        assert reader.search_vectors(POINTS[:1] + 5, 1)[0][0].id == new[0]
+        assert reader.select({"label": "b"}).tolist() == new
+        index.remove([0, new[1]])
+        assert 0 not in reader
+        assert reader.select({"label": "b"}).tolist() == new[:1]
+        assert [hit.id for hit in reader.search_vectors(POINTS[:1], 40)[0]] == [
+            hit.id for hit in index.search_vectors(POINTS[:1], 40)[0]
+        ]
+        index.compact()
+        index.add_vectors(POINTS[:1], names=["after"])
+        assert [item.name for item in reader.items] == [item.name for item in index.items]
+        np.testing.assert_array_equal(reader.vectors(), index.vectors())
+        index.compact(backend="faiss:flat")
+        assert reader.info()["backend"] == "faiss:flat"
+        assert reader.search_vectors(POINTS[1:2], 1)[0][0].id == 1
+
+
+def test_readers_in_other_processes_see_changes(tmp_path: Path) -> None:
+    program = f"""
+from nearfar.search import Index
+with Index.open({str(tmp_path / "i")!r}, read_only=True) as index:
+    print(len(index), flush=True)
+    input()
+    print(len(index), index.items[-1].name, len(index.thumbnail(index.items[-1].id)) > 100, flush=True)
+    input()
+    print(len(index), 0 in index, flush=True)
+"""
+    photos(tmp_path / "photos", 3)
+    with (
+        Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as reader,
+    ):
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "3\n"
+        index.add_images([("new.png", digit(9), None, {})])
+        print(file=reader.stdin, flush=True)
+        assert reader.stdout.readline() == "4 new.png True\n"
+        index.remove([0])
+        index.compact()
+        print(file=reader.stdin, flush=True)
+        assert reader.stdout.readline() == "3 False\n"
+
+
+def test_readers_follow_a_busy_writer(tmp_path: Path) -> None:
+    """Threads of a reader search while another thread of the process writes and compacts."""
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index, Index.open(tmp_path / "i", read_only=True) as reader:
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            try:
+                while not done.is_set():
+                    assert reader.search_vectors(POINTS[:2], 1)[0][0].id == 0
+                    assert len(reader.items) >= 30
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(40):
+            index.remove(index.add_vectors(vectors(3, seed=number + 1))[:1])
+            if number % 10 == 9:
+                index.compact()
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        assert len(reader) == len(index) == 30 + 2 * 40
+
+
+def test_a_reader_that_meets_a_compaction_misses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, compacted = files.read_vectors, []
+    with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
+        index.add_vectors(vectors(2))
+
+        def late(place: Path) -> object:
+            if not compacted:
+                compacted.append(place)
+                index.compact()
+            return read(place)
+
+        monkeypatch.setattr(files, "read_vectors", late)
+        with Index.open(tmp_path / "i", read_only=True) as other:
+            assert compacted
+            assert len(other) == 22
+
+
+def test_a_folder_without_write_permission_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a medium that is read-only: there is no room for shared memory, and none is needed."""
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    real = database._connect
+
+    def refused(file: Path, options: str = "") -> sqlite3.Connection:
+        return real(file if "immutable" in options else tmp_path / "no" / "file", options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_connect", refused)
+        with Index.open(tmp_path / "i", read_only=True) as index:
+            assert len(index) == 30
+            assert index.search_vectors(POINTS[:1], 1)[0][0].id == 0
+        (tmp_path / "i" / "index.sqlite-wal").write_bytes(b"changes that the file alone does not have")
+        with pytest.raises(OSError, match=r"Permission denied .*index\.sqlite"):
+            Index.open(tmp_path / "i", read_only=True)
+
+
+def test_a_full_disk_refuses_a_change_and_loses_nothing(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        index.add_vectors(POINTS[:1], names=["before"])
+        writer = index.storage._database._writer
+        pages = writer.execute("PRAGMA page_count").fetchone()[0]
+        writer.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(OSError, match=r"No space left on device: .*index\.sqlite"):
+            index.add_vectors(np.repeat(POINTS, 40, axis=0))
+        assert len(index) == 31
+        assert len(index.search_vectors(POINTS[:1], 2000)[0]) == 31
+        writer.execute("PRAGMA max_page_count = 1000000")
+        assert index.add_vectors(POINTS[:1], names=["after"]) == [31]
+    with Index.open(tmp_path / "i") as index:
+        assert [item.name for item in index.items[-2:]] == ["before", "after"]
+
+
+def test_space_of_removed_items_is_released(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 3)
+    with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
+        file = tmp_path / "i" / "index.sqlite"
+        before = file.stat().st_size
+        index.remove(index.add_images([(str(n), digit(n), None, {}) for n in range(100)]))
+        index.compact()
+        assert file.stat().st_size <= before + 3 * 8192
+        assert not (tmp_path / "i" / "index.sqlite-wal").stat().st_size
+
+
+def test_files_of_a_crash_are_swept(tmp_path: Path) -> None:
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    for name in ("data-000009", ".data-000002.77"):
+        shutil.copytree(tmp_path / "i" / "data-000001", tmp_path / "i" / name)
+    (tmp_path / "i" / ".index.sqlite.77").write_bytes(b"draft")
+    with Index.open(tmp_path / "i") as index:
+        index.add_vectors(POINTS[:1])
+        index.compact()
+    assert names(tmp_path / "i") == [".lock", "data-000002", "index.json", "index.sqlite"]
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", b"SQLite format 3\0" + bytes(4000)])
+def test_a_damaged_database_is_named(tmp_path: Path, content: bytes) -> None:
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    (tmp_path / "i" / "index.sqlite").write_bytes(content)
+    with pytest.raises(BadIndex, match=r"index\.sqlite (is damaged|has schema)"):
+        Index.open(tmp_path / "i")
+
+
+def test_a_missing_database_is_named(tmp_path: Path) -> None:
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    (tmp_path / "i" / "index.sqlite").unlink()
+    with pytest.raises(FileNotFoundError, match=r"index\.sqlite does not exist"):
+        Index.open(tmp_path / "i")
+
+
+def test_missing_settings_and_vectors_are_named(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        index.add_vectors(POINTS[:1])
+    connection = sqlite3.connect(tmp_path / "i" / "index.sqlite")
+    connection.execute("UPDATE changes SET vector = NULL")
+    connection.commit()
+    with pytest.raises(BadIndex, match="is damaged: item 30 has no vector"):
+        Index.open(tmp_path / "i")
+    connection.execute("DELETE FROM settings WHERE key = 'measure'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(BadIndex, match=r"index\.sqlite is damaged: measure missing"):
+        Index.open(tmp_path / "i")
+
+
+def test_a_failed_transaction_changes_nothing(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        stored = index.storage._database
+
+        def half() -> None:
+            with stored.transaction():
+                stored.remove([1, 2])
+                raise ValueError("stop")
+
+        with pytest.raises(ValueError, match="stop"):
+            half()
+        assert len(stored.items()) == 30
+        assert not stored.has_changes()
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            index.add_vectors(POINTS[:2], metadata=[{}, {"x": float("nan")}])
+        assert len(index) == len(stored.items()) == 30
+        assert index.add_vectors(POINTS[:1]) == [30]
+
+
+def test_a_failed_compaction_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        index.add_vectors(POINTS[:2])
+
+        def full(*_: object) -> None:
+            raise OSError("no space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "finish_compaction", full)
+            with pytest.raises(OSError, match="no space"):
+                index.compact()
+        assert index.add_vectors(POINTS[:1]) == [32]
+    with Index.open(tmp_path / "i") as index:
+        assert len(index) == 33
+        index.compact()
+        assert len(index) == 33
