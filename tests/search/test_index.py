@@ -274,14 +274,14 @@ def test_what_is_removed_before_its_picture_was_taken_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Index.from_vectors(vectors(20), out=tmp_path / "i") as index:
-        first, thumbnail = index.search(0, 1).ids[0], index.thumbnail
+        first, thumbnails = index.search(0, 1).ids[0], index.thumbnails
 
-        def late(id: int) -> bytes:
-            if id == first:
-                index.remove([id])
-            return thumbnail(id)
+        def late(ids: list[int]) -> dict[int, bytes]:
+            if first in ids:
+                index.remove([first])
+            return thumbnails(ids)
 
-        monkeypatch.setattr(index, "thumbnail", late)
+        monkeypatch.setattr(index, "thumbnails", late)
         found = index.search(0, 5)
         assert first not in found.ids
         assert len(found.pictures) == len(found) + 1 == 5

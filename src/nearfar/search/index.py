@@ -18,7 +18,7 @@ from nearfar.search import filters, projection
 from nearfar.search.backends import MEASURES, NO_ID, check_name
 from nearfar.search.encoder import Encoder, ImageInput, Model
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images
-from nearfar.search.items import Hit, Item, Items
+from nearfar.search.items import Hit, Item, Items, missing
 from nearfar.search.query import QueryInput, VectorQuery
 from nearfar.search.query import search as search_one
 from nearfar.search.query import search_batch as search_several
@@ -270,7 +270,18 @@ class Index:
         Args:
             id: Id of the item.
         """
-        return self.storage.thumbnail(id)
+        found = self.storage.thumbnails([id])
+        if id not in found:
+            raise missing(id, len(self))
+        return found[id]
+
+    def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the thumbnails of several items by id. Items that do not exist are left out.
+
+        Args:
+            ids: Ids of the items.
+        """
+        return self.storage.thumbnails(ids)
 
     def info(self) -> dict[str, Any]:
         """Return facts about the index as JSON-compatible data, without paths or server addresses."""
@@ -499,8 +510,9 @@ class Index:
         Returns:
             Scores and ids. Where there are fewer than k items, ids are −1 and scores −inf.
         """
-        most = max(1, min(whole("k", k), len(self)))
-        return self.storage.backend.search(checked_vectors("vectors", vectors, self.dim, self.measure), most, allowed)
+        table, backend = self.storage.current()
+        most = max(1, min(whole("k", k), len(table)))
+        return backend.search(checked_vectors("vectors", vectors, self.dim, self.measure), most, allowed)
 
     def select(self, where: filters.Where) -> Ids:
         """Return the ids of the items that pass a filter, in ascending order.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data.store.decode import BadImage
-from nearfar.search.backends import NO_ID
 from nearfar.search.encoder import ImageInput
 from nearfar.search.filters import Where
-from nearfar.search.items import MissingItem
 from nearfar.search.reranking import RERANKINGS, expanded, k_reciprocal
 from nearfar.search.results import Neighbor, Results
 from nearfar.utils.validation import one_of, whole
@@ -59,10 +56,7 @@ class VectorQuery:
     exclude: int | None = None
 
     def __post_init__(self) -> None:
-        whole("k", self.k)
-        whole("expand", self.expand, low=0)
-        if self.rerank is not None:
-            one_of("rerank", self.rerank, RERANKINGS)
+        _check_settings(self.k, self.expand, self.rerank)
 
 
 def search(
@@ -89,18 +83,14 @@ def search(
     Returns:
         The query with its neighbors and their thumbnails.
     """
-    VectorQuery(vector=np.empty(0), k=k, expand=expand, rerank=rerank)  # check the settings before reading an image
+    _check_settings(k, expand, rerank)  # before an image is read
     name, vector, own, picture, known = _read(index, query)
     wanted = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
     (found,) = search_batch(index, [wanted])
-    neighbors, pictures = [], [picture]
-    for each in found:
-        try:
-            pictures.append(index.thumbnail(each.item.id))
-        except MissingItem:  # removed by another thread in the meantime
-            continue
-        neighbors.append(each)
-    return Results(name, known if label is None else label, tuple(neighbors), tuple(pictures))
+    thumbnails = index.thumbnails([each.item.id for each in found])
+    neighbors = tuple(each for each in found if each.item.id in thumbnails)  # others were removed in the meantime
+    pictures = (picture, *(thumbnails[each.item.id] for each in neighbors))
+    return Results(name, known if label is None else label, neighbors, pictures)
 
 
 def search_batch(index: Index, queries: Sequence[VectorQuery]) -> list[list[Neighbor]]:
@@ -122,7 +112,8 @@ def search_batch(index: Index, queries: Sequence[VectorQuery]) -> list[list[Neig
         allowed = None if where is None else index.select(where)
         plain = [place for place in places if queries[place].rerank is None]
         if plain:
-            points = np.stack([_expanded(index, queries[place], allowed) for place in plain])
+            rows = [_expanded(index, queries[place], allowed) for place in plain]
+            points = rows[0][None] if len(rows) == 1 else np.stack(rows)
             most = max(queries[place].k + (queries[place].exclude is not None) for place in plain)
             scores, ids = index.nearest(points, most, allowed=allowed)
             for row, place in enumerate(plain):
@@ -145,21 +136,27 @@ def _expanded(index: Index, query: VectorQuery, allowed: NDArray[np.int64] | Non
 
 def _neighbors(index: Index, query: VectorQuery, scores: NDArray[np.float32], ids: NDArray[np.int64]) -> list[Neighbor]:
     """The items of the first k ids, without the excluded one and any that were removed in the meantime."""
-    found: list[Neighbor] = []
-    for id, score in zip(ids.tolist(), scores.tolist(), strict=True):
-        if len(found) == query.k:
-            break
-        if id not in (NO_ID, query.exclude):
-            with suppress(MissingItem):
-                found.append(Neighbor(index.item(id), score))
-    return found
+    numbers = ids.tolist()
+    items = index.storage.loaded.existing(numbers)
+    pairs = zip(numbers, scores.tolist(), strict=True)
+    found = [Neighbor(items[id], score) for id, score in pairs if id in items and id != query.exclude]
+    return found[: query.k]
+
+
+def _check_settings(k: int, expand: int, rerank: str | None) -> None:
+    whole("k", k)
+    whole("expand", expand, low=0)
+    if rerank is not None:
+        one_of("rerank", rerank, RERANKINGS)
 
 
 def _read(index: Index, query: QueryInput) -> tuple[str, NDArray[np.float32], int | None, bytes, str | None]:
     """Name, vector, item id, thumbnail and label of a query."""
     if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
-        item = index.item(int(query))
-        return item.name, index.vector(item.id), item.id, index.thumbnail(item.id), item.label
+        table = index.storage.table
+        item = table.item(int(query))
+        picture = index.thumbnails([item.id]).get(item.id, b"")
+        return item.name, table.vector(item.id), item.id, picture, item.label
     if isinstance(query, Tensor):
         query = query.detach().cpu().numpy()
     if isinstance(query, np.ndarray) and query.dtype.kind == "f":

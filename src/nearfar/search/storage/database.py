@@ -35,11 +35,13 @@ CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, label TEXT, hash TEXT NOT NULL, metadata TEXT NOT NULL
 );
-CREATE INDEX items_by_label ON items (label);
 CREATE TABLE thumbnails (id INTEGER PRIMARY KEY REFERENCES items (id) ON DELETE CASCADE, jpeg BLOB NOT NULL);
 CREATE TABLE changes (number INTEGER PRIMARY KEY, id INTEGER NOT NULL, vector BLOB);
 """
+INDEXES = "CREATE INDEX items_by_label ON items (label);"
 SETTINGS = ("dim", "measure", "backend", "model", "generation", "next_id", "uses", "facts", "built", "changed")
+
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Database:
@@ -60,7 +62,7 @@ class Database:
             self._reader = _connect_for_reading(file)
             self._writer = self._reader if read_only or file == MEMORY else _connect(file)
             if file == MEMORY:
-                self._reader.executescript(SCHEMA + f"PRAGMA user_version = {SCHEMA_VERSION};")
+                self._reader.executescript(f"{SCHEMA} {INDEXES} PRAGMA user_version = {SCHEMA_VERSION};")
             version = self._reader.execute("PRAGMA user_version").fetchone()[0]
         if version != SCHEMA_VERSION:
             self.close()
@@ -89,6 +91,7 @@ class Database:
                 with made.transaction():
                     fill(made)
                 with made._errors():
+                    connection.executescript(INDEXES)  # faster than to update them with each item
                     connection.execute("PRAGMA journal_mode = WAL").fetchall()
             finally:
                 connection.close()
@@ -103,8 +106,14 @@ class Database:
     # --- reading ------------------------------------------------------------------------------------------
 
     def data_version(self) -> int:
-        """Return a number that changes when another connection commits."""
-        return int(self._rows("PRAGMA data_version")[0][0])
+        """Return a number that changes when another connection commits. Every query of a reader calls this."""
+        try:
+            with self._read_lock:
+                return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:
+            with self._errors():
+                raise
+            raise
 
     def generation(self) -> int:
         """Return the number of the current data folder."""
@@ -197,14 +206,22 @@ class Database:
         """Return whether anything has changed since the last compaction."""
         return bool(self._rows("SELECT EXISTS (SELECT 1 FROM changes)")[0][0])
 
-    def thumbnail(self, id: int) -> bytes:
-        """Return the thumbnail of an item; empty if it has none.
+    def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Return the thumbnails of some items that have one, by id.
 
         Args:
-            id: Id of the item.
+            ids: Ids of the items.
         """
-        rows = self._rows("SELECT jpeg FROM thumbnails WHERE id = ?", (id,))
-        return bytes(rows[0][0]) if rows else b""
+        found: dict[int, bytes] = {}
+        for start in range(0, len(ids), VARIABLES):
+            some = ids[start : start + VARIABLES]
+            marks = ", ".join("?" * len(some))
+            found.update(self._rows(f"SELECT id, jpeg FROM thumbnails WHERE id IN ({marks})", some))
+        return found
+
+    def has_thumbnails(self) -> bool:
+        """Return whether any item has a thumbnail."""
+        return bool(self._rows("SELECT EXISTS (SELECT 1 FROM thumbnails)")[0][0])
 
     def ids_with_labels(self, labels: Iterable[str | None]) -> Ids:
         """Return the ids of all items with one of some labels, in ascending order.
@@ -265,10 +282,8 @@ class Database:
             vectors: Their vectors [n, d].
             thumbnails: Their thumbnails.
         """
-        rows = [
-            (item.id, np.ascontiguousarray(vector, dtype="<f4").tobytes())
-            for item, vector in zip(items, vectors, strict=True)
-        ]
+        data, size = memoryview(np.ascontiguousarray(vectors, dtype="<f4").tobytes()), 4 * vectors.shape[1]
+        rows = [(item.id, data[row * size : (row + 1) * size]) for row, item in enumerate(items)]
         with self.transaction():
             self.insert(items, zip((item.id for item in items), thumbnails, strict=True))
             self._writer.executemany("INSERT INTO changes (id, vector) VALUES (?, ?)", rows)
@@ -324,11 +339,12 @@ class Database:
     def _items(self, statement: str, values: Sequence[Any] = ()) -> list[Item]:
         rows = self._rows(statement, values)
         try:
+            metadata = json.loads(f"[{','.join(row[4] for row in rows)}]")  # much faster than one at a time
             return [
-                Item(id, name, label, hash, {} if more == "{}" else json.loads(more))
-                for id, name, label, hash, more in rows
+                Item(id, name, label, hash, more)
+                for (id, name, label, hash, _), more in zip(rows, metadata, strict=True)
             ]
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
 
     @contextmanager
@@ -381,7 +397,7 @@ def _connect_for_reading(file: Path | str) -> sqlite3.Connection:
 
 
 def _row(item: Item) -> tuple[int, str, str | None, str, str]:
-    metadata = json.dumps(dict(item.metadata), ensure_ascii=False, allow_nan=False) if item.metadata else "{}"
+    metadata = _json(dict(item.metadata)) if item.metadata else "{}"
     return item.id, item.name, item.label, item.hash, metadata
 
 

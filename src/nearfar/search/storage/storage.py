@@ -49,13 +49,21 @@ class IndexStorage:
         folder: The folder.
         read_only: Open for reading.
         device: Device for exact search.
+        written: Number of a generation that was just written and its items, which need not be read again.
 
     Attributes:
         settings: Dimensions, measure, model, backend and dates of the index.
         next_id: Id of the next item.
     """
 
-    def __init__(self, folder: Path, *, read_only: bool = False, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        read_only: bool = False,
+        device: torch.device | str = "cpu",
+        written: tuple[int, Sequence[Item]] | None = None,
+    ) -> None:
         self.folder, self.read_only, self.device = folder, read_only, device
         self._refusal = "was opened read-only; it cannot be changed" if read_only else ""
         self._writing, self._refreshing = threading.RLock(), threading.Lock()
@@ -68,7 +76,8 @@ class IndexStorage:
             self._database = upgrade.open_database(folder, read_only=read_only)
             stack.callback(self._database.close)
             self.settings: dict[str, Any] = {}
-            self._state = self._open()
+            self._state = self._open(written=written)
+            self._has_thumbnails = self._database.has_thumbnails()
             self.next_id = max(int(self.settings["next_id"]), self._database.highest_changed_id() + 1)
             if not read_only:
                 files.sweep(folder, self._state.generation)
@@ -120,7 +129,7 @@ class IndexStorage:
 
             Database.create(folder / files.DATABASE, fill)
             files.write_card(folder)
-        return cls(folder, device=device)
+        return cls(folder, device=device, written=(number, items))
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -131,10 +140,20 @@ class IndexStorage:
         return self._state.table
 
     @property
+    def loaded(self) -> Table:
+        """All items and vectors as of the last look for changes, for a search that has just looked."""
+        return self._state.table
+
+    @property
     def backend(self) -> Backend:
         """The backend that searches the vectors."""
         self._refresh()
         return self._state.backend
+
+    def current(self) -> tuple[Table, Backend]:
+        """Return the items and the backend together, with one look for changes."""
+        self._refresh()
+        return self._state.table, self._state.backend
 
     @property
     def version(self) -> tuple[int, int]:
@@ -143,17 +162,19 @@ class IndexStorage:
         state = self._state
         return state.generation, state.table.version
 
-    def thumbnail(self, id: int) -> bytes:
-        """Return the thumbnail of an item; empty if it has none.
+    def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Return thumbnails by id; empty for an item without one. Ids that do not exist are left out.
 
         Args:
-            id: Id of the item.
+            ids: Ids of the items.
         """
-        table = self.table
-        found = self._database.thumbnail(id) if id in table else b""
-        if id not in table:
-            raise missing(id, len(table))
-        return found
+        table = self._state.table
+        if self.read_only and not all(id in table for id in ids):
+            table = self.table
+        if not self._has_thumbnails:
+            return {id: b"" for id in ids if id in table}
+        found = self._database.thumbnails(ids)
+        return {id: found.get(id, b"") for id in ids if id in table}
 
     def ids_with_labels(self, labels: Sequence[str | None]) -> Ids:
         """Return the ids of all items with one of some labels, in ascending order.
@@ -201,6 +222,7 @@ class IndexStorage:
                 return []
             self._catch_up()
             self._database.add(items, vectors, thumbnails)
+            self._has_thumbnails = self._has_thumbnails or any(thumbnails)
             self.next_id += len(items)
             self._state.table.add(items, vectors)
             self._pass_on(lambda backend: backend.add(np.array(ids, dtype=np.int64), vectors))
@@ -290,12 +312,16 @@ class IndexStorage:
 
     # --- opening and following ----------------------------------------------------------------------------
 
-    def _open(self, known: Backend | None = None) -> _State:
+    def _open(self, known: Backend | None = None, written: tuple[int, Sequence[Item]] | None = None) -> _State:
         """The current generation; tried again if a writer replaces its files in the meantime."""
         for _ in range(RETRIES):
             with self._database.snapshot():
                 self._seen = self._database.data_version()
-                settings, items = self._database.settings(), self._database.items()
+                settings = self._database.settings()
+                if written and written[0] == settings["generation"] and not self._database.has_changes():
+                    items = written[1]
+                else:
+                    items = self._database.items()
                 added = self._database.new_vectors(int(settings["dim"]))
                 _, last = self._database.changed_ids(0)
             try:
@@ -309,7 +335,7 @@ class IndexStorage:
         raise BadIndex(f"{self.folder} was compacted each time it was opened, {RETRIES} times; try again later")
 
     def _load(
-        self, settings: Mapping[str, Any], items: list[Item], added: dict[int, Vectors], known: Backend | None
+        self, settings: Mapping[str, Any], items: Sequence[Item], added: dict[int, Vectors], known: Backend | None
     ) -> _State:
         generation = int(settings["generation"])
         place = files.data_folder(self.folder, generation)
@@ -337,6 +363,7 @@ class IndexStorage:
         try:
             if self._closed or self._database.data_version() == self._seen:
                 return
+            self._has_thumbnails = self._database.has_thumbnails()
             if self._database.generation() != self._state.generation:
                 old = self._state.backend
                 self._state = self._open(old)

@@ -102,6 +102,16 @@ class Table:
         assert item is not None
         return item
 
+    def existing(self, ids: Iterable[int]) -> dict[int, Item]:
+        """Return those of some items that exist, by id.
+
+        Args:
+            ids: Ids; items may have been removed in the meantime.
+        """
+        with self._lock:
+            found = [self._items[self._rows[id]] for id in ids if id in self._rows]
+        return {item.id: item for item in found if item is not None}
+
     def items(self) -> Items:
         """Return all items, ordered by id."""
         return self._now()[0]
