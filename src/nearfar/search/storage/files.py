@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.store.writer import locked
 from nearfar.search.backends.base import Ids, Vectors
 from nearfar.utils.atomic import sync_folder, whole_file, write_json
+from nearfar.utils.system import locked
 
 FORMAT = "nearfar index"
 VERSION = 2  # increased when older versions of nearfar cannot read new folders
