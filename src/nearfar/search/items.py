@@ -36,7 +36,7 @@ class Item:
 class Hit(NamedTuple):
     """Id and score of an item that was found.
 
-    Args:
+    Attributes:
         id: Id of the item.
         score: A cosine, or minus a distance. Higher is nearer.
     """

@@ -77,6 +77,7 @@ class Faiss(Backend):
 
     @property
     def name(self) -> str:
+        """The name to request it by."""
         return f"faiss:{self.kind}"
 
     @classmethod

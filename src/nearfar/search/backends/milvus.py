@@ -57,6 +57,7 @@ class Milvus(Backend):
 
     @property
     def name(self) -> str:
+        """The name to request it by."""
         return f"milvus:{self.address}" if self.address else "milvus"
 
     @classmethod

@@ -29,7 +29,10 @@ from nearfar.utils.system import locked
 
 FORMAT = "nearfar index"
 VERSION = 2  # increased when older versions of nearfar cannot read new folders
-CARD, DATABASE, MODEL, LOCK = "index.json", "index.sqlite", "model", ".lock"
+CARD = "index.json"
+DATABASE = "index.sqlite"
+MODEL = "model"
+LOCK = ".lock"
 
 
 class BadIndex(ValueError):
