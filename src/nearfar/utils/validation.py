@@ -117,3 +117,19 @@ def check_constructor(cls: type) -> None:
         original(self, *arguments, **settings)
 
     cls.__init__ = constructor  # type: ignore[misc]
+
+
+def listed(problems: Collection[str]) -> str:
+    """Return problems as the message of one error: one problem as it is, several with a line for each.
+
+    Args:
+        problems: At least one problem.
+
+    Example:
+        >>> print(listed(["seeds is missing", "dims is 0; it must be ≥ 1"]))
+        2 problems:
+          seeds is missing
+          dims is 0; it must be ≥ 1
+    """
+    lines = [f"{len(problems)} problems:", *(f"  {line}" for line in problems)]
+    return "\n".join(lines) if len(problems) > 1 else next(iter(problems))

@@ -281,6 +281,27 @@ def test_a_wrong_grid_is_refused_in_a_line(changes: dict[str, Any], told: str) -
         grid.load(tables(**changes))
 
 
+def test_all_problems_of_a_grid_are_in_one_error() -> None:
+    wrong = tables(sedes=[0], dims=[0], baseline=1, protocol="folds", losses={"raww": {}, "nra": 3})
+    wrong |= {"networks": {"a": {"netwrk": {}}}, "settings": {"los.alpha": [1], "training.seed": [1]}}
+    with pytest.raises(grid.GridError) as error:
+        grid.load(wrong)
+    head, *lines = str(error.value).splitlines()
+    assert head == "9 problems:"
+    begins = [
+        "unknown key sedes (did you mean 'seeds'?)",
+        "baseline is 1; it must be true or false",
+        "protocol is 'folds'; allowed are",
+        "losses.raww: there is no loss 'raww' (did you mean 'raw'?); set loss.name",
+        "losses.nra is 3; it must be a table",
+        "networks.a: unknown section netwrk (did you mean 'network'?)",
+        "dims is 0; it must be ≥ 1",
+        "settings.los.alpha is not a key of a recipe (did you mean 'loss'?)",
+        "settings.training.seed is not allowed; use seeds of the grid instead",
+    ]
+    assert [line.strip().startswith(begin) for line, begin in zip(lines, begins, strict=True)] == [True] * 9
+
+
 def test_a_wrong_cell_is_named() -> None:
     with pytest.raises(ValueError, match=r"cell nra-seed0: unknown key loss\.alhpa"):
         expanded(losses={"raw": {}, "nra": {"loss": {"alhpa": 2.0}}})

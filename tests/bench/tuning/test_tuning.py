@@ -126,6 +126,16 @@ def test_a_wrong_space_is_refused_with_what_is_allowed(table: dict[str, Any], wo
         tuning_space.from_dict(table)
 
 
+def test_all_problems_of_a_space_are_in_one_error(tmp_path: Path) -> None:
+    wrong = {"loss.margin": {"lo": 0.0, "high": 1.0}, "split": {"share": {"low": 0.1, "high": 0.2}}, "loss.alpha": 3}
+    with pytest.raises(
+        ValueError, match=r"3 problems:\n  loss.margin has 'lo' .*\n  split.share .*\n  loss.alpha is 3"
+    ):
+        tuning_space.from_dict(wrong)
+    with pytest.raises(RecipeError, match=r"2 problems:\n.*marign.*\n.*-1.0"):
+        plan(tmp_path, {"loss.marign": {"choices": [0.1, 0.2]}, "optimizer.lr": {"low": -1.0, "high": 1.0}})
+
+
 @pytest.mark.parametrize(
     ("space", "words"),
     [

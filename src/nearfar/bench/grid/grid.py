@@ -19,7 +19,7 @@ Example:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from nearfar.bench.grid.protocols import Protocol
 from nearfar.training.recipe.overrides import apply
 from nearfar.training.recipe.schema import SECTIONS
 from nearfar.utils.toml import read
-from nearfar.utils.validation import nearest, whole
+from nearfar.utils.validation import listed, nearest, whole
 
 Tables = Mapping[str, Any]
 KEYS = (
@@ -62,7 +62,7 @@ OWN_AXES = {
 
 
 class GridError(ValueError):
-    """Raised for an invalid grid; the message names the file and the key."""
+    """Raised for an invalid grid; the message names the file and has a line for each problem."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,135 +145,157 @@ def to_toml(grid: Grid) -> str:
 
 
 def _read(table: Tables, here: Path, name: str) -> Grid:
-    for key in table:
-        if key not in KEYS:
-            raise ValueError(f"unknown key {key}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}")
-    name = table.get("name", name)
-    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
-        raise ValueError(f"name is {name!r}; it must be a folder name")
-    baseline = table.get("baseline", True)
-    if not isinstance(baseline, bool):
-        raise TypeError(f"baseline is {baseline!r}; it must be true or false")
-    protocol = protocols.create(table.get("protocol", "standard"), _table("protocol_settings", table))
-    recipe = apply(_recipe(table, here), _table("changes", table))
-    _check_parts("changes", _table("changes", table))
-    for key, value in recipe.get("split", {}).items():
-        if key != "name" or value != protocol.name:
-            raise ValueError(
-                f"protocol is {protocol.name!r}, but the recipe has split.{key} {value!r}; protocol and "
-                "protocol_settings define the split, so remove it from the recipe"
-            )
-    chosen = {label: _named(label, changes) for label, changes in _axis("losses", table).items()}
-    if not chosen:
-        raise ValueError("losses is missing; at least one [losses.LABEL] is required")
+    table = {"name": name, "recipe": {}, "protocol": "standard", "baseline": True, "seeds": (0,), **table}
+    if isinstance(table["recipe"], str):
+        table["recipe"] = _recipe(here, table["recipe"])
+    found = list(_problems(table))
+    if found:
+        raise GridError(listed(found))
+    losses = {label: _named(label, changes) for label, changes in table["losses"].items()}
     return Grid(
-        name=name,
-        recipe=recipe,
-        losses=chosen,
-        networks=_axis("networks", table, chosen),
-        data=_axis("data", table, chosen),
-        dims=_numbers("dims", table, low=1),
-        settings=_settings(_table("settings", table)),
-        seeds=_numbers("seeds", table, low=0) or (0,),
-        protocol=protocol,
-        baseline=baseline,
+        name=table["name"],
+        recipe=apply(table["recipe"], table.get("changes", {})),
+        losses=losses,
+        networks=dict(table.get("networks", {})),
+        data=dict(table.get("data", {})),
+        dims=tuple(table.get("dims", ())),
+        settings={key: tuple(values) for key, values in _flat(table.get("settings", {}))},
+        seeds=tuple(table["seeds"]) or (0,),
+        protocol=protocols.create(table["protocol"], table.get("protocol_settings", {})),
+        baseline=table["baseline"],
     )
 
 
-def _recipe(table: Tables, here: Path) -> Tables:
-    recipe = table.get("recipe", {})
-    if not isinstance(recipe, str):
-        _check_parts("recipe", recipe)
-        return dict(recipe)
+def _recipe(here: Path, recipe: str) -> Tables:
     file = here / recipe
     if not file.is_file():
         raise FileNotFoundError(f"recipe is {recipe!r}; {file} does not exist")
-    found = read(file, "a recipe")
-    _check_parts(str(file), found)
-    return found
+    return read(file, "a recipe")
 
 
-def _table(key: str, table: Tables) -> Tables:
-    found = table.get(key, {})
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{key} is {found!r}; it must be a table, [{key}]")
-    return found
-
-
-def _axis(key: str, table: Tables, chosen: Mapping[str, Tables] | None = None) -> dict[str, Tables]:
-    """Return the changes of an axis by label; with ``chosen`` losses, they may contain changes for single losses."""
-    found = _table(key, table)
-    for label, changes in found.items():
-        where = f"{key}.{label}"
-        if label == FROZEN:
-            raise ValueError(f"{where}: {FROZEN!r} is the label of the baseline; choose another one")
-        if not isinstance(changes, Mapping):
-            raise TypeError(f"{where} is {changes!r}; it must be a table, [{where}]")
-        inner = changes.get("losses", {}) if chosen is not None else {}
-        if not isinstance(inner, Mapping):
-            raise TypeError(f"{where}.losses is {inner!r}; it must be a table, [{where}.losses.LABEL]")
-        _check_parts(where, {part: one for part, one in changes.items() if chosen is None or part != "losses"})
-        for loss, own in inner.items():
-            if chosen is not None and loss not in chosen:
-                raise ValueError(f"{where}.losses.{loss}: no loss has this label{nearest(loss, chosen)}")
-            _check_parts(f"{where}.losses.{loss}", own)
-    return dict(found)
-
-
-def _settings(table: Tables, above: str = "") -> dict[str, tuple[Any, ...]]:
-    """Return values by key of the recipe: {"loss": {"alpha": [2, 4]}} gives {"loss.alpha": (2, 4)}."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for word, values in table.items():
-        key = f"{above}{word}"
-        if isinstance(values, Mapping):
-            found |= _settings(values, f"{key}.")
-            continue
-        section = key.partition(".")[0]
-        if section not in SECTIONS or section == key:
-            known = ", ".join(f"{one}.…" for one in SECTIONS)
-            raise ValueError(
-                f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed are {known}"
+def _problems(table: Tables) -> Iterator[str]:
+    """Yield everything that is wrong with the content of a file."""
+    for key in table:
+        if key not in KEYS:
+            yield f"unknown key {key}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}"
+    name, baseline = table["name"], table["baseline"]
+    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
+        yield f"name is {name!r}; it must be a folder name"
+    if not isinstance(baseline, bool):
+        yield f"baseline is {baseline!r}; it must be true or false"
+    tables: dict[str, Tables] = {}
+    for key in ("protocol_settings", "changes", "settings", "losses", "networks", "data"):
+        tables[key] = table.get(key, {})
+        if not isinstance(tables[key], Mapping):
+            yield f"{key} is {tables[key]!r}; it must be a table, [{key}]"
+            tables[key] = {}
+    try:
+        protocols.create(table["protocol"], tables["protocol_settings"])
+    except (TypeError, ValueError) as error:
+        yield str(error)
+    parts = [*_part_problems("recipe", table["recipe"]), *_part_problems("changes", tables["changes"])]
+    yield from parts
+    split = {} if parts else apply(table["recipe"], tables["changes"]).get("split", {})
+    for key, value in split.items():
+        if key != "name" or value != table["protocol"]:
+            yield (
+                f"protocol is {table['protocol']!r}, but the recipe has split.{key} {value!r}; protocol and "
+                "protocol_settings define the split, so remove it from the recipe"
             )
-        if key in OWN_AXES:
-            raise ValueError(f"settings.{key} is not allowed; use {OWN_AXES[key]} of the grid instead")
-        if not isinstance(values, list) or not values:
-            raise TypeError(f"settings.{key} is {values!r}; it must be a list of values")
-        if any(values.count(each) > 1 for each in values):
-            raise ValueError(f"settings.{key} is {values!r}; values must be different")
-        found[key] = tuple(values)
-    return found
+    if not tables["losses"]:
+        yield "losses is missing; at least one [losses.LABEL] is required"
+    for key in ("losses", "networks", "data"):
+        for label, changes in tables[key].items():
+            yield from _label_problems(f"{key}.{label}", label, changes, None if key == "losses" else tables["losses"])
+    for key, low in (("dims", 1), ("seeds", 0)):
+        yield from _number_problems(key, table.get(key, ()), low)
+    for key, values in _flat(tables["settings"]):
+        yield from _setting_problems(key, values)
 
 
-def _check_parts(where: str, changes: Any) -> None:
+def _part_problems(where: str, changes: Any) -> Iterator[str]:
+    """Yield what is wrong with a table of sections of a recipe."""
     if not isinstance(changes, Mapping):
-        raise TypeError(f"{where} is {changes!r}; it must be a table with sections of a recipe")
+        yield f"{where} is {changes!r}; it must be a table with sections of a recipe"
+        return
     for part, content in changes.items():
         if part not in PARTS:
-            raise ValueError(f"{where}: unknown section {part}{nearest(part, PARTS)}; allowed are {', '.join(PARTS)}")
-        if part != "stages" and not isinstance(content, Mapping):
-            raise TypeError(f"{where}.{part} is {content!r}; it must be a table, as in {part}.name = …")
+            yield f"{where}: unknown section {part}{nearest(part, PARTS)}; allowed are {', '.join(PARTS)}"
+        elif part != "stages" and not isinstance(content, Mapping):
+            yield f"{where}.{part} is {content!r}; it must be a table, as in {part}.name = …"
+
+
+def _label_problems(where: str, label: str, changes: Any, losses: Tables | None) -> Iterator[str]:
+    """Yield what is wrong with a label of an axis; with ``losses``, it may contain changes for single losses."""
+    if label == FROZEN:
+        yield f"{where}: {FROZEN!r} is the label of the baseline; choose another one"
+    if not isinstance(changes, Mapping):
+        yield f"{where} is {changes!r}; it must be a table, [{where}]"
+        return
+    if losses is None:
+        yield from _part_problems(where, changes)
+        loss = changes.get("loss", {})
+        if isinstance(loss, Mapping) and "name" not in loss and (not changes or loss) and not _loss_of(label):
+            word = _first_word(label)
+            yield f"losses.{label}: there is no loss {word!r}{nearest(word, loss_registry.names())}; set loss.name"
+        return
+    yield from _part_problems(where, {part: one for part, one in changes.items() if part != "losses"})
+    inner = changes.get("losses", {})
+    if not isinstance(inner, Mapping):
+        yield f"{where}.losses is {inner!r}; it must be a table, [{where}.losses.LABEL]"
+        return
+    for own, content in inner.items():
+        if own not in losses:
+            yield f"{where}.losses.{own}: no loss has this label{nearest(own, losses)}"
+        yield from _part_problems(f"{where}.losses.{own}", content)
+
+
+def _number_problems(key: str, values: Any, low: int) -> Iterator[str]:
+    if not isinstance(values, (list, tuple)):
+        yield f"{key} is {values!r}; it must be a list of integers"
+        return
+    for each in values:
+        try:
+            whole(key, each, low=low)
+        except (TypeError, ValueError) as error:
+            yield str(error)
+    if any(values.count(each) > 1 for each in values):
+        yield f"{key} is {list(values)}; numbers must be different"
+
+
+def _setting_problems(key: str, values: Any) -> Iterator[str]:
+    section = key.partition(".")[0]
+    if section not in SECTIONS or section == key:
+        known = ", ".join(f"{one}.…" for one in SECTIONS)
+        yield f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed are {known}"
+    elif key in OWN_AXES:
+        yield f"settings.{key} is not allowed; use {OWN_AXES[key]} of the grid instead"
+    elif not isinstance(values, (list, tuple)) or not values:
+        yield f"settings.{key} is {values!r}; it must be a list of values"
+    elif any(values.count(each) > 1 for each in values):
+        yield f"settings.{key} is {values!r}; values must be different"
+
+
+def _flat(settings: Tables, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings by key of the recipe: {"loss": {"alpha": [2, 4]}} gives ("loss.alpha", [2, 4])."""
+    for word, values in settings.items():
+        if isinstance(values, Mapping):
+            yield from _flat(values, f"{above}{word}.")
+        else:
+            yield f"{above}{word}", values
+
+
+def _first_word(label: str) -> str:
+    return re.split(r"\W", label)[0]
+
+
+def _loss_of(label: str) -> str | None:
+    """Return the loss that a label begins with: "raw+hard" stands for "raw"."""
+    word = _first_word(label)
+    return word if word in loss_registry.names() else None
 
 
 def _named(label: str, changes: Tables) -> Tables:
-    """Add the name of the loss to its changes: "raw+hard" stands for the loss "raw"; other labels need loss.name."""
-    loss = changes.get("loss", {})
-    word = re.split(r"\W", label)[0]
-    if "name" in loss:
-        return changes
-    if word in loss_registry.names():
-        return {**changes, "loss": {"name": word, **loss}}
-    if not changes or loss:
-        known = nearest(word, loss_registry.names())
-        raise ValueError(f"losses.{label}: there is no loss {word!r}{known}; set loss.name")
-    return changes  # the loss of the recipe, with other changes
-
-
-def _numbers(key: str, table: Tables, *, low: int) -> tuple[int, ...]:
-    values = table.get(key, [])
-    if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{key} is {values!r}; it must be a list of integers")
-    for each in values:
-        whole(key, each, low=low)
-    if len(set(values)) < len(values):
-        raise ValueError(f"{key} is {list(values)}; numbers must be different")
-    return tuple(values)
+    """Add the name of the loss to its changes, unless they have one or keep the loss of the recipe."""
+    loss, name = changes.get("loss", {}), _loss_of(label)
+    return changes if "name" in loss or name is None else {**changes, "loss": {"name": name, **loss}}

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
 from nearfar.utils.toml import read
-from nearfar.utils.validation import nearest
+from nearfar.utils.validation import listed, nearest
 
 WORDS = ("low", "high", "step", "log", "choices")
 # Keys that define how a model is evaluated. Tuning them would tune the evaluation, not the model.
@@ -136,11 +137,22 @@ def from_dict(table: Mapping[str, Any]) -> Space:
 
     Args:
         table: Keys of the recipe with their ranges or choices.
+
+    Raises:
+        ValueError: If entries are invalid; the message has a line for each problem.
     """
-    space = tuple(_parameter(key, content) for key, content in _entries(table))
-    if not space:
-        raise ValueError("the space is empty; at least one key of the recipe is required")
-    return space
+    space: list[Parameter] = []
+    problems: list[str] = []
+    for key, content in _entries(table):
+        try:
+            space.append(_parameter(key, content))
+        except (TypeError, ValueError) as error:
+            problems.append(str(error))
+    if not table:
+        problems.append("the space is empty; at least one key of the recipe is required")
+    if problems:
+        raise ValueError(listed(problems))
+    return tuple(space)
 
 
 def to_dict(space: Space) -> dict[str, dict[str, Any]]:
@@ -165,9 +177,15 @@ def check(space: Space, recipe: Recipe) -> None:
     Raises:
         RecipeError: If the recipe does not accept one of them.
     """
+    problems: dict[str, None] = {}
     for one in space:
         for value in one.ends():
-            load_recipe(recipe, overrides={one.key: value})
+            try:
+                load_recipe(recipe, overrides={one.key: value})
+            except RecipeError as error:
+                problems[str(error)] = None
+    if problems:
+        raise RecipeError(listed(problems))
 
 
 def finite(space: Space, sampler: str) -> dict[str, list[Any]]:
@@ -204,21 +222,22 @@ def decode(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: kinds[key].decode(value) for key, value in params.items()}
 
 
-def _entries(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield keys with their tables, for both spellings: "loss.margin" and [loss] margin."""
+def _entries(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield keys with their content, for both spellings: "loss.margin" and [loss] margin."""
     for key, content in table.items():
         path = f"{where}.{key}" if where else key
-        if not isinstance(content, Mapping):
-            raise TypeError(f"{path} is {content!r}; it must be a table with low and high, or with choices")
-        if not where and "." not in key and not content:
-            raise ValueError(f"[{key}] is empty; it must contain keys of a recipe")
-        if content and all(isinstance(inner, Mapping) for inner in content.values()):
+        nested = isinstance(content, Mapping) and content and all(isinstance(one, Mapping) for one in content.values())
+        if nested:
             yield from _entries(content, path)
         else:
             yield path, content
 
 
-def _parameter(key: str, content: Mapping[str, Any]) -> Parameter:
+def _parameter(key: str, content: Any) -> Parameter:
+    if not isinstance(content, Mapping):
+        raise TypeError(f"{key} is {content!r}; it must be a table with low and high, or with choices")
+    if "." not in key and not content:
+        raise ValueError(f"[{key}] is empty; it must contain keys of a recipe")
     for word in content:
         if word not in WORDS:
             raise ValueError(f"{key} has {word!r}{nearest(word, WORDS)}; allowed are {', '.join(WORDS)}")
