@@ -12,7 +12,7 @@ from training_runs import vectors
 from nearfar.bench.executors import local
 from nearfar.bench.executors.job import Job, execute
 from nearfar.bench.grid.console import GridDisplay
-from nearfar.bench.grid.records import Record
+from nearfar.bench.grid.records import CellRecord
 
 STEPS = 900
 LONG = {"training": {"epochs": 3}, "sampler": {"steps": STEPS // 3}}  # long enough to be interrupted
@@ -68,7 +68,7 @@ class Interrupts(GridDisplay):
         self.number: int | None = number
         self.said: list[str] = []
 
-    def show(self, running: Sequence[Record]) -> None:
+    def show(self, running: Sequence[CellRecord]) -> None:
         if self.number is not None and any(record.steps() for record in running):
             number, self.number = self.number, None
             signal.raise_signal(number)

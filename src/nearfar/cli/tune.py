@@ -11,8 +11,8 @@ from nearfar.cli.app import app
 from nearfar.cli.output import say
 
 if TYPE_CHECKING:
-    from nearfar.bench.tuning.results import Results
-    from nearfar.bench.tuning.tuner import Plan
+    from nearfar.bench.tuning.results import StudyResults
+    from nearfar.bench.tuning.tuner import TuningPlan
 
 PAGE = "tuning.html"
 
@@ -105,7 +105,7 @@ def tune_recipe(
     say(f"wrote {plan.out / results.BEST} and {plan.out / PAGE}")
 
 
-def write_page(plan: Plan, found: Results) -> None:
+def write_page(plan: TuningPlan, found: StudyResults) -> None:
     """Write the page of a study; workers call this after each trial.
 
     Args:

@@ -12,7 +12,7 @@ from nearfar.reports.pages import SortableTable, TableCell, number_cell, render
 from nearfar.utils import formatting
 
 if TYPE_CHECKING:
-    from nearfar.bench.tuning.results import Results, Trial
+    from nearfar.bench.tuning.results import StudyResults, Trial
 
 MAX_TICKS = 9  # names of choices on an axis
 SAMPLERS = {
@@ -23,7 +23,7 @@ SAMPLERS = {
 }
 
 
-def html(found: Results, space: Space, *, title: str, sampler: str) -> str:
+def html(found: StudyResults, space: Space, *, title: str, sampler: str) -> str:
     """The page of a study.
 
     Args:
@@ -50,7 +50,7 @@ def html(found: Results, space: Space, *, title: str, sampler: str) -> str:
     )
 
 
-def _figures(found: Results) -> list[tuple[str, str, str]]:
+def _figures(found: StudyResults) -> list[tuple[str, str, str]]:
     """The most important numbers: name, value and remark."""
     best = found.best
     entries = []
@@ -76,7 +76,7 @@ def _edges(best: Trial | None, space: Space) -> list[str]:
     return found
 
 
-def _history(found: Results, scored: Sequence[Trial], percent: bool) -> list[tuple[str, str]]:
+def _history(found: StudyResults, scored: Sequence[Trial], percent: bool) -> list[tuple[str, str]]:
     """Charts of the trials in order, and of each trial by evaluation."""
     points = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "finished"]
     pruned = [(float(trial.number), trial.value or 0.0) for trial in scored if trial.state == "pruned"]
@@ -104,7 +104,7 @@ def _history(found: Results, scored: Sequence[Trial], percent: bool) -> list[tup
     return charts
 
 
-def _settings(found: Results, scored: Sequence[Trial], space: Space, percent: bool) -> list[tuple[str, str]]:
+def _settings(found: StudyResults, scored: Sequence[Trial], space: Space, percent: bool) -> list[tuple[str, str]]:
     """A chart of the metric by each setting of which several values were tried."""
     charts = []
     for one in space:
@@ -151,7 +151,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 14 else text[:13] + "…"
 
 
-def _table(found: Results, space: Space) -> SortableTable:
+def _table(found: StudyResults, space: Space) -> SortableTable:
     """All trials, the best first."""
     order = {"finished": 0, "pruned": 1, "running": 2, "waiting": 3, "failed": 4}
     trials = sorted(found.trials, key=lambda trial: (order[trial.state], -(trial.value or 0.0), trial.number))

@@ -37,7 +37,7 @@ MARGINS = {"loss.margin": {"low": 0.0, "high": 0.4, "step": 0.2}}
 VALIDATED = {"split__name": "fixed_validation", "split__share": 0.34, "training__epochs": 2}
 
 
-def plan(folder: Path, space: Any = MARGINS, **settings: Any) -> tuner.Plan:
+def plan(folder: Path, space: Any = MARGINS, **settings: Any) -> tuner.TuningPlan:
     """A tuning of seconds; settings with "__" are the recipe's."""
     chosen = VALIDATED | {key: value for key, value in settings.items() if "__" in key}
     others = {key: value for key, value in settings.items() if "__" not in key}
@@ -46,7 +46,7 @@ def plan(folder: Path, space: Any = MARGINS, **settings: Any) -> tuner.Plan:
     return tuner.plan(found, space, folder / "tuned", **{"sampler": "grid", **others})
 
 
-def states(found: results.Results) -> list[str]:
+def states(found: results.StudyResults) -> list[str]:
     return [trial.state for trial in found.trials]
 
 
@@ -396,7 +396,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "write", results.read)
 
 
-def together(chosen: tuner.Plan) -> results.Results:
+def together(chosen: tuner.TuningPlan) -> results.StudyResults:
     """What two workers find at the same time; neither may die."""
     tuner.open_study(chosen)
     with ThreadPoolExecutor(2) as pool:
@@ -405,7 +405,7 @@ def together(chosen: tuner.Plan) -> results.Results:
     return tuner.tune(chosen)
 
 
-def each_once(found: results.Results) -> bool:
+def each_once(found: results.StudyResults) -> bool:
     """Whether there is a trial for each of the three margins, and no other."""
     margins = sorted(trial.values["loss.margin"] for trial in found.trials)
     return margins == [0.0, 0.2, 0.4] and states(found) == ["finished"] * 3
@@ -473,7 +473,7 @@ def test_what_a_worker_queued_for_itself_is_not_taken_by_another(
     assert len(tuner.open_study(chosen).study.trials) == 3, "none was dropped either"
 
 
-def take_elsewhere(chosen: tuner.Plan) -> Any:
+def take_elsewhere(chosen: tuner.TuningPlan) -> Any:
     """A trial in the hands of a worker on another machine."""
     with tuning_study.quiet(), pytest.warns(UserWarning, match="Heartbeat"):
         trial = tuner.open_study(chosen).study.ask()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from nearfar.bench.grid.records import Record
+from nearfar.bench.grid.records import CellRecord
 from nearfar.utils.progress import Progress
 
 
@@ -27,13 +27,13 @@ class GridDisplay:
     def begin(self, done: int, total: int) -> None:
         """Called once with the number of cells that are finished already, and of all cells."""
 
-    def started(self, record: Record) -> None:
+    def started(self, record: CellRecord) -> None:
         """Called when a cell is started or resumed."""
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: CellRecord) -> None:
         """Called when a cell has finished, failed or stopped."""
 
-    def show(self, running: Sequence[Record]) -> None:
+    def show(self, running: Sequence[CellRecord]) -> None:
         """Called about once a second with the cells that are running."""
 
     def say(self, text: str) -> None:
@@ -54,10 +54,10 @@ class GridLines(GridDisplay):
         if done:
             self.say(f"{done} of {total} cells are already finished")
 
-    def started(self, record: Record) -> None:
+    def started(self, record: CellRecord) -> None:
         self.say(f"{'resumed' if record.state == 'begun' else 'started'}: {record.name}")
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: CellRecord) -> None:
         self._done += record.state == "finished"
         self.say(f"[{self._done}/{self._total}] {summary(record)}")
 
@@ -98,16 +98,16 @@ class GridBars(GridDisplay):
         self._done, self._total = done, total
         self._all = self._bars.add_task("cells", total=total, completed=done, text=f"{done}/{total}")
 
-    def started(self, record: Record) -> None:
+    def started(self, record: CellRecord) -> None:
         self._each[record.cell.folder] = self._bars.add_task(record.name, total=None, text="")
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: CellRecord) -> None:
         self._bars.remove_task(self._each.pop(record.cell.folder))
         self._done += record.state == "finished"
         self._bars.update(self._all, completed=self._done, text=f"{self._done}/{self._total}")
         self.say(summary(record))
 
-    def show(self, running: Sequence[Record]) -> None:
+    def show(self, running: Sequence[CellRecord]) -> None:
         for record in running:
             steps = record.steps()
             if steps is not None:
@@ -133,7 +133,7 @@ def create(*, quiet: bool = False) -> GridDisplay:
     return GridBars() if sys.stderr.isatty() else GridLines()
 
 
-def summary(record: Record) -> str:
+def summary(record: CellRecord) -> str:
     """Return in one line how a cell ended."""
     if record.state != "finished":
         return f"{record.state}: {record.name}" + (f": {record.error}" if record.error else "")

@@ -28,7 +28,7 @@ OpenDatasets = list[tuple[Recipe, Dataset]]
 
 
 @dataclass
-class Record:
+class CellRecord:
     """A cell and its state.
 
     Args:
@@ -77,7 +77,7 @@ class Record:
         return (int(lines[-1].get("step", 0)), int(total)) if total and lines else None
 
 
-def records(cells: Sequence[Cell], place: Path) -> list[Record]:
+def records(cells: Sequence[Cell], place: Path) -> list[CellRecord]:
     """Return the state of cells in the folder of their grid.
 
     Args:
@@ -86,7 +86,7 @@ def records(cells: Sequence[Cell], place: Path) -> list[Record]:
     """
     found = []
     for cell in cells:
-        record = Record(cell, place / CELLS / cell.folder, place / OUTPUT / f"{cell.folder}.txt")
+        record = CellRecord(cell, place / CELLS / cell.folder, place / OUTPUT / f"{cell.folder}.txt")
         run = RunFolder(record.folder)
         if run.metrics.is_file():
             record.state = "finished"
@@ -96,7 +96,7 @@ def records(cells: Sequence[Cell], place: Path) -> list[Record]:
     return found
 
 
-def write_status(file: Path, grid: str, every: Sequence[Record]) -> None:
+def write_status(file: Path, grid: str, every: Sequence[CellRecord]) -> None:
     """Write the state of all cells as JSON.
 
     Args:
@@ -136,7 +136,7 @@ def fingerprints(cells: Sequence[Cell], opened: OpenDatasets) -> dict[str, str]:
     return {cell.key: next(known for data, known in prints if data == cell.recipe.data) for cell in cells}
 
 
-def refuse_other_data(every: Sequence[Record], data: Mapping[str, str]) -> None:
+def refuse_other_data(every: Sequence[CellRecord], data: Mapping[str, str]) -> None:
     """Refuse finished cells that were trained on other data: the key of a cell does not contain its data.
 
     Args:
@@ -155,7 +155,9 @@ def refuse_other_data(every: Sequence[Record], data: Mapping[str, str]) -> None:
         )
 
 
-def copy_finished(every: Sequence[Record], place: Path, data: Mapping[str, str], *, lean: bool = False) -> list[Record]:
+def copy_finished(
+    every: Sequence[CellRecord], place: Path, data: Mapping[str, str], *, lean: bool = False
+) -> list[CellRecord]:
     """Copy cells that other grids beside this one have finished, and return their records.
 
     Args:
@@ -184,7 +186,7 @@ def _same_data(folder: Path, fingerprint: str) -> bool:
     return bool(_read_json(RunFolder(folder).manifest).get("data", {}).get("source", fingerprint) == fingerprint)
 
 
-def _copy(source: Path, record: Record, *, leave: Sequence[str]) -> None:
+def _copy(source: Path, record: CellRecord, *, leave: Sequence[str]) -> None:
     """Copy a run under the name that this grid gives it, all of it or nothing."""
     folder, cell = record.folder, record.cell
     draft = folder.with_name(f".{folder.name}.draft")  # the grid is locked, so nobody else writes it

@@ -17,8 +17,8 @@ from nearfar.bench.grid.console import GridDisplay
 from nearfar.bench.grid.grid import Grid, Tables
 from nearfar.bench.grid.records import (
     STATUS,
+    CellRecord,
     OpenDatasets,
-    Record,
     copy_finished,
     fingerprints,
     open_datasets,
@@ -53,9 +53,9 @@ class GridResult:
     """
 
     folder: Path
-    records: list[Record]
+    records: list[CellRecord]
 
-    def in_state(self, *states: str) -> list[Record]:
+    def in_state(self, *states: str) -> list[CellRecord]:
         """Return the records in some states, such as "finished" or "failed"."""
         return [record for record in self.records if record.state in states]
 
@@ -195,14 +195,14 @@ def prepare(
 
 def _run(
     result: GridResult,
-    tasks: Sequence[tuple[Record, Job]],
+    tasks: Sequence[tuple[CellRecord, Job]],
     executor: Executor,
     asked: StopRequest,
     display: GridDisplay,
     name: str,
 ) -> None:
     """Start and collect jobs until all have ended."""
-    waiting, running = deque(tasks), dict[str, Record]()
+    waiting, running = deque(tasks), dict[str, CellRecord]()
     stopping, shown = False, 0.0
     display.begin(len(result.in_state("finished")), len(result.records))
     write_status(result.folder / STATUS, name, result.records)
@@ -232,7 +232,7 @@ def _run(
             display.show(list(running.values()))
 
 
-def _job(record: Record, *, cache: str | None, lean: bool) -> Job:
+def _job(record: CellRecord, *, cache: str | None, lean: bool) -> Job:
     cell = record.cell
     return Job(
         name=cell.folder,
@@ -248,7 +248,7 @@ def _job(record: Record, *, cache: str | None, lean: bool) -> Job:
     )
 
 
-def _set_state(record: Record, code: int) -> None:
+def _set_state(record: CellRecord, code: int) -> None:
     """Set the state of a cell whose process has ended."""
     if RunFolder(record.folder).metrics.is_file():
         record.state = "finished"

@@ -14,7 +14,7 @@ from nearfar.training.run.folder import finite
 from nearfar.utils.atomic import write_json, write_text
 
 if TYPE_CHECKING:
-    from nearfar.bench.tuning.tuner import Plan
+    from nearfar.bench.tuning.tuner import TuningPlan
 
 BEST, LIST = "best.toml", "trials.json"
 
@@ -45,7 +45,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Results:
+class StudyResults:
     """All trials of a study.
 
     Args:
@@ -69,12 +69,12 @@ class Results:
         return sum(trial.state == state for trial in self.trials)
 
 
-def read(study: Study, plan: Plan) -> Results:
+def read(study: Study, plan: TuningPlan) -> StudyResults:
     """Return the current results of a study."""
-    return Results(plan.out, plan.metric, tuple(_trial(study, plan, one) for one in study.counted()))
+    return StudyResults(plan.out, plan.metric, tuple(_trial(study, plan, one) for one in study.counted()))
 
 
-def write(study: Study, plan: Plan) -> Results:
+def write(study: Study, plan: TuningPlan) -> StudyResults:
     """Write trials.json and best.toml, and return the results."""
     found = read(study, plan)
     best = found.best
@@ -111,7 +111,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _best(best: Trial, plan: Plan) -> str:
+def _best(best: Trial, plan: TuningPlan) -> str:
     """Return best.toml: the complete recipe, which evaluates the test classes if the tuned recipe does."""
     head = (
         f"# Tuned: trial {best.number} of the study {plan.study!r} ({plan.sampler}), validation {plan.metric} "
@@ -120,7 +120,7 @@ def _best(best: Trial, plan: Plan) -> str:
     return head + to_toml(load(plan.recipe, overrides=best.values))
 
 
-def _trial(study: Study, plan: Plan, one: Any) -> Trial:
+def _trial(study: Study, plan: TuningPlan, one: Any) -> Trial:
     states = study.states
     names = {states.COMPLETE: "finished", states.PRUNED: "pruned", states.RUNNING: "running", states.WAITING: "waiting"}
     attributes = one.user_attrs

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from nearfar.bench.tuning import results
-from nearfar.bench.tuning.results import Results
+from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.samplers import Wait, next_combination, next_in_turn
 from nearfar.bench.tuning.space import Space, check, finite, from_dict, load, size
 from nearfar.bench.tuning.study import Study, optuna_module, quiet
@@ -42,7 +42,7 @@ STARTUP = 5  # trials before pruning begins
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """What to tune, and how.
 
     Args:
@@ -77,7 +77,7 @@ class Plan:
         return self.recipe.selection.metric
 
 
-OnUpdate = Callable[[Plan, Results], None]
+OnUpdate = Callable[[TuningPlan, StudyResults], None]
 
 
 def plan(
@@ -94,21 +94,21 @@ def plan(
     seed: int = 0,
     cache: str | Path | None = None,
     overrides: Overrides = (),
-) -> Plan:
+) -> TuningPlan:
     """Create a plan, and check all of it before anything is trained.
 
     Args:
         recipe: TOML file of the recipe, or its content.
         space: TOML file of the search space, or its content.
         out: Folder for trials and results.
-        sampler: See ``Plan``.
-        trials: See ``Plan``; by default 50, or all of a grid.
-        storage: See ``Plan``.
-        study: See ``Plan``; by default the name of ``out``.
-        prune: See ``Plan``.
-        keep: See ``Plan``.
-        seed: See ``Plan``.
-        cache: See ``Plan``.
+        sampler: See ``TuningPlan``.
+        trials: See ``TuningPlan``; by default 50, or all of a grid.
+        storage: See ``TuningPlan``.
+        study: See ``TuningPlan``; by default the name of ``out``.
+        prune: See ``TuningPlan``.
+        keep: See ``TuningPlan``.
+        seed: See ``TuningPlan``.
+        cache: See ``TuningPlan``.
         overrides: Changes to the recipe, as for ``nearfar.training.load_recipe``.
 
     Raises:
@@ -138,7 +138,7 @@ def plan(
     elif trials is None:
         trials = TRIALS
     folder = Path(out)
-    return Plan(
+    return TuningPlan(
         recipe=found,
         space=searched,
         out=folder,
@@ -153,7 +153,7 @@ def plan(
     )
 
 
-def open_study(plan: Plan) -> Study:
+def open_study(plan: TuningPlan) -> Study:
     """Open the study of a plan, or create it.
 
     Args:
@@ -175,7 +175,7 @@ class TrialFailed(Exception):
     """Raised inside Optuna's loop for a trial without a result."""
 
 
-def write_results(study: Study, plan: Plan, on_update: OnUpdate | None) -> Results:
+def write_results(study: Study, plan: TuningPlan, on_update: OnUpdate | None) -> StudyResults:
     """Write the current results of a study.
 
     Args:
@@ -190,14 +190,14 @@ def write_results(study: Study, plan: Plan, on_update: OnUpdate | None) -> Resul
 
 
 def tune(
-    plan: Plan,
+    plan: TuningPlan,
     *,
     display: Display | None = None,
     on_update: OnUpdate | None = None,
     worker: int = 0,
     parent: BaseProcess | None = None,
     device: str | None = None,
-) -> Results:
+) -> StudyResults:
     """Run the missing trials one after the other, and write the results after each.
 
     Args:
@@ -222,7 +222,7 @@ class _Worker:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TuningPlan,
         display: Display,
         on_update: OnUpdate | None,
         number: int,
@@ -239,7 +239,7 @@ class _Worker:
         self.study.study.set_user_attr("sampler", plan.sampler)
         self.stopped: Stopped | None = None
 
-    def run(self) -> Results:
+    def run(self) -> StudyResults:
         while self._run_one():
             write_results(self.study, self.plan, self.on_update)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -367,7 +367,7 @@ class _Worker:
 class _Reporter:
     """Logger that reports the evaluations of a trial to the study, and prunes the trial."""
 
-    def __init__(self, trial: Any, plan: Plan, optuna: Any) -> None:
+    def __init__(self, trial: Any, plan: TuningPlan, optuna: Any) -> None:
         self.trial, self.plan, self.pruned = trial, plan, optuna.TrialPruned
         self.count, self.best = 0, float("-inf")
         epochs, every = plan.recipe.training.epochs, plan.recipe.evaluation.every

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from nearfar.bench.tuning.results import Results
-from nearfar.bench.tuning.tuner import OnUpdate, Plan, open_study, tune, write_results
+from nearfar.bench.tuning.results import StudyResults
+from nearfar.bench.tuning.tuner import OnUpdate, TuningPlan, open_study, tune, write_results
 from nearfar.training.loop.signals import Stopped, catch_signals
 from nearfar.training.run.console import Display, Lines, Silent
 from nearfar.utils import plugins
@@ -21,7 +21,9 @@ from nearfar.utils.system import processors
 from nearfar.utils.validation import whole
 
 
-def run(plan: Plan, *, jobs: int = 1, display: Display | None = None, on_update: OnUpdate | None = None) -> Results:
+def run(
+    plan: TuningPlan, *, jobs: int = 1, display: Display | None = None, on_update: OnUpdate | None = None
+) -> StudyResults:
     """Run the missing trials, several at a time.
 
     Args:
@@ -66,7 +68,9 @@ def run(plan: Plan, *, jobs: int = 1, display: Display | None = None, on_update:
     return found
 
 
-def _work(plan: Plan, number: int, jobs: int, silent: bool, on_update: OnUpdate | None, files: Sequence[Path]) -> None:
+def _work(
+    plan: TuningPlan, number: int, jobs: int, silent: bool, on_update: OnUpdate | None, files: Sequence[Path]
+) -> None:
     """Run one worker as the main function of its process."""
     plugins.use(*files)
     # Ctrl-C in the terminal must reach only the parent, which stops its workers itself.
