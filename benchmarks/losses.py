@@ -2,13 +2,13 @@
 
     python benchmarks/losses.py                          # CPU, the sizes of the documentation
     python benchmarks/losses.py --device cuda            # a GPU
-    python benchmarks/losses.py --sizes 180 --only raw   # a quick look
+    python benchmarks/losses.py --sizes 180 --only raw   # one loss at one size
     python benchmarks/losses.py --scale                  # the largest batches: 20,000 × 128 or 65,536 × 512
     python benchmarks/losses.py --classes                # losses with proxies: 100, 11,318 and 1,000,000 classes
 
-Forward and backward, embeddings of 512 dimensions, four per class. Ours and theirs take turns, so that a
-busy machine slows both; the ratio is of medians. Memory is the peak beyond what was there before the call;
-that of losses with proxies is also beyond the gradient of the proxies, which has to stay.
+Forward and backward, embeddings of 512 dimensions, four per class. nearfar and the peer take turns, so that a
+busy machine slows both; the ratio is that of the medians. Memory is the peak minus the memory before the call; for
+losses with proxies, the gradient of the proxies is subtracted as well, since it is part of the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Case:
     name: str
     ours: Callable[[], nf.losses.Loss]
     theirs: Callable[[Any], tuple[Any, Any]] | None = None  # package → (loss, miner)
-    largest: int = 1 << 30  # batch that is worth the wait
+    largest: int = 1 << 30  # largest batch that is measured
     pairs_only: bool = False  # anchors against one positive each, as the peer's N-pair loss does it
 
 
@@ -49,7 +49,7 @@ def cases() -> list[Case]:
     def cosine(peer: Any) -> dict[str, Any]:
         return {"distance": peer.distances.CosineSimilarity()}
 
-    def raw(peer: Any) -> dict[str, Any]:
+    def unnormalized(peer: Any) -> dict[str, Any]:
         return {"distance": peer.distances.LpDistance(normalize_embeddings=False)}
 
     return [
@@ -72,7 +72,7 @@ def cases() -> list[Case]:
         Case(
             "lifted_structure",
             lambda: losses.LiftedStructure(),
-            lambda p: (p.losses.LiftedStructureLoss(**raw(p)), None),
+            lambda p: (p.losses.LiftedStructureLoss(**unnormalized(p)), None),
         ),
         Case(
             "lifted_structure_generalized",
@@ -156,7 +156,7 @@ def class_cases() -> list[ClassCase]:
             lambda p, c, d: p.losses.CosFaceLoss(c, d),
         ),
         ClassCase(
-            "soft_triple",  # the peer has no regulariser
+            "soft_triple",  # the peer has no regularizer
             lambda c, d: losses.SoftTriple(num_classes=c, dim=d, tau=0.0),
             lambda p, c, d: p.losses.SoftTripleLoss(c, d, centers_per_class=10, la=20, gamma=0.1, margin=0.1),
             most=11_318,

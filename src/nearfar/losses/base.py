@@ -141,7 +141,7 @@ class Loss(nn.Module, ABC):
 class PairLoss(Loss, RowLoss):
     """A loss that is a function of one anchor's row of similarities.
 
-    A subclass says how embeddings are compared (``measure``, ``normalize``) and computes the loss of a row (``rows``).
+    A subclass defines how embeddings are compared (``measure``, ``normalize``) and the loss of a row (``rows``).
     The engine does the rest: tiles, gradients, galleries, pair weights.
 
     Args:

@@ -79,7 +79,7 @@ class ProxyLoss(Loss):
 class ClassificationLoss(ProxyLoss):
     """A cross-entropy over classes: ℓ_i = −target + log(e^target + Σ_{c≠y} e^(scale·s_ic)).
 
-    A subclass says how embeddings are compared (``measure``, ``normalize``, ``scale``) and computes the logit of the
+    A subclass defines how embeddings are compared (``measure``, ``normalize``, ``scale``) and computes the logit of the
     own class from its scaled similarity (``target``). The engine goes over the classes in tiles, so that a million of
     them need no batch × classes matrix.
 

@@ -4,7 +4,8 @@
 the batch, and :func:`global_loss` gives each the gradient of the loss of the *whole* batch with respect to its share.
 The sum over the processes is the gradient with respect to the network's parameters.
 
-How the work is divided depends on the loss. There are three modes:
+How the work is divided depends on what the class of the loss declares (``mean_over_anchors``, ``deterministic`` and
+``shared_columns``, see :class:`nearfar.losses.Loss`). There are three modes:
 
 ==========  =========================================================  ============================================
 mode        losses                                                     why it is exact
@@ -19,7 +20,7 @@ rows        classification losses (``ClassificationLoss``) against     a mean ov
 whole       all others: means over pairs, over anchors with a          every process computes the loss of the whole
             positive or over the classes of the batch, histograms,     batch and keeps its part of the gradient; only
             clusterings, Proxy-Anchor, Group, sampled classes,         the order of summation can differ
-            user-defined losses
+            losses that declare nothing
 ==========  =========================================================  ============================================
 """
 
