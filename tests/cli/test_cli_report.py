@@ -63,7 +63,7 @@ def test_report_says_where_the_page_is(run: Path, capsys: pytest.CaptureFixture[
 
 def test_report_of_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("report", str(tmp_path)) == 1
-    assert capsys.readouterr().err == f"nearfar: {tmp_path} holds no run: recipe.toml is not there\n"
+    assert capsys.readouterr().err == f"nearfar: {tmp_path} holds no run: recipe.toml is missing\n"
 
 
 def test_evaluate_measures_what_a_run_has_tested(run: Path) -> None:

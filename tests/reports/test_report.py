@@ -236,7 +236,7 @@ def test_bad_settings_are_named(digits: Path, settings: dict[str, Any], message:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no run: recipe\.toml is not there"):
+    with pytest.raises(FileNotFoundError, match=r"holds no run: recipe\.toml is missing"):
         report(tmp_path)
 
 

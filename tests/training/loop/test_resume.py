@@ -174,7 +174,7 @@ def test_a_recipe_that_contradicts_the_run_is_refused_with_the_difference(tmp_pa
     train(recipe(file, training__epochs=1), tmp_path / "run")
     other = recipe(file, training__epochs=1, optimizer__lr=0.5, loss__name="triplet")
     with pytest.raises(
-        RunError, match=r"contradicts the run(?s:.*)loss.name: contrastive → triplet(?s:.*)lr: 0.01 → 0.5"
+        RunError, match=r"differs from that of the run(?s:.*)loss.name: contrastive → triplet(?s:.*)lr: 0.01 → 0.5"
     ):
         train(other, tmp_path / "run", resume=True)
 

@@ -138,14 +138,14 @@ def test_one_that_changes_all_the_time_is_not_read_forever(tmp_path: Path, monke
     monkeypatch.setattr(checkpoints, "TRIES", 3)
     place, read = tmp_path / "last", []
     save(place, 0)
-    with pytest.raises(NoCheckpoint, match="last is written anew faster than it can be read"):
+    with pytest.raises(NoCheckpoint, match="last is replaced faster than it can be read"):
         checkpoints.read(place, lambda folder: (read.append(folder), save(place, len(read))))
     assert len(read) == 3
 
 
 def test_a_place_without_a_checkpoint_says_so(tmp_path: Path) -> None:
     assert not checkpoints.exists(tmp_path / "last")
-    with pytest.raises(NoCheckpoint, match="last is not there"):
+    with pytest.raises(NoCheckpoint, match="last does not exist"):
         checkpoints.load(tmp_path / "last")
 
 

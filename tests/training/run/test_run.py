@@ -28,7 +28,7 @@ from nearfar.utils.system import locked
 def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
     with (
         RunFolder(tmp_path).owned(),
-        pytest.raises(RunError, match=r"is in use by another process \(number \d+\)"),
+        pytest.raises(RunError, match=r"is in use by another process \(PID \d+\)"),
         RunFolder(tmp_path).owned(),
     ):
         pass
@@ -114,7 +114,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     folder = train(chosen, tmp_path / "run").folder
     with open(folder / "log.jsonl", "a", encoding="utf-8") as log:
         log.write("no json\n")
-    with pytest.raises(RunError, match=r"log\.jsonl is damaged: line \d+ is no JSON"):
+    with pytest.raises(RunError, match=r"log\.jsonl is damaged: line \d+ is not valid JSON"):
         read_log(folder / "log.jsonl")
     model = folder / "checkpoint" / "last" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:50])
@@ -129,7 +129,7 @@ def test_everybody_who_may_read_the_metrics_may_read_the_embeddings(tmp_path: Pa
 
 
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no run to resume: recipe.toml is not there"):
+    with pytest.raises(RunError, match=r"holds no run to resume: recipe.toml is missing"):
         RunFolder(tmp_path).begin(recipe(vectors(tmp_path)), resume=True)
 
 

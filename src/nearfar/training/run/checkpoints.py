@@ -1,8 +1,8 @@
-"""Checkpoints: all of a training that must survive the machine it runs on.
+"""Checkpoints: everything that is needed to resume a training.
 
-A checkpoint is a folder: the network as ``networks.saving`` writes it, everything else that is made of numbers in
-``training.safetensors``, and plain values in ``state.json``. It is written beside the one before and takes its place
-when it is whole and on disk, so there is always a whole one; opening it runs nothing that is in it.
+A checkpoint is a folder: the network as ``nearfar.networks.weights.save`` writes it, all other tensors in
+``training.safetensors``, and plain values in ``state.json``. A new checkpoint is written beside the previous one and
+replaces it when it is complete and on disk, so that there is always a complete one. Opening it executes no code.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from nearfar.utils.atomic import sync_folder, write_json, write_tensors
 
 TENSORS, STATE = "training.safetensors", "state.json"
 FORMAT, VERSION = "nearfar checkpoint", 1
-TRIES, PAUSE = 20, 0.01  # at a checkpoint that is being replaced, and seconds between them
+TRIES, PAUSE = 20, 0.01  # attempts to read a checkpoint that is being replaced, and seconds between them
 
 Values = dict[str, Any]
 T = TypeVar("T")
 
 
 class NoCheckpoint(FileNotFoundError):
-    """There is none, or none that is whole."""
+    """There is no checkpoint, or none that is complete."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was found in a folder.
+    """The content of a checkpoint.
 
     Args:
-        folder: Where it is.
+        folder: Its folder.
         model: The weights of the network, on the CPU.
-        tensors: By name, on the CPU; of the parts that were saved, "part/name".
-        values: Plain ones.
+        tensors: All other tensors by "part/name", on the CPU.
+        values: Plain values.
     """
 
     folder: Path
@@ -57,7 +57,11 @@ class Checkpoint:
     values: Values
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a part, by the names they had there."""
+        """The tensors of a part, by name.
+
+        Args:
+            name: The part, such as "optimizer".
+        """
         start = f"{name}/"
         return {key[len(start) :]: tensor for key, tensor in self.tensors.items() if key.startswith(start)}
 
@@ -70,14 +74,14 @@ def save(
     values: Values,
     preprocessing: Preprocessing | None = None,
 ) -> None:
-    """Write a checkpoint at ``place``, instead of what was there.
+    """Write a checkpoint, and replace the previous one.
 
     Args:
         place: The folder, such as runs/one/checkpoint/last.
         model: The network.
         parts: Tensors by part and name.
-        values: What JSON can hold; numbers come back the same to the last bit.
-        preprocessing: What happens to pictures before the network reads them.
+        values: Values that JSON can represent; floats are restored exactly.
+        preprocessing: How images are prepared for the network.
     """
     draft, before = _draft(place), _before(place)
     recover(place)
@@ -88,7 +92,7 @@ def save(
     write_tensors(draft / TENSORS, flat)
     write_json(draft / STATE, {"format": FORMAT, "version": VERSION, "saved": time.time(), **values})
     sync_folder(draft)
-    # A folder cannot take the place of another in one move. Whoever is stopped between these two finds the draft whole.
+    # A folder cannot replace another in one move. After an interruption between the two, the draft is complete.
     if place.exists():
         os.replace(place, before)
     os.replace(draft, place)
@@ -97,19 +101,35 @@ def save(
 
 
 def load(place: Path) -> Checkpoint:
-    """The checkpoint at a place; where its writing was cut short, the one before."""
+    """Read a checkpoint; the previous one if writing was interrupted.
+
+    Args:
+        place: The folder.
+
+    Raises:
+        NoCheckpoint: If there is none.
+    """
     return read(place, _load)
 
 
 def values_of(place: Path) -> Values:
-    """The plain values of the checkpoint at a place."""
+    """Read the plain values of a checkpoint.
+
+    Args:
+        place: The folder.
+    """
     return read(place, _values)
 
 
 def read(place: Path, reader: Callable[[Path], T]) -> T:
-    """What ``reader`` finds in the folder of the checkpoint at a place, all of it of one checkpoint.
+    """Read from one checkpoint, and repeat that if a running training replaces it meanwhile.
 
-    A training under way may put a new one there in the middle of it. Then it is read again.
+    Args:
+        place: The folder.
+        reader: Called with the folder to read from.
+
+    Returns:
+        What ``reader`` returned.
     """
     for left in reversed(range(TRIES)):
         found = find(place)
@@ -117,14 +137,14 @@ def read(place: Path, reader: Callable[[Path], T]) -> T:
         try:
             value = reader(found)
         except (OSError, ValueError):
-            # Only those that go away are taken apart where they lie.
+            # Only checkpoints that are being replaced are incomplete.
             if not left or (found == place and before is not None and before == _stamp(found)):
                 raise
         else:
             if before is not None and before == _stamp(found):
                 return value
         time.sleep(PAUSE)
-    raise NoCheckpoint(f"{place} is written anew faster than it can be read")
+    raise NoCheckpoint(f"{place} is replaced faster than it can be read")
 
 
 def _load(folder: Path) -> Checkpoint:
@@ -152,7 +172,7 @@ def _values(folder: Path) -> Values:
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Which checkpoint a folder holds now; None where it holds none."""
+    """Identifies the checkpoint that a folder holds now; None if it holds none."""
     try:
         found = (folder / STATE).stat()
     except OSError:
@@ -161,17 +181,31 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
 
 
 def find(place: Path) -> Path:
-    """The folder of the checkpoint at a place, also while a new one is taking its place."""
+    """Find the folder that holds a checkpoint, also while it is being replaced.
+
+    Args:
+        place: The folder of the checkpoint.
+
+    Returns:
+        The folder, or the draft or backup beside it.
+
+    Raises:
+        NoCheckpoint: If there is none.
+    """
     for _ in range(3):
         for folder in (place, _draft(place), _before(place)):
             if (folder / STATE).is_file():
                 return folder
-        time.sleep(PAUSE)  # between two moves of a process that is saving
-    raise NoCheckpoint(f"{place} is not there")
+        time.sleep(PAUSE)  # another process may be between its two moves
+    raise NoCheckpoint(f"{place} does not exist")
 
 
 def exists(place: Path) -> bool:
-    """Whether there is a whole checkpoint."""
+    """Whether there is a complete checkpoint.
+
+    Args:
+        place: The folder.
+    """
     with contextlib.suppress(NoCheckpoint):
         find(place)
         return True
@@ -179,7 +213,11 @@ def exists(place: Path) -> bool:
 
 
 def recover(place: Path) -> None:
-    """Finish what a process left behind that was stopped while saving. Only for who owns the run folder."""
+    """Complete or undo what an interrupted process left. Call this only while holding the lock of the run folder.
+
+    Args:
+        place: The folder of the checkpoint.
+    """
     draft, before = _draft(place), _before(place)
     if not place.exists():
         for folder in (draft, before):
@@ -190,11 +228,18 @@ def recover(place: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- random numbers and optimisers ---------------------------------------------------------------------------------
+# --- random numbers and optimizers ---------------------------------------------------------------------------------
 
 
 def random_states(device: torch.device) -> tuple[dict[str, Tensor], Values]:
-    """Where all generators stand: tensors of torch's, plain values of NumPy's and Python's."""
+    """The states of all random generators.
+
+    Args:
+        device: The device of the training.
+
+    Returns:
+        Tensors for those of PyTorch, and plain values for those of NumPy and Python.
+    """
     tensors = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["cuda"] = torch.cuda.get_rng_state(device)
@@ -208,7 +253,13 @@ def random_states(device: torch.device) -> tuple[dict[str, Tensor], Values]:
 
 
 def set_random_states(tensors: Mapping[str, Tensor], values: Values, device: torch.device) -> None:
-    """Let all generators go on from where they stood."""
+    """Restore the states of all random generators.
+
+    Args:
+        tensors: As :func:`random_states` returned them.
+        values: As :func:`random_states` returned them.
+        device: The device of the training.
+    """
     torch.set_rng_state(tensors["cpu"])
     if device.type == "cuda" and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"], device)
@@ -219,7 +270,14 @@ def set_random_states(tensors: Mapping[str, Tensor], values: Values, device: tor
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Values]:
-    """The state of an optimiser as tensors, "number.name", and plain values."""
+    """The state of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+
+    Returns:
+        Tensors by "parameter.name", and plain values.
+    """
     state = optimizer.state_dict()
     tensors, plain = {}, {}
     for name, value in _entries(state["state"]):
@@ -231,7 +289,13 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 
 
 def set_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], values: Values) -> None:
-    """Let an optimiser of the same parameters go on."""
+    """Restore the state of an optimizer with the same parameters.
+
+    Args:
+        optimizer: The optimizer.
+        tensors: As :func:`optimizer_state` returned them.
+        values: As :func:`optimizer_state` returned them.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, Values] = {}
     for name, value in (*tensors.items(), *values["state"].items()):
@@ -245,18 +309,18 @@ def set_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, 
 
 def _pairs(optimizer: torch.optim.Optimizer, groups: list[Values]) -> Iterator[tuple[Values, Values]]:
     if len(groups) != len(optimizer.param_groups):
-        raise ValueError(f"the optimiser has {len(optimizer.param_groups)} groups and the saved one {len(groups)}")
+        raise ValueError(f"the optimizer has {len(optimizer.param_groups)} groups and the saved one {len(groups)}")
     return zip(optimizer.param_groups, groups, strict=True)
 
 
 def _tuples(own: Values, saved: Values) -> Values:
-    """JSON knows lists alone; what is a tuple here becomes one again. What depends on the machine stays as it is."""
+    """Lists of JSON as the tuples they were; settings that depend on the machine are kept."""
     found = {key: tuple(saved[key]) for key, value in own.items() if isinstance(value, tuple) and key in saved}
     return found | {key: own[key] for key in ("fused", "foreach", "capturable") if key in own}
 
 
 def _laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """In memory as its parameter is (channels last, say): fused optimisers insist on it."""
+    """In the memory format of its parameter, such as channels last, which fused optimizers require."""
     if tensor.shape != parameter.shape:
         return tensor
     return torch.empty_like(parameter, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -269,7 +333,7 @@ def _entries(state: Mapping[int, Values]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A tensor with memory of its own, as files want it; a copy, so that two names may have the same one."""
+    """A contiguous copy on the CPU, so that two names may share a tensor."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

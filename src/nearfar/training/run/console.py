@@ -1,4 +1,4 @@
-"""What a person sees of a training: a line that moves on a terminal, plain lines elsewhere."""
+"""Progress of a training on the console: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from typing import Any, Protocol, TextIO
 from nearfar.utils.formatting import duration
 from nearfar.utils.progress import Progress
 
-BETWEEN_LINES = 10.0  # seconds, where lines stay
+BETWEEN_LINES = 10.0  # seconds between two lines without a terminal
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a training is.
+    """The progress of a training.
 
     Args:
-        step, steps: Updates done, and in all.
-        epoch, epochs: The epoch under way, from 1, and how many there are.
-        loss: Over the last few steps; None where none was finite.
-        images_s: Pictures a second.
-        seconds_left: Until the last step, if it goes on like this; None while that is not known.
-        skipped: Steps that were left out as not finite.
-        metrics: By part, of the last evaluation.
+        step: Updates done.
+        steps: Updates in total.
+        epoch: The current epoch, from 1.
+        epochs: Epochs in total.
+        loss: Mean over the last few steps; None if none was finite.
+        images_s: Images per second.
+        seconds_left: Estimated time until the last step; None while it is not known.
+        skipped: Steps left out because the loss was NaN or infinite.
+        metrics: Of the last evaluation, by part.
     """
 
     step: int
@@ -39,10 +41,11 @@ class Status:
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def text(self) -> str:
-        """All of it in a line.
+        """The progress in one line.
 
-        >>> Status(20, 100, 2, 5, loss=1.25, images_s=1500.0, seconds_left=62.0).text()
-        'epoch 2/5  step 20/100  loss 1.2500  1,500 images/s  1 min 02 s left'
+        Example:
+            >>> Status(20, 100, 2, 5, loss=1.25, images_s=1500.0, seconds_left=62.0).text()
+            'epoch 2/5  step 20/100  loss 1.2500  1,500 images/s  1 min 02 s left'
         """
         words = [f"epoch {self.epoch}/{self.epochs}", f"step {self.step:,}/{self.steps:,}"]
         words.append(f"loss {'–' if self.loss is None else format(self.loss, '.4f')}")
@@ -56,23 +59,38 @@ class Status:
 
 
 class Display(Protocol):
-    """Who is told how a training goes."""
+    """Shows the progress of a training."""
 
     def watch(self, work: str) -> Progress | None:
-        """Other work begins, such as decoding."""
+        """Show that other work begins.
+
+        Args:
+            work: Its name, such as "decoding".
+
+        Returns:
+            A function to call with the number of items done and in total; None if that is not shown.
+        """
 
     def show(self, status: Status) -> None:
-        """Some steps were made."""
+        """Show the progress after some steps.
+
+        Args:
+            status: The progress.
+        """
 
     def say(self, text: str) -> None:
-        """Something worth a line of its own."""
+        """Print a message on a line of its own.
+
+        Args:
+            text: The message.
+        """
 
     def close(self) -> None:
-        """There is nothing more to tell."""
+        """End the display."""
 
 
-class Silent:
-    """Says nothing."""
+class Silent(Display):
+    """Shows nothing."""
 
     def watch(self, work: str) -> Progress | None:
         return None
@@ -87,12 +105,17 @@ class Silent:
         pass
 
 
-class Lines:
-    """Plain lines: evaluations and what is said, and now and then how far it is.
+class Lines(Display):
+    """Plain lines: messages, and the progress at intervals.
 
-    >>> lines = Lines(sys.stdout)
-    >>> lines.say("epoch 1/5")
-    epoch 1/5
+    Args:
+        out: Where to print; standard error if not given.
+        clock: Returns the time in seconds.
+
+    Example:
+        >>> lines = Lines(sys.stdout)
+        >>> lines.say("epoch 1/5")
+        epoch 1/5
     """
 
     def __init__(self, out: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,8 +137,8 @@ class Lines:
         pass
 
 
-class Terminal:
-    """A bar with loss, speed, time left and the last metrics; what is said stays above it."""
+class Terminal(Display):
+    """A bar with loss, speed, time left and the last metrics; messages stay above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -150,17 +173,25 @@ class Terminal:
 
 
 def create(*, quiet: bool = False) -> Display:
-    """What fits where standard error goes."""
+    """The display that suits standard error.
+
+    Args:
+        quiet: Show nothing.
+    """
     if quiet:
         return Silent()
     return Terminal() if sys.stderr.isatty() else Lines()
 
 
 def shown(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The metrics that are worth a look, by part.
+    """The main metrics, a text for each part.
 
-    >>> shown({"test": {"recall@1": 0.5, "recall@2": 0.75, "map@r": 0.25, "queries": 10}})
-    ['test recall@1 0.5000 map@r 0.2500']
+    Args:
+        metrics: Values by part and name.
+
+    Example:
+        >>> shown({"test": {"recall@1": 0.5, "recall@2": 0.75, "map@r": 0.25, "queries": 10}})
+        ['test recall@1 0.5000 map@r 0.2500']
     """
     found = []
     for part, values in metrics.items():

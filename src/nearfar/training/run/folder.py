@@ -1,4 +1,4 @@
-"""A run folder: what a training leaves behind, and who may write to it."""
+"""Run folders: their files, their lock, and the log."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nearfar.training.run import checkpoints
 from nearfar.utils.atomic import naming
 from nearfar.utils.system import locked
 
-# What changes no number. It may change between two sittings of one run, and so may what to do where there is none.
+# Keys that change no result; they may differ when a run is resumed.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
 CHANGEABLE = (*FREE, "training.on_nonfinite")
-TRIES = 100  # at a folder that others make and remove at the same time
+TRIES = 100  # attempts to lock a folder that other processes create and remove
 
 
 class RunError(ValueError):
-    """A folder that cannot be used as asked; the message says why and what to do."""
+    """A run folder that cannot be used; the message says why and what to do."""
 
 
 class RunFolder:
-    """The places of a run's files.
+    """The files of a run.
 
     Args:
-        folder: Such as runs/one; made when the run begins.
+        folder: The folder, such as runs/one; created when the run begins.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -47,15 +47,15 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Alone among all processes; a folder that another one writes to is refused at once."""
+        """Hold the lock of the folder; an error is raised at once if another process holds it."""
         new = not self.folder.exists()
         with self._locked() as lock:
             try:
                 lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
                 yield
             finally:
-                # Where nothing came of it, what was made for it goes again, while nobody else can be at it.
-                with suppress(OSError):  # but for one who is just coming
+                # If nothing was written, remove what was created, while the lock is held.
+                with suppress(OSError):  # another process may be about to lock it
                     if [entry.name for entry in self.folder.iterdir()] == [lock.name]:
                         lock.unlink()
                         if new:
@@ -63,17 +63,17 @@ class RunFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[Path]:
-        """Make the folder, and lock a file in it."""
+        """Create the folder, and lock a file in it."""
         lock = self.folder / ".lock"
         for _ in range(TRIES):
             with ExitStack() as held:
                 if self._lock(lock, held):
                     yield lock
                     return
-        raise RunError(f"{self.folder} cannot be a run folder: it is removed as often as it is made")
+        raise RunError(f"{self.folder} cannot be a run folder: other processes keep removing it")
 
     def _lock(self, lock: Path, held: ExitStack) -> bool:
-        """Lock a file for as long as something is ``held``; False where another process was removing it."""
+        """Lock a file until ``held`` is closed; False if another process was removing it."""
 
         def refuse() -> None:
             raise RunError(f"{self.folder} is in use by another process{_who(lock)}; wait for it, or stop it")
@@ -83,7 +83,7 @@ class RunFolder:
             lock.touch()
             found = lock.stat().st_ino
             held.enter_context(locked(lock, waiting=refuse))
-            return lock.stat().st_ino == found  # a file without a name can be locked, and keeps nobody away
+            return lock.stat().st_ino == found  # a removed file can be locked, and locks nobody out
         except FileNotFoundError:
             return False
         except (FileExistsError, NotADirectoryError) as error:
@@ -92,47 +92,65 @@ class RunFolder:
             raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
 
     def fingerprint(self) -> str | None:
-        """Of the data that the run began with; None where no manifest says it."""
+        """Fingerprint of the data that the run began with; None if there is no manifest."""
         try:
             return str(json.loads(self.manifest.read_text(encoding="utf-8"))["data"]["fingerprint"])
         except FileNotFoundError:
             return None
         except (KeyError, TypeError, ValueError):
-            raise RunError(f"{self.manifest} is damaged: it does not say which data the run is of") from None
+            raise RunError(f"{self.manifest} is damaged: the fingerprint of the data is missing") from None
 
     def begin(self, recipe: Recipe, *, resume: bool) -> None:
-        """See that a new run has the folder for itself, or that a run goes on as it began."""
+        """Check that a new run has an empty folder, or that a run is resumed with its own recipe.
+
+        Args:
+            recipe: The recipe.
+            resume: Whether to resume.
+
+        Raises:
+            RunError: If not.
+        """
         if not resume:
             if self.recipe.exists():
                 raise RunError(f"{self.folder} holds a run already; resume it, or name another folder")
             return
         if not self.recipe.exists():
-            raise RunError(f"{self.folder} holds no run to resume: {NAME} is not there")
+            raise RunError(f"{self.folder} holds no run to resume: {NAME} is missing")
         changed = contradictions(load(self.folder), recipe)
         if changed:
-            raise RunError(
-                f"the recipe contradicts the run in {self.folder}, which began with another: {'; '.join(changed)}"
-            )
+            raise RunError(f"the recipe differs from that of the run in {self.folder}: {'; '.join(changed)}")
         for place in (self.last, self.best):
             checkpoints.recover(place)
 
 
 def contradictions(began: Recipe, now: Recipe) -> list[str]:
-    """Where a recipe differs from the one a run began with, but for what changes no number."""
+    """Where a recipe differs from the one a run began with, apart from keys that change no result.
+
+    Args:
+        began: The recipe of the run.
+        now: The recipe to resume with.
+
+    Returns:
+        A line for each difference.
+    """
     return [line for line in difference(began, now) if line.partition(":")[0].removesuffix(".0") not in CHANGEABLE]
 
 
 class Log:
-    """log.jsonl: a JSON object a line, appended.
+    """log.jsonl: one JSON object per line, appended.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, Log(Path(folder) / "log.jsonl") as log:
-    ...     log.write({"step": 1})
-    ...     kept = log.size()
-    ...     log.write({"step": 2})
-    ...     log.cut(kept)
-    ...     [line["step"] for line in read_log(Path(folder) / "log.jsonl")]
-    [1]
+    Args:
+        file: The file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, Log(Path(folder) / "log.jsonl") as log:
+        ...     log.write({"step": 1})
+        ...     kept = log.size()
+        ...     log.write({"step": 2})
+        ...     log.cut(kept)
+        ...     [line["step"] for line in read_log(Path(folder) / "log.jsonl")]
+        [1]
     """
 
     def __init__(self, file: Path) -> None:
@@ -146,19 +164,27 @@ class Log:
         self._file.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; NaN and infinity are written as null, as JSON has neither."""
+        """Append a line; NaN and infinity are written as null, since JSON has neither.
+
+        Args:
+            line: The object.
+        """
         with naming(self._name):
             self._file.write(json.dumps(finite(line), ensure_ascii=False, allow_nan=False).encode() + b"\n")
             self._file.flush()
 
     def size(self) -> int:
-        """Bytes up to now, seen on disk: for a checkpoint, to cut what comes after it."""
+        """Number of bytes on disk; a checkpoint stores it, to cut off what was written after it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 
     def cut(self, size: int) -> None:
-        """Forget everything after the first ``size`` bytes; of a log that got shorter since, what is no whole line."""
+        """Remove everything after the first ``size`` bytes, and an incomplete line before that.
+
+        Args:
+            size: As :meth:`size` returned it.
+        """
         self._file.seek(0)
         kept = self._file.read(size)
         self._file.truncate(kept.rfind(b"\n") + 1)
@@ -166,7 +192,14 @@ class Log:
 
 
 def read_log(file: Traversable) -> list[dict[str, Any]]:
-    """The lines of a log; the last one is left out where its writing was cut short."""
+    """Read a log; an incomplete last line is left out.
+
+    Args:
+        file: The file, which may be missing.
+
+    Returns:
+        An object for each line.
+    """
     lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
     found = []
     for number, line in enumerate(lines, start=1):
@@ -174,15 +207,19 @@ def read_log(file: Traversable) -> list[dict[str, Any]]:
             try:
                 found.append(json.loads(line))
             except ValueError:
-                raise RunError(f"{file} is damaged: line {number} is no JSON") from None
+                raise RunError(f"{file} is damaged: line {number} is not valid JSON") from None
     return found
 
 
 def finite(value: Any) -> Any:
-    """The same value with None for numbers that JSON does not have.
+    """A copy of a value with None in place of NaN and infinity, which JSON does not have.
 
-    >>> finite({"loss": float("nan"), "ks": (1, 2)})
-    {'loss': None, 'ks': [1, 2]}
+    Args:
+        value: Nested mappings and sequences.
+
+    Example:
+        >>> finite({"loss": float("nan"), "ks": (1, 2)})
+        {'loss': None, 'ks': [1, 2]}
     """
     if isinstance(value, Mapping):
         return {key: finite(each) for key, each in value.items()}
@@ -195,6 +232,6 @@ def finite(value: Any) -> Any:
 
 def _who(lock: Path) -> str:
     try:
-        return f" (number {int(lock.read_text(encoding='utf-8'))})"
+        return f" (PID {int(lock.read_text(encoding='utf-8'))})"
     except (OSError, ValueError):
         return ""

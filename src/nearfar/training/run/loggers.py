@@ -1,6 +1,6 @@
-"""Who else is told how a training goes. The run folder's own log.jsonl is always written; these come on top.
+"""Loggers for TensorBoard and MLflow, in addition to log.jsonl of the run folder.
 
-A logger has two methods: ``log(step, values)`` and ``close()``. Anything with them will do.
+A logger is any object with two methods: ``log(step, values)`` and ``close()``.
 
 >>> class Printer:
 ...     def log(self, step, values):
@@ -25,23 +25,32 @@ from nearfar.utils.atomic import write_text
 from nearfar.utils.validation import one_of
 
 NAMES = ("tensorboard", "mlflow")
-LONGEST_VALUE = 500  # characters that MLflow keeps of a parameter at the least
-MOST_AT_ONCE = 100  # parameters that MLflow takes in one call
+LONGEST_VALUE = 500  # characters of a parameter that every MLflow server accepts
+MOST_AT_ONCE = 100  # parameters that MLflow accepts in one call
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """Somebody to tell."""
+    """Receives the numbers of a training."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers after ``step`` iterations."""
+        """Log numbers.
+
+        Args:
+            step: Iterations done.
+            values: By name.
+        """
 
     def close(self) -> None:
-        """There is nothing more to tell."""
+        """End the log."""
 
 
 def check(name: str) -> None:
-    """Refuse a logger that is not known, or whose package is not installed."""
+    """Check that a logger exists and that its package is installed.
+
+    Args:
+        name: "tensorboard" or "mlflow".
+    """
     if one_of("logger", name, NAMES) == "tensorboard":
         _tensorboard()
     else:
@@ -49,12 +58,13 @@ def check(name: str) -> None:
 
 
 def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None = None) -> Logger:
-    """The logger of a run by name: "tensorboard" or "mlflow".
+    """Create the logger of a run.
 
     Args:
-        folder: The run folder. TensorBoard's files lie in it; MLflow's store is mlflow.db beside it, so that all runs
-            of a folder stand in one table, unless MLFLOW_TRACKING_URI names another.
-        settings: The recipe, for MLflow's table.
+        name: "tensorboard" or "mlflow".
+        folder: The run folder. TensorBoard writes into it; MLflow's store is mlflow.db beside it, which all runs of
+            the same parent folder share, unless MLFLOW_TRACKING_URI names another.
+        settings: The recipe, for MLflow's parameters.
     """
     check(name)
     folder = Path(folder)
@@ -64,10 +74,13 @@ def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None 
     return MLflowLogger(where, name=folder.name, settings=settings, keep=folder / "mlflow.txt")
 
 
-class TensorBoardLogger:
-    """Curves for TensorBoard: ``tensorboard --logdir FOLDER``.
+class TensorBoardLogger(Logger):
+    """Writes curves for TensorBoard: ``tensorboard --logdir FOLDER``.
 
-    A run that is resumed writes to the same folder again, and TensorBoard joins the pieces.
+    A resumed run writes to the same folder, and TensorBoard joins the parts.
+
+    Args:
+        folder: Where to write.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -81,17 +94,15 @@ class TensorBoardLogger:
         self._writer.close()
 
 
-class MLflowLogger:
-    """A run in MLflow.
+class MLflowLogger(Logger):
+    """Logs a run to MLflow, which allows no ``@`` in names: recall@1 becomes recall_at_1.
 
     Args:
         where: The store: "sqlite:///mlflow.db", or the address of a tracking server.
-        experiment: Which runs this one is to be compared with.
-        name: Of the run.
-        settings: Nested tables of what was chosen; MLflow's parameters.
-        keep: A file with the run's number: where it is there, that run is gone on with.
-
-    MLflow allows no ``@`` in names: recall@1 is recall_at_1 there.
+        experiment: The experiment that the run belongs to.
+        name: Name of the run.
+        settings: Nested tables, logged as MLflow's parameters.
+        keep: A file that stores the id of the run; if it exists, that run is continued.
     """
 
     def __init__(
@@ -139,10 +150,16 @@ class MLflowLogger:
 
 
 def flat(values: Mapping[str, Any], joint: str = "/", *, any_value: bool = False) -> dict[str, Any]:
-    """Nested tables as one, names joined; numbers only unless told.
+    """Flatten nested tables.
 
-    >>> flat({"lr": 0.1, "note": "warm", "test": {"map@r": 0.25}})
-    {'lr': 0.1, 'test/map@r': 0.25}
+    Args:
+        values: Nested tables.
+        joint: Joins the names.
+        any_value: Keep all values, and not only numbers.
+
+    Example:
+        >>> flat({"lr": 0.1, "note": "warm", "test": {"map@r": 0.25}})
+        {'lr': 0.1, 'test/map@r': 0.25}
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -154,16 +171,21 @@ def flat(values: Mapping[str, Any], joint: str = "/", *, any_value: bool = False
 
 
 def mlflow_name(name: str, instead: str = "_") -> str:
-    """A name as MLflow allows it.
+    """A name that MLflow accepts.
 
-    >>> mlflow_name("test/recall@1")
-    'test/recall_at_1'
+    Args:
+        name: The name.
+        instead: Replaces characters that MLflow does not accept.
+
+    Example:
+        >>> mlflow_name("test/recall@1")
+        'test/recall_at_1'
     """
     return re.sub(r"[^\w\-. /]", instead, name.replace("@", "_at_"))
 
 
 def _tensorboard() -> Any:
-    """TensorBoard's writer, or a line that names the extra."""
+    """TensorBoard's writer; an error names the extra to install."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -174,7 +196,7 @@ def _tensorboard() -> Any:
 
 
 def _mlflow() -> Any:
-    """MLflow's client, or a line that names the extra."""
+    """MLflow's client; an error names the extra to install."""
     try:
         from mlflow import MlflowClient  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Everything that can change a number, written beside it."""
+"""Manifests: everything that can change the results of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "
 
 
 def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
-    """The manifest of a run that is about to begin: call it before the first step, while weights are those it got."""
+    """The manifest of a run; call this before the first step, while the network has its first weights.
+
+    Args:
+        parts: Everything the run was built from.
+        world: The processes of a distributed training.
+    """
     recipe, store = parts.recipe, parts.store
     world = world or World()
     validates = bool(len(parts.rows["validation"]))
@@ -62,7 +67,7 @@ def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of this library and of what it computes with."""
+    """Versions of Python, nearfar and the libraries it computes with."""
     found = {"python": platform.python_version(), "nearfar": nearfar.__version__}
     for name in PACKAGES:
         try:
@@ -73,7 +78,11 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What it computes on."""
+    """The device and the machine.
+
+    Args:
+        device: The device of the training.
+    """
     found: dict[str, Any] = {
         "device": str(device),
         "machine": platform.machine(),
@@ -90,14 +99,14 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the code that runs, "+" if it was changed since; None where there is no repository."""
+    """The git commit of this code, with "+" if it was changed since; None outside a repository."""
     where = Path(nearfar.__file__).parent
     quiet: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "check": True}
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         name = ["git", "-C", str(where), "rev-parse", "HEAD"]
         head: str = subprocess.run(name, env=environment, **quiet).stdout.strip()
-        # A repository around an installed library says nothing about it.
+        # nearfar may be installed inside a repository of something else.
         subprocess.run(["git", "-C", str(where), "ls-files", "--error-unmatch", "__init__.py"], **quiet)
         status = ["git", "-C", str(where), "status", "--porcelain", "--untracked-files=no", "."]
         changed = subprocess.run(status, env=environment, **quiet).stdout.strip()
@@ -107,7 +116,7 @@ def commit() -> str | None:
 
 
 def _weights(pretrained: bool | str, name: str) -> dict[str, Any] | None:
-    """Which weights it began with; None for random ones."""
+    """The pretrained weights; None for random ones."""
     if pretrained is False:
         return None
     if pretrained is True:
@@ -118,7 +127,7 @@ def _weights(pretrained: bool | str, name: str) -> dict[str, Any] | None:
 
 
 def _digest(model: torch.nn.Module) -> str:
-    """Of all parameters and buffers: whatever file or seed they came from, two runs can be told apart."""
+    """Digest of all parameters and buffers, whatever file or seed they came from."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""Reads run folders back. Missing files are reported as absent; damaged files raise an error."""
+"""Reads run folders. Missing files are reported as absent; damaged files raise an error."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from nearfar.training.run.folder import RunFolder, read_log
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """All a report is made of.
+    """The content of a run folder.
 
     Args:
-        name: Of the folder.
-        recipe: What was trained, and ``recipe_text``, its file.
-        manifest: Everything that can change a number.
-        log: A table for each line.
-        metrics: Of the selected epoch.
-        queries: The tested embeddings, with the gallery they were searched in; None before the run is finished.
-        dataset: None where it is no longer there; ``missing`` then says why.
+        name: Name of the folder.
+        recipe: The recipe.
+        recipe_text: The recipe as its file has it.
+        manifest: Everything that can change the results.
+        log: The lines of the log.
+        metrics: Metrics of the selected epoch.
+        queries: Embeddings of the test, with the gallery that was searched; None while the run is not finished.
+        dataset: The dataset; None if it is no longer available.
+        missing: Why it is not.
     """
 
     name: str
@@ -45,17 +47,28 @@ class RunData:
         return None if self.queries is None else self.queries.gallery
 
     def class_name(self, label: int) -> str:
-        """What a class is called; its number where that is not known."""
+        """The name of a class, or its number if the name is not known.
+
+        Args:
+            label: Number of the class.
+        """
         known = self.dataset is not None and 0 <= label < self.dataset.num_classes
         return self.dataset.classes[label] if self.dataset is not None and known else f"class {label}"
 
 
 def read_run(folder: str | Path) -> RunData:
-    """What is in a run folder."""
+    """Read a run folder.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        FileNotFoundError: If it holds no run.
+    """
     folder = Path(folder)
     run = RunFolder(folder)
     if not run.recipe.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: {run.recipe.name} is not there")
+        raise FileNotFoundError(f"{folder} holds no run: {run.recipe.name} is missing")
     recipe = load(run.folder)
     queries = EmbeddingSet.load(run.embeddings) if run.embeddings.is_file() else None
     dataset, missing = None, ""
@@ -64,7 +77,7 @@ def read_run(folder: str | Path) -> RunData:
     except (OSError, ValueError, ImportError) as error:
         missing = " ".join(str(error).split())
     if dataset is not None and queries is not None and int(queries.rows.max()) >= len(dataset):
-        missing = f"the data set has {len(dataset)} pictures now, and the run saw more"
+        missing = f"the dataset has {len(dataset)} images now, and the run used more"
         dataset = None
     return RunData(
         name=folder.absolute().name,
@@ -80,11 +93,18 @@ def read_run(folder: str | Path) -> RunData:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A table of a run folder; an empty one where there is none."""
+    """Read a JSON file of a run folder.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Its content; empty if there is no such file.
+    """
     if not file.is_file():
         return {}
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
     return content
