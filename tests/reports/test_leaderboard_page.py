@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from board_runs import write_board, write_run
 
-from nearfar.bench.comparison import outcomes, ranking, tournament
+from nearfar.bench.comparison import loss_ranking, outcomes, tournament
 from nearfar.reports import leaderboard, pages
 
 LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
@@ -82,7 +82,7 @@ def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: 
 
 def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, shown: str) -> None:
     runs = [run for run in outcomes.find(board) if run.network == "googlenet" and run.dim == 64]
-    (one,) = ranking.experiments(runs)
+    (one,) = loss_ranking.experiments(runs)
     first, last = one.rows[0], one.rows[-1]
     assert (first.loss, first.rank, len(first.runs)) == ("proxy_anchor", 1, 2)
     assert first.low is not None

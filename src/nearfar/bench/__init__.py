@@ -8,13 +8,13 @@ Example:
 
 from nearfar.bench import papers
 from nearfar.bench.comparison.fairness import Verdict, differences, judge
+from nearfar.bench.comparison.loss_ranking import LossRanking, Standings, compare, standings
 from nearfar.bench.comparison.outcomes import Outcome, find, read, repetitions, unfinished
-from nearfar.bench.comparison.ranking import Ranking, Standings, compare, standings
 from nearfar.bench.comparison.tournament import Standing, tournament
 
 __all__ = [
+    "LossRanking",
     "Outcome",
-    "Ranking",
     "Standing",
     "Standings",
     "Verdict",

@@ -42,21 +42,21 @@ def compare_runs(
 
     Example: nearfar bench compare docs/results/cub_mining.zip --part validation
     """
-    from nearfar.bench.comparison import outcomes, ranking
+    from nearfar.bench.comparison import loss_ranking, outcomes
 
-    found = ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
+    found = loss_ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
     show(found, runs, format, out)
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
     """Write a ranking or standings, and name unfinished runs; exit code 1 if the comparison is not ranked."""
     from nearfar.bench.comparison import outcomes
-    from nearfar.bench.comparison.ranking import Ranking, Standings
+    from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
     from nearfar.cli.output import say
-    from nearfar.reports.tables import write
+    from nearfar.reports.table_page import write
     from nearfar.utils.atomic import write_text
 
-    assert isinstance(found, (Ranking, Standings))
+    assert isinstance(found, (LossRanking, Standings))
     written = write(found.table, format)
     if out is None:
         print(written)

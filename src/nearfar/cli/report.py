@@ -57,13 +57,13 @@ def report_run(
 
 def _beside_papers(runs: list[Path], out: Path | None, table: str | None, metric: str, format: str) -> None:
     from nearfar.bench.comparison import outcomes, published
-    from nearfar.reports import tables
+    from nearfar.reports import table_page
 
     if table is not None:
         found = published.printed(table)
     else:
         found = published.beside(outcomes.find(*runs), metric=metric) if runs else published.catalogue()
-    written = tables.write(found, format)
+    written = table_page.write(found, format)
     if out is None:
         print(written)
     else:

@@ -24,6 +24,6 @@ def hold_tournament(
 
     Example: nearfar tournament bench/cub bench/cub_dims --format csv -o tournament.csv
     """
-    from nearfar.bench.comparison import outcomes, ranking
+    from nearfar.bench.comparison import loss_ranking, outcomes
 
-    show(ranking.standings(outcomes.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)
+    show(loss_ranking.standings(outcomes.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)

@@ -112,7 +112,7 @@ def write_page(plan: TuningPlan, found: StudyResults) -> None:
         plan: What is tuned.
         found: Results so far.
     """
-    from nearfar.reports import tuning
+    from nearfar.reports import tuning_page
     from nearfar.utils.atomic import write_text
 
-    write_text(plan.out / PAGE, tuning.html(found, plan.space, title=plan.study, sampler=plan.sampler))
+    write_text(plan.out / PAGE, tuning_page.html(found, plan.space, title=plan.study, sampler=plan.sampler))

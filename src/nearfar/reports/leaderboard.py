@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nearfar.bench.comparison import loss_ranking, tables, tournament
 from nearfar.bench.comparison import outcomes as results
-from nearfar.bench.comparison import ranking, tables, tournament
 from nearfar.bench.comparison.fairness import Verdict
+from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, Standings
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.packed import SUFFIX
-from nearfar.bench.comparison.ranking import Experiment, RankedLoss, Standings
 from nearfar.reports.charts import Line, line_chart, whiskers
 from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
 from nearfar.reports.run_data import metric_points
@@ -61,8 +61,8 @@ def html(
     progress = watch("comparing")
     if progress is not None:
         progress(0, 1)
-    verdict = ranking.judge_experiments(tested)
-    found = ranking.experiments(tested, metric=metric, anyway=anyway)
+    verdict = loss_ranking.judge_experiments(tested)
+    found = loss_ranking.experiments(tested, metric=metric, anyway=anyway)
     found.sort(key=lambda one: (one.data, one.protocol, one.network, one.dim))
     standings = _standings(tested, found, metric, verdict) if verdict.fair or anyway else None
     colors = _colors(found)

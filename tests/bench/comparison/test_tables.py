@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from nearfar.bench.comparison.tables import ResultTable, TableColumn
-from nearfar.reports.tables import FORMATS, write
+from nearfar.reports.table_page import FORMATS, write
 
 COLUMNS = (TableColumn("loss"), TableColumn("recall@1", 1), TableColumn("dim", 0))
 ROWS = [["proxy_anchor", 68.1125, 512], ["<b>raw</b> & co", None, 64], ["50 %_{}", math.nan, 64]]

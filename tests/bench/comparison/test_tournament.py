@@ -13,7 +13,7 @@ from fake_outcomes import finished
 
 import nearfar as nf
 from nearfar.bench import find, papers, tournament
-from nearfar.bench.comparison.ranking import compare, standings
+from nearfar.bench.comparison.loss_ranking import compare, standings
 from nearfar.bench.comparison.tournament import by_experiment, labels, scores
 
 TABLES = [f"{number}{part}" for number in (6, 7, 8) for part in "abcd"]

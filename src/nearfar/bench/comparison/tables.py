@@ -1,6 +1,6 @@
 """Tables of results as text, CSV and LaTeX. Unfair comparisons are marked in each format.
 
-``nearfar.reports.tables`` adds HTML.
+``nearfar.reports.table_page`` adds HTML.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
-    from nearfar.bench.comparison.ranking import Ranking, Standings
+    from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
 
 UNFAIR = "UNFAIR"
 NOT_RANKED = "not ranked: the comparison is unfair"
@@ -71,7 +71,7 @@ class ResultTable:
         ]
 
 
-def of_ranking(ranking: Ranking) -> ResultTable:
+def of_ranking(ranking: LossRanking) -> ResultTable:
     """The table of a ranking, in percent. Columns without any content are left out.
 
     Args:
@@ -112,7 +112,7 @@ def of_ranking(ranking: Ranking) -> ResultTable:
     return ResultTable(title, columns, lines, notes, ranking.verdict.reasons)
 
 
-def interval_notes(ranking: Ranking, name: str = "low and high") -> list[str]:
+def interval_notes(ranking: LossRanking, name: str = "low and high") -> list[str]:
     """Sentences on the intervals and p-values of a ranking.
 
     Args:

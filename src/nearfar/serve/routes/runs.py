@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, experiments
 from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
-from nearfar.bench.comparison.ranking import Experiment, RankedLoss, experiments
 from nearfar.bench.comparison.tournament import scores, shared, tournament
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API

@@ -92,7 +92,7 @@ class Resampling:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class LossRanking:
     """Losses compared by one metric.
 
     Args:
@@ -150,7 +150,7 @@ class Experiment:
     network: str
     dim: int
     protocol: str
-    ranking: Ranking
+    ranking: LossRanking
 
     @property
     def rows(self) -> Sequence[RankedLoss]:
@@ -199,7 +199,7 @@ def compare(
     over: str = "classes",
     samples: int = significance.SAMPLES,
     intervals: bool = True,
-) -> Ranking:
+) -> LossRanking:
     """Rank losses by a metric. Runs that differ in seed or fold alone make one row.
 
     Args:
@@ -247,7 +247,7 @@ def compare(
         std = statistics.stdev(scores[label]) if len(runs) > 1 else None
         low, high = ends.get(label, (None, None))
         rows.append(RankedLoss(label, runs, rank, means[label], std, low, high, p_values.get(label)))
-    return Ranking(metric, part, rows, verdict, ranked, resampling, problem)
+    return LossRanking(metric, part, rows, verdict, ranked, resampling, problem)
 
 
 def experiments(
