@@ -142,7 +142,7 @@ def folder(tmp_path: Path) -> Path:
     ("name", "key", "error", "message"),
     [
         ("vectors.txt", None, ValueError, r"must end in \.npy, \.npz, \.safetensors, \.parquet"),
-        ("nowhere.npy", None, FileNotFoundError, r"nowhere\.npy is not there, or no file"),
+        ("nowhere.npy", None, FileNotFoundError, r"nowhere\.npy does not exist, or is not a file"),
         ("vectors.npy", "a", ValueError, "holds a single array without a name; 'a' was asked for"),
         ("objects.npy", None, ValueError, r"objects\.npy cannot be read: .*Python objects"),
         ("broken.npy", None, ValueError, r"broken\.npy cannot be read"),

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic files: written completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # full, or broken
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """A draft to write beside ``file``; it takes its place when the block ends well and goes away otherwise.
+    """Write a file atomically: yield a temporary path beside it, and rename that if the block succeeds.
 
-    Of a link, what it points to is written. Who may read and write what is there stays as it is. What is there and is
-    no plain file, such as a pipe or /dev/null, has no draft: it is written to as it is.
+    A link is followed, and the permissions of an existing file are kept. An existing path that is not a regular file,
+    such as a pipe or /dev/null, is written to directly.
+
+    Yields:
+        The path to write to.
     """
     if file.is_dir():
-        raise IsADirectoryError(f"{file} is a folder; needed is the name of a file")
+        raise IsADirectoryError(f"{file} is a folder; the name of a file is needed")
     if file.exists() and not file.is_file():
         with naming(file):
             yield file
@@ -34,15 +37,15 @@ def whole_file(file: Path) -> Iterator[Path]:
     place = file.resolve()
     if not place.parent.is_dir():
         raise FileNotFoundError(f"{file} cannot be written: there is no folder {place.parent}")
-    # Another one for each who writes: threads of one process may write the same file.
+    # A unique name: threads of one process may write the same file.
     draft = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with naming(file):
             draft.touch()
             mode = stat.S_IMODE((place if place.exists() else draft).stat().st_mode)
-            os.chmod(draft, mode)  # before there is anything to read
+            os.chmod(draft, mode)  # before it has any content
             yield draft
-            os.chmod(draft, mode)  # some that write make files for their owner alone
+            os.chmod(draft, mode)  # some libraries create files that only their owner can read
             with open(draft, "rb+") as written:
                 os.fsync(written.fileno())
             os.replace(draft, place)
@@ -52,7 +55,7 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Let errors of a full or broken disk say which file was being written; by themselves they do not."""
+    """Add the name of the file to errors of a full or broken disk, which lack it."""
     try:
         yield
     except OSError as error:
@@ -62,8 +65,8 @@ def naming(file: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """See that the names in a folder are on disk."""
-    if os.name == "nt":  # where folders cannot be opened
+    """Flush the names in a folder to disk."""
+    if os.name == "nt":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -73,13 +76,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write text in UTF-8."""
+    """Write text as UTF-8."""
     with whole_file(file) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors."""
+    """Write tensors as a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -91,5 +94,5 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write a value as indented JSON; NaN is refused, as JSON has none."""
+    """Write a value as indented JSON; NaN raises an error, since JSON has none."""
     write_text(file, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

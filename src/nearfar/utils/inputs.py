@@ -1,7 +1,7 @@
-"""Vectors, labels and the word for a device as they come in: checked once, with errors that name the argument.
+"""Validation of vectors, labels and device names, with errors that name the argument.
 
-Losses take tensors only (``check_vectors``). Metrics also take NumPy arrays and memory maps, and never read
-more of one than a block at a time.
+Losses take tensors only (``check_vectors``). Metrics also take NumPy arrays and memory maps, which they read one block
+at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from torch import Tensor
 Array = Tensor | np.ndarray[Any, np.dtype[Any]]
 
 TORCH_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NUMPY_FLOATS = (np.float16, np.float32, np.float64)  # in this machine's byte order
-BLOCK_BYTES = 1 << 24  # of a memory map that are looked at together
+NUMPY_FLOATS = (np.float16, np.float32, np.float64)  # in native byte order
+BLOCK_BYTES = 1 << 24  # bytes of a memory map that are read at once
 
 
 def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors [m, d] as float32 or float64 and labels [m] as int64 on their device, for a loss.
+    """Validate the vectors and labels of a loss.
 
-    NaN and infinity are not looked for on a GPU, where that would stop the host.
+    NaN and infinity are not checked on a GPU, where that would make the host wait.
+
+    Args:
+        name: The name of the vectors in error messages.
+        vectors: [m, d], floating point.
+        labels_name: The name of the labels in error messages.
+        labels: [m], whole numbers.
+
+    Returns:
+        The vectors as float32 or float64, and the labels as int64 on the same device.
     """
     for argument, value in ((name, vectors), (labels_name, labels)):
         if not isinstance(value, Tensor):
@@ -48,22 +57,27 @@ def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) 
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers can be looked at without stopping the host for a GPU."""
+    """Whether a tensor can be read without making the host wait for a GPU."""
     return tensor.device.type == "cpu"
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor holds whole numbers; truth values are none."""
+    """Whether a tensor has an integer dtype; bool does not count."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def as_vectors(name: str, array: Array) -> Tensor:
-    """Vectors [n, d] as a tensor of the dtype and on the device they have; a memory map is not read.
+    """Convert vectors [n, d] to a tensor of the same dtype on the same device; a memory map is not read.
 
-    Follow with :func:`check_finite`, which does read them.
+    Call :func:`check_finite` afterwards, which reads them.
 
-    >>> as_vectors("embeddings", np.zeros((2, 3), dtype=np.float16)).dtype
-    torch.float16
+    Args:
+        name: The name of the argument in error messages.
+        array: A tensor or NumPy array.
+
+    Example:
+        >>> as_vectors("embeddings", np.zeros((2, 3), dtype=np.float16)).dtype
+        torch.float16
     """
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
@@ -74,12 +88,16 @@ def as_vectors(name: str, array: Array) -> Tensor:
 
 
 def as_labels(name: str, array: Array, count: int | None = None) -> Tensor:
-    """Labels [count] as int64. NumPy arrays may hold text: each word becomes its place in the sorted list of words.
+    """Convert labels to an int64 tensor. Text is numbered in sorted order.
 
-    Any number of labels, but not none, where ``count`` is not given.
+    Args:
+        name: The name of the argument in error messages.
+        array: [count]: whole numbers, or text as a NumPy array.
+        count: The required length; None for any length but 0.
 
-    >>> as_labels("labels", np.array(["jay", "wren", "jay"]), 3)
-    tensor([0, 1, 0])
+    Example:
+        >>> as_labels("labels", np.array(["jay", "wren", "jay"]), 3)
+        tensor([0, 1, 0])
     """
     array = _checked_labels(name, array, count)
     return _codes(array) if isinstance(array, np.ndarray) else array
@@ -88,7 +106,16 @@ def as_labels(name: str, array: Array, count: int | None = None) -> Tensor:
 def as_label_pair(
     name: str, array: Array, count: int, other_name: str, other: Array, other_count: int
 ) -> tuple[Tensor, Tensor]:
-    """Two arrays of labels that are compared with each other: the same word is the same number in both."""
+    """Convert two arrays of labels consistently: the same text gets the same number in both.
+
+    Args:
+        name: The name of the first array in error messages.
+        array: [count].
+        count: Its required length.
+        other_name: The name of the second array in error messages.
+        other: [other_count].
+        other_count: Its required length.
+    """
     array, other = _checked_labels(name, array, count), _checked_labels(other_name, other, other_count)
     if isinstance(array, np.ndarray) and isinstance(other, np.ndarray):
         codes = _codes(np.concatenate([array, other]))
@@ -100,27 +127,27 @@ def as_label_pair(
 
 
 def blocks(vectors: Tensor, size: int) -> Iterator[slice]:
-    """Slices of rows, each of at most this many bytes, or of one row."""
+    """Yield slices of rows of at most ``size`` bytes each, or of one row."""
     rows = max(1, size // (vectors.shape[1] * vectors.element_size()))
     for start in range(0, len(vectors), rows):
         yield slice(start, min(start + rows, len(vectors)))
 
 
 def check_finite(name: str, vectors: Tensor) -> None:
-    """Refuse NaN and infinity; a block of rows at a time."""
-    strange, first = 0, -1
+    """Raise an error if vectors contain NaN or infinity; reads one block of rows at a time."""
+    bad_rows, first = 0, -1
     for rows in blocks(vectors, BLOCK_BYTES):
         block = vectors[rows].detach()
-        # A finite sum is proof enough; only a strange one is worth a look at every number.
+        # If the sum is finite, so are all numbers; otherwise look at each of them.
         if math.isfinite(block.sum(dtype=torch.promote_types(block.dtype, torch.float32)).item()):
             continue
         bad = (~block.isfinite()).any(dim=1).nonzero()
         if len(bad) and first < 0:
             first = rows.start + int(bad[0])
-        strange += len(bad)
-    if strange:
+        bad_rows += len(bad)
+    if bad_rows:
         raise ValueError(
-            f"{name} contains NaN or infinity in {strange} of {len(vectors)} rows; the first is row {first}"
+            f"{name} contains NaN or infinity in {bad_rows} of {len(vectors)} rows; the first is row {first}"
         )
 
 
@@ -130,9 +157,9 @@ def _check_shape(name: str, array: Array, letter: str) -> None:
 
 
 def _from_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
-    """The array's own memory as a tensor; copied where its strides are none that tensors have."""
+    """Share the array's memory as a tensor; copy it if tensors cannot have its strides."""
     with warnings.catch_warnings():
-        # Of arrays that may not be written to: nobody here writes to them.
+        # About read-only arrays, which are not written to.
         warnings.filterwarnings("ignore", message=".*not writable", category=UserWarning)
         try:
             return torch.from_numpy(array)
@@ -141,7 +168,7 @@ def _from_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
 
 
 def _checked_labels(name: str, array: Array, count: int | None) -> Array:
-    """Numbers as an int64 tensor, text as the array it is."""
+    """Validate labels; return numbers as an int64 tensor, and text as it is."""
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
     if array.ndim != 1 or (len(array) != count if count is not None else len(array) == 0):
@@ -163,14 +190,16 @@ def _codes(words: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
 
 
 def as_device(name: str, word: str, *, local: int | None = None) -> torch.device:
-    """Where to compute: "cpu", "cuda", "cuda:1" and so on, or "auto", a GPU where there is one.
+    """Convert a device name to a device.
 
     Args:
-        name: What errors call it.
-        local: Which of the processes of this machine asks; "auto" and "cuda" then are a GPU of its own.
+        name: The name of the argument in error messages.
+        word: "cpu", "cuda", "cuda:1" and so on, or "auto" for a GPU if there is one.
+        local: The local rank of this process; each rank then gets its own GPU for "auto" and "cuda".
 
-    >>> as_device("device", "cpu")
-    device(type='cpu')
+    Example:
+        >>> as_device("device", "cpu")
+        device(type='cpu')
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How pixels become the numbers a network was trained on."""
+"""Normalization of pixels, as networks were trained with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ ORDERS = ("RGB", "BGR")
 
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
-    """(pixel · range/255 − mean) / std for each channel, in the order the network reads them.
+    """Computes (pixel · range/255 − mean) / std for each channel.
 
     Args:
-        mean, std: One number for each channel, in the network's order and on its range.
-        range: The network's white: 1 where it saw pixels from 0 to 1, 255 where from 0 to 255.
-        order: "RGB", or "BGR" for weights that come from Caffe. One channel has no order.
-        grey: Whether pictures are made grey first: pixels have one channel, which the network reads as three.
+        mean: One number for each channel, in the network's channel order and pixel range.
+        std: One number for each channel.
+        range: The pixel value of white: 1 for pixels from 0 to 1, 255 for pixels from 0 to 255.
+        order: "RGB", or "BGR" for weights that come from Caffe; irrelevant for one channel.
+        grey: Whether images have one channel, which the network reads as three.
 
-    >>> IMAGENET(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten().tolist()[0]
-    2.248908281326294
+    Example:
+        >>> IMAGENET(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten().tolist()[0]
+        2.248908281326294
     """
 
     mean: tuple[float, ...]
@@ -42,13 +44,15 @@ class Normalization:
 
     @property
     def channels(self) -> int:
-        """Of the pixels: 1 for grey, 3 for colour."""
+        """The number of channels of the pixels: 1 for gray, 3 for color."""
         return 1 if self.grey else len(self.mean)
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Pixels from 0 to 255 in RGB, [b, c, h, w] of uint8 or floats, as the network wants them.
+        """Normalize pixels; gray images become three equal channels if the network reads three.
 
-        A grey picture becomes three equal channels where the network wants three.
+        Args:
+            pixels: [b, c, h, w] in RGB order, from 0 to 255, of uint8 or floats.
+            dtype: The dtype of the result.
         """
         channels = pixels.shape[-3]
         if channels not in (1, self.channels):
@@ -59,7 +63,7 @@ class Normalization:
         return pixels.to(dtype) * factor - shift
 
     def constants(self, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """What pixels are multiplied by, range/(255·std), and what comes off then, mean/std; [c, 1, 1] each."""
+        """Return the factor range/(255·std) and the shift mean/std, [c, 1, 1] each: pixel · factor − shift."""
         mean, std = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (self.mean, self.std))
         return (self.range / (255 * std)).to(device, dtype), (mean / std).to(device, dtype)
 

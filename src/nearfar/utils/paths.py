@@ -1,4 +1,4 @@
-"""Where things lie: names as people write them, and the cache."""
+"""Paths: expansion of ~ and variables, and the cache folder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 
 def expanded(place: str | Path) -> Path:
-    """A path with its ~ and $VARIABLES filled in.
+    """Expand ~ and $VARIABLES in a path.
 
-    >>> expanded("~/photos") == Path.home() / "photos"
-    True
+    Example:
+        >>> expanded("~/photos") == Path.home() / "photos"
+        True
     """
     return Path(os.path.expandvars(place)).expanduser()
 
 
 def cache_folder() -> Path:
-    """Where decoded pictures and weights are kept unless told otherwise: $NEARFAR_CACHE, or ~/.cache/nearfar."""
+    """Return the default folder of decoded images and weights: $NEARFAR_CACHE, or ~/.cache/nearfar."""
     return expanded(os.environ.get("NEARFAR_CACHE") or "~/.cache/nearfar")

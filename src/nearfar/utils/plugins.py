@@ -1,4 +1,4 @@
-"""Code of a user's own: Python files that register losses, networks or data sets, for commands and their processes."""
+"""Plugins: Python files that register losses, networks or datasets, for commands and the processes they start."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from pathlib import Path
 
 from nearfar.utils.paths import expanded
 
-_FILES: dict[Path, str] = {}  # files in the order they came, and a digest of each
+_FILES: dict[Path, str] = {}  # files in the order of their use, and a digest of each
 _MODULES: dict[str, Path] = {}
 
 
 def use(*files: str | Path) -> None:
-    """Run Python files, so that recipes can name what they register; each is run once.
+    """Run Python files, so that recipes can name what they register; each file is run once.
 
-    Only those who call this run code: a recipe, a checkpoint or an index never does. Processes that are started for
-    cells of a grid, or to tune, run the same files.
+    Code runs only through this function, never by opening a recipe, a checkpoint or an index. Processes that are
+    started for the cells of a grid, or for tuning, run the same files.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "mine.py"
-    ...     _ = file.write_text("class Mine: pass")
-    ...     use(file)
-    ...     [found.name for found in used()]
-    ['mine.py']
-    >>> forget()
+    Args:
+        files: Python files.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "mine.py"
+        ...     _ = file.write_text("class Mine: pass")
+        ...     use(file)
+        ...     [found.name for found in used()]
+        ['mine.py']
+        >>> forget()
     """
     for name in files:
         file = expanded(name).resolve()
@@ -44,7 +48,7 @@ def use(*files: str | Path) -> None:
         made = importlib.util.module_from_spec(spec)
         sys.modules[module] = made
         if str(file.parent) not in sys.path:
-            sys.path.append(str(file.parent))  # what stands beside it can be imported, as for a script
+            sys.path.append(str(file.parent))  # as for a script: modules beside it can be imported
         try:
             spec.loader.exec_module(made)
         except Exception as error:
@@ -54,17 +58,17 @@ def use(*files: str | Path) -> None:
 
 
 def used() -> dict[Path, str]:
-    """The files that were run, and a digest of what each held."""
+    """Return the files that were run, and a digest of each."""
     return dict(_FILES)
 
 
 def digest(thing: object) -> str | None:
-    """Of the file that a class or function comes from, if it is one of these."""
+    """Return the digest of the plugin file that a class or function was defined in; None for any other file."""
     file = _MODULES.get(str(getattr(thing, "__module__", "")))
     return None if file is None else _FILES[file]
 
 
 def forget() -> None:
-    """That any file was used; what they registered stays."""
+    """Forget which files were run; what they registered stays registered."""
     _FILES.clear()
     _MODULES.clear()

@@ -1,4 +1,4 @@
-"""Numbers as exact as they are meant to be."""
+"""Precision: matrix products in full float32, and unit vectors in float64."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 def unit_rows(points: Tensor) -> Tensor:
-    """Rows of float64 with length one; zeros stay zeros, and no length is too great or too small."""
-    # Smaller numbers than this one are zero to a processor that was told so.
+    """Normalize rows of float64 without overflow or underflow; zero rows stay zero."""
+    # Smaller numbers may be flushed to zero.
     points = points / points.abs().amax(dim=1, keepdim=True).clamp_(min=torch.finfo(torch.float64).tiny)
     norms: Tensor = torch.linalg.vector_norm(points, dim=1, keepdim=True)
     return points.div_(norms.masked_fill_(norms == 0, 1.0))
@@ -21,7 +21,7 @@ def unit_rows(points: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in the precision of their numbers, whatever autocast and TF32 say."""
+    """Compute matrix products in the precision of their inputs, regardless of autocast and TF32 settings."""
     _products.enter()
     try:
         with torch.autocast(device.type, enabled=False):
@@ -31,7 +31,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 class _OneWord:
-    """The precision of older versions of PyTorch, by the name that newer ones have for each library's."""
+    """The global setting of older PyTorch versions, with the attribute that newer ones have per library."""
 
     @property
     def fp32_precision(self) -> str:
@@ -43,7 +43,7 @@ class _OneWord:
 
 
 class _Products:
-    """How exact products of float32 are, in all threads alike: the first one in sets it, the last one restores it."""
+    """The float32 precision of all threads: the first one that enters sets it, the last one that leaves restores it."""
 
     def __init__(self) -> None:
         self._lock, self._inside = Lock(), 0
@@ -62,7 +62,7 @@ class _Products:
             self._inside -= 1
             if not self._inside:
                 for library, precision in self._before:
-                    library.fp32_precision = "none"  # whatever torch.backends.fp32_precision says
+                    library.fp32_precision = "none"  # inherit torch.backends.fp32_precision
                     if library.fp32_precision != precision:
                         library.fp32_precision = precision
 

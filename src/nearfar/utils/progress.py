@@ -1,4 +1,4 @@
-"""Progress of long work: bars on a terminal, a line now and then elsewhere."""
+"""Progress of long computations: bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from contextlib import contextmanager
 
 from nearfar.utils.formatting import duration
 
-Progress = Callable[[int, int], None]  # told how much is done, of how much
-Watch = Callable[[str], Progress | None]  # told what work begins
+Progress = Callable[[int, int], None]  # called with the amount done and the total
+Watch = Callable[[str], Progress | None]  # called with the name of the work that begins
 
-PAUSE = 20.0  # seconds between two lines; what is done sooner needs none
+PAUSE = 20.0  # seconds between two lines
 
 
 @contextmanager
 def bars() -> Iterator[Watch]:
-    """A bar for each piece of work, gone when all is done; where there is no terminal, plain lines on stderr."""
+    """Show a progress bar for each piece of work; without a terminal, print plain lines to stderr.
+
+    Yields:
+        A function that takes the name of the work and returns a progress callback.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

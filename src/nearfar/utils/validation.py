@@ -1,4 +1,4 @@
-"""Constraints on settings, declared where they are stored: ``self.alpha = positive("alpha", alpha)``."""
+"""Validation of settings where they are stored: ``self.alpha = positive("alpha", alpha)``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
-    """A finite number within [low, high], or (low, high] when ``open_low``; NumPy's are numbers, too."""
+    """Validate a finite number in [low, high], or in (low, high] if ``open_low``; NumPy numbers are accepted."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} is {value!r}; a number is needed")
     inside = (low < value if open_low else low <= value) and value <= high
@@ -26,17 +26,17 @@ def number(name: str, value: float, *, low: float = -math.inf, high: float = mat
 
 
 def positive(name: str, value: float) -> float:
-    """A finite number above zero."""
+    """Validate a finite number > 0."""
     return number(name, value, low=0.0, open_low=True)
 
 
 def non_negative(name: str, value: float) -> float:
-    """A finite number, zero or more."""
+    """Validate a finite number ≥ 0."""
     return number(name, value, low=0.0)
 
 
 def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> int:
-    """A whole number of at least ``low`` and, if given, at most ``high``."""
+    """Validate a whole number ≥ ``low`` and, if given, ≤ ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} is {value!r}; a whole number is needed")
     if value < low or (high is not None and value > high):
@@ -45,7 +45,7 @@ def whole(name: str, value: int, *, low: int = 1, high: int | None = None) -> in
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
-    """One of a few words."""
+    """Validate that a string is one of the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
     return value

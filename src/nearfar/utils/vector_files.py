@@ -1,4 +1,4 @@
-"""Vectors and labels from files: .npy, .npz, .safetensors, .parquet."""
+"""Reads vectors and labels from .npy, .npz, .safetensors and .parquet files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ NAMES = {"embeddings": ("embeddings", "embedding"), "labels": ("labels", "label"
 
 
 def read(file: Path, what: str, key: str | None = None, *, shared: bool = False) -> Array:
-    """The ``"embeddings"`` or ``"labels"`` of a file.
+    """Read the embeddings or labels of a file.
 
-    An .npy file holds one array and is mapped into memory, not read. From other files comes the tensor or column
-    named ``key``; without a key the one named like ``what``, or the only one there is. ``shared`` says that
-    the file holds embeddings and labels, so that the only one there is will not do.
+    An .npy file holds one array, which is memory-mapped.
+
+    Args:
+        file: The file.
+        what: "embeddings" or "labels".
+        key: The name of the tensor or column; by default the one named like ``what``, or the only one.
+        shared: Whether the file holds both embeddings and labels, so that a single unnamed array is not enough.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is not there, or no file")
+        raise FileNotFoundError(f"{file} does not exist, or is not a file")
     if file.suffix not in ENDINGS:
-        raise ValueError(f"{file} is no file of a known kind; its name must end in {', '.join(ENDINGS)}")
+        raise ValueError(f"{file} has no known format; its name must end in {', '.join(ENDINGS)}")
     if file.suffix == ".npy":
         if shared:
             raise ValueError(f"{file} holds a single array; embeddings and labels need a file each")
@@ -37,7 +41,7 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
 
 
 def marks_none(file: Path) -> bool:
-    """Whether the label −1 stands for no class: in files of ``nearfar embed``, which have the names of classes."""
+    """Whether the label −1 means no class, as in files of ``nearfar embed``, which contain class names."""
     if file.suffix == ".npz":
         with _npz(file) as arrays:
             return "classes" in arrays
@@ -67,7 +71,7 @@ def _npz(file: Path) -> Any:
 def _read_npz(file: Path, what: str, key: str | None, shared: bool) -> Array:
     with _npz(file) as arrays:
         if not hasattr(arrays, "files"):
-            raise ValueError(f"{file} cannot be read: it is no archive of arrays")
+            raise ValueError(f"{file} cannot be read: it is not an archive of arrays")
         name = _choose(file, what, key, shared, arrays.files)
         try:
             array: Array = arrays[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,7 +130,8 @@ class EmbeddingSet:
         return part("", part("gallery_", None) if "gallery_embeddings" in tensors else None)
 
 
-class Measurement(NamedTuple):
+@dataclass(frozen=True)
+class Measurement:
     """The metrics of an embedding set.
 
     Args:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,7 +190,8 @@ def _plain(label: Any) -> int | str:
 # --- what to measure -----------------------------------------------------------------------------------------------
 
 
-class Loaded(NamedTuple):
+@dataclass(frozen=True)
+class Loaded:
     """Embeddings to measure, and the settings of the recipe they come from.
 
     Args:
