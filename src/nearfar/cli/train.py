@@ -12,32 +12,30 @@ import typer
 from nearfar.cli.app import app
 
 
-@app.command(name="train", short_help="Train what a recipe says, or go on with a run.")
+@app.command(name="train", short_help="Train a recipe, or resume a run.")
 def train_recipe(
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="[RECIPE]", help="A TOML file; may be left out with --resume.")
+        Path | None, typer.Argument(metavar="[RECIPE]", help="A TOML file; not needed with --resume.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe, as in loss.alpha=32; repeatable."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The run folder; runs/NAME of the recipe unless told.")
+        Path | None, typer.Option(metavar="FOLDER", help="The run folder; runs/NAME of the recipe by default.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     data: Annotated[
-        list[str] | None, typer.Option(metavar="ROOT", help="Where the data lies, data.root; repeat for archives.")
+        list[str] | None, typer.Option(metavar="ROOT", help="Location of the data, data.root; repeat for archives.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where decoded pictures are kept.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = None,
+    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Cache of decoded images.")] = None,
     log: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Tell tensorboard or mlflow as well; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Also log to tensorboard or mlflow; repeatable.")
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say only where the run is and what it reached.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the run folder and the metrics.")] = False,
 ) -> None:
-    """Train what a recipe says, and measure it on classes it has never seen. Ctrl-C saves and stops.
+    """Train a recipe and evaluate the model on unseen classes. Ctrl-C saves a checkpoint and stops.
 
     Example: nearfar train recipes/digits/proxy_anchor.toml --set loss.alpha=16 --out runs/first
 
@@ -52,7 +50,7 @@ def train_recipe(
         overrides["data.root"] = data[0] if len(data) == 1 else data
     if device is not None:
         overrides["training.device"] = device
-    main = os.environ.get("RANK", "0") == "0"  # of many processes one speaks
+    main = os.environ.get("RANK", "0") == "0"  # only one of several processes prints
     display = console.create(quiet=quiet or not main)
     try:
         result = start(
