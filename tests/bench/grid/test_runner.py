@@ -245,7 +245,7 @@ def test_jobs_stop_when_their_caller_is_killed_and_can_be_resumed(
     wait_for(lambda: record.steps() is not None, 300.0)  # on a busy machine, importing everything twice takes long
     caller.kill()
     caller.wait()
-    wait_for(lambda: "saved, and can be resumed" in record.output.read_text())
+    wait_for(lambda: "Resume with: " in record.output.read_text())
     wait_for(lambda: not is_locked(record.folder / ".lock"))
     assert runner.run(grid, tmp_path / "out").complete
     assert read_log(RunFolder(record.folder).log)[-1]["step"] == STEPS
@@ -265,7 +265,7 @@ def test_without_a_fork_server_every_job_is_a_new_process(tmp_path: Path, monkey
     wait_for(lambda: bool(ended.extend(executor.ended()) or ended))
     executor.close()
     assert ended == [(record.cell.folder, 128 + signal.SIGTERM)]
-    assert "saved, and can be resumed" in record.output.read_text()
+    assert "Resume with: " in record.output.read_text()
 
 
 def test_jobs_survive_the_loss_of_the_fork_server(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_jobs_survive_the_loss_of_the_fork_server(tmp_path: Path) -> None:
     ended: list[tuple[str, int]] = []
     wait_for(lambda: bool(ended.extend(executor.ended()) or ended))
     assert ended == [(long.name, -signal.SIGKILL)]
-    wait_for(lambda: "saved, and can be resumed" in record.output.read_text())
+    wait_for(lambda: "Resume with: " in record.output.read_text())
     executor.start(wrong)  # by a new server
     wait_for(lambda: bool(ended.extend(executor.ended()) or len(ended) == 2))
     assert ended[1] == ("wrong", 1)
