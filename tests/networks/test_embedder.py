@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from network_cases import batch, pictures, shape_only, tiny
 from torch import Tensor
 
-from nearfar import networks
+from nearfar import losses, networks
+from nearfar.training.loop import optimizers
+from nearfar.training.recipe.schema import Optimizer
 
 
 def names_of(model: torch.nn.Module, groups: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -140,6 +142,17 @@ def test_groups_of_every_network_suit_an_optimiser(name: str) -> None:
     optimiser = torch.optim.SGD(model.param_groups(0.1), lr=0.1)
     held = [id(parameter) for group in optimiser.param_groups for parameter in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_a_loop_in_python_and_a_recipe_train_with_the_same_groups() -> None:
+    model, loss = tiny(), losses.create("proxy_anchor", num_classes=3, dim=4)
+    recipe = optimizers.create(Optimizer(name="adamw", lr=1e-3), model, loss)
+    loop = torch.optim.AdamW([*model.param_groups(1e-3), *loss.param_groups(1e-3)], lr=1e-3)
+
+    def rates(optimizer: torch.optim.Optimizer) -> list[tuple[float, list[int]]]:
+        return [(group["lr"], [id(each) for each in group["params"]]) for group in optimizer.param_groups]
+
+    assert rates(loop) == rates(recipe)
 
 
 def test_the_head_learns_as_fast_as_told() -> None:
