@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.metrics import ranking
-from nearfar.metrics.ranking import Ranking
+from nearfar.metrics.ranking import PositiveRanks
 
 retrieval = nf.metrics.retrieval
 
@@ -233,16 +233,16 @@ def test_a_network_that_sent_all_to_one_place_is_measured_in_time(
     points = points[0] + spread * points
     gallery = (points.flip(0), labels.flip(0)) if asks_a_gallery else ()
     looked: list[int] = []
-    exactly = Ranking._exactly
+    exactly = PositiveRanks._exactly
 
-    def counted(self: Ranking, index: Tensor, others: Tensor) -> Tensor:
+    def counted(self: PositiveRanks, index: Tensor, others: Tensor) -> Tensor:
         looked.append(others.numel())
         return exactly(self, index, others)
 
     monkeypatch.setattr(ranking, "MANY_CLOSE", 1e-9)  # every close comparison one by one
     slow = per_query(points, labels, *gallery)
     monkeypatch.undo()
-    monkeypatch.setattr(Ranking, "_exactly", counted)
+    monkeypatch.setattr(PositiveRanks, "_exactly", counted)
     quick = per_query(points, labels, *gallery)
     for name, values in slow.items():
         torch.testing.assert_close(quick[name], values, equal_nan=True, msg=name)

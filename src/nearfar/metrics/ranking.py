@@ -49,7 +49,7 @@ class _Block:
     quick: Tensor | None = None  # [b, d], in float32, if it fits into memory
 
 
-class Ranking:
+class PositiveRanks:
     """Ranks gallery items, or the other queries, for each query.
 
     Args:

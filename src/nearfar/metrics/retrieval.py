@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nearfar.metrics.points import QueryGallery, as_query_gallery
-from nearfar.metrics.ranking import Ranking
+from nearfar.metrics.ranking import PositiveRanks
 from nearfar.utils.inputs import Array, as_label_pair, as_labels
 from nearfar.utils.precision import full_precision
 from nearfar.utils.progress import Progress
@@ -91,7 +91,7 @@ def retrieval(
     inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
     own = None if positions is None else _positions(positions, inputs)
     kinds = None if groups is None and gallery_groups is None else _kinds(groups, gallery_groups, inputs)
-    ranking = Ranking(inputs, own, kinds)
+    ranking = PositiveRanks(inputs, own, kinds)
     counted = ks if {"precision", "map"}.intersection(at_k) else ()
     with full_precision(ranking.order.device):
         values = _values(ranking.statistics(progress, counted), ks, at_k)

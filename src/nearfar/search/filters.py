@@ -91,7 +91,7 @@ def parse(text: str) -> tuple[str, Any]:
     )
     key, value = text[: max(at, 0)].strip(), text[at + len(sign) :].strip()
     if not key or not value:
-        raise ValueError(f"--where is {text!r}; it must be KEY=VALUE, or have one of != < <= > >= ~ in place of =")
+        raise ValueError(f"where is {text!r}; it must be KEY=VALUE, or have one of != < <= > >= ~ in place of =")
     if sign == LIKE:
         return key, {sign: value}
     words = [_literal(word) for word in (value.split(",") if sign in ("=", "==", "!=") else [value])]
@@ -116,7 +116,7 @@ def combine(conditions: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         elif isinstance(wanted, dict) and isinstance(found[key], dict):
             found[key] = {**found[key], **{sign: _both(found[key], sign, value) for sign, value in wanted.items()}}
         else:
-            raise ValueError(f"--where has {key!r} twice; separate several values by commas")
+            raise ValueError(f"where has {key!r} twice; separate several values by commas")
     return found
 
 
