@@ -1,8 +1,9 @@
-"""Speed and recall of the index's backends, next to plain FAISS in the same run.
+"""Speed and recall of the backends of an index, next to plain FAISS in the same run.
 
     python benchmarks/search.py                     # 100,000 × 512 on a CPU
     python benchmarks/search.py --size 10000        # a quick look
     python benchmarks/search.py --only hnsw         # only rows whose name contains this
+    python benchmarks/search.py --adds 100000       # instead: add items one by one, and measure the folder
 
 The data are synthetic: vectors of length one in groups of twenty, each a group's centre and noise. Queries are new
 members of groups that are there. All sides get the same vectors, queries and number of threads.
@@ -45,6 +46,7 @@ COLUMNS = [
     "knob",
     "failed",
 ]
+ADD_COLUMNS = ["adds", "dim", "adds/s", "ms", "MB before", "compact s", "MB after"]
 SIZE, DIM, GROUP, NOISE = 100_000, 512, 20, 1.0
 QUERIES, K = 1024, 10
 BACKENDS = ("exact", "faiss:flat", "faiss:ivf", "milvus", "faiss:hnsw")
@@ -57,15 +59,15 @@ Search = Callable[[Vectors], Any]
 def synthetic(size: int, dim: int) -> tuple[Vectors, Vectors]:
     """Vectors in groups, in shuffled order, and queries from the same groups."""
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((max(1, size // GROUP), dim), dtype=np.float32)
-    both = [centres[rng.integers(0, len(centres), count)] for count in (size, QUERIES)]
+    centers = rng.standard_normal((max(1, size // GROUP), dim), dtype=np.float32)
+    both = [centers[rng.integers(0, len(centers), count)] for count in (size, QUERIES)]
     for points in both:
         points += NOISE * rng.standard_normal(points.shape, dtype=np.float32)
         points /= np.linalg.norm(points, axis=1, keepdims=True)
     return both[0], both[1]
 
 
-def exact_neighbours(points: Vectors, queries: Vectors) -> NDArray[np.int64]:
+def exact_neighbors(points: Vectors, queries: Vectors) -> NDArray[np.int64]:
     """The true ten nearest of each query."""
     columns = torch.from_numpy(points).T
     found = [(rows @ columns).topk(K).indices for rows in torch.from_numpy(queries).split(128)]
@@ -73,7 +75,7 @@ def exact_neighbours(points: Vectors, queries: Vectors) -> NDArray[np.int64]:
 
 
 def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
-    """FAISS alone, with the structure and the settings of our backend: seconds to build it, and how to search it."""
+    """FAISS alone, with the structure and settings of our backend: seconds to build it, and a function to search it."""
     import faiss
 
     ours = index.storage.backend._index  # type: ignore[attr-defined]
@@ -94,7 +96,7 @@ def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
 
 
 def by_index(index: Index) -> Search:
-    """What a caller gets: items by id, with scores."""
+    """The search of an index: ids with scores."""
     return lambda queries: index.search_vectors(queries, K)
 
 
@@ -108,7 +110,7 @@ def recall(search: Search, queries: Vectors, truth: NDArray[np.int64]) -> float:
 
 
 def take_turns(searches: list[Search], queries: Vectors, budget: float) -> list[tuple[float, float]]:
-    """Median ms of a single query and queries/s of a batch, of each, which take turns query by query.
+    """Median ms of a single query and queries/s of a batch, for each search; they alternate query by query.
 
     Half of the budget is spent on single queries, half on batches.
     """
@@ -131,7 +133,7 @@ def take_turns(searches: list[Search], queries: Vectors, budget: float) -> list[
 def measure(
     name: str, points: Vectors, queries: Vectors, truth: NDArray[np.int64], budget: float
 ) -> list[dict[str, Any]]:
-    """A row for a backend, and one for plain FAISS where it is one of its kinds."""
+    """A row for a backend, and one for plain FAISS if it is a FAISS backend."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         with Index.from_vectors(points, out=Path(folder) / "i", backend=name) as index:
@@ -158,15 +160,51 @@ def measure(
     return rows
 
 
+def folder_megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def measure_adds(count: int, dim: int) -> dict[str, Any]:
+    """A row for items that are added one by one, each on disk before the next."""
+    points, _ = synthetic(count, dim)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "i"
+        with Index.from_vectors(points[:1], out=folder, backend="exact") as index:
+            times = []
+            for row in range(count):
+                begin = time.perf_counter()
+                index.add_vectors(points[row : row + 1], labels=[f"class {row % 1000}"])
+                times.append(time.perf_counter() - begin)
+            before = folder_megabytes(folder)
+            begin = time.perf_counter()
+            index.compact()
+            seconds = time.perf_counter() - begin
+        found = {
+            "adds": count,
+            "dim": dim,
+            "adds/s": count / sum(times),
+            "ms": 1000 * statistics.median(times),
+            "MB before": before,
+            "compact s": seconds,
+            "MB after": folder_megabytes(folder),
+        }
+    show_line(found)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=SIZE, help="how many vectors")
     parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--only", default="", help="only backends whose name contains this")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of searching, for each backend")
+    parser.add_argument("--adds", type=int, default=0, help="measure this many adds, one by one, instead of searches")
     options = parse(parser, COLUMNS)
+    if options.adds:
+        report([measure_adds(options.adds, options.dim)], ADD_COLUMNS, Clock("cpu"), options.out)
+        return
     points, queries = synthetic(options.size, options.dim)
-    truth = exact_neighbours(points, queries)
+    truth = exact_neighbors(points, queries)
     rows: list[dict[str, Any]] = []
     for name in BACKENDS:
         if options.only not in name:

@@ -56,7 +56,10 @@ class VectorQuery:
     exclude: int | None = None
 
     def __post_init__(self) -> None:
-        _check_settings(self.k, self.expand, self.rerank)
+        whole("k", self.k)
+        whole("expand", self.expand, low=0)
+        if self.rerank is not None:
+            one_of("rerank", self.rerank, RERANKINGS)
 
 
 def search(
@@ -83,7 +86,6 @@ def search(
     Returns:
         The query with its neighbors and their thumbnails.
     """
-    _check_settings(k, expand, rerank)  # before an image is read
     name, vector, own, picture, known = _read(index, query)
     wanted = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
     (found,) = search_batch(index, [wanted])
@@ -141,13 +143,6 @@ def _neighbors(index: Index, query: VectorQuery, scores: NDArray[np.float32], id
     pairs = zip(numbers, scores.tolist(), strict=True)
     found = [Neighbor(items[id], score) for id, score in pairs if id in items and id != query.exclude]
     return found[: query.k]
-
-
-def _check_settings(k: int, expand: int, rerank: str | None) -> None:
-    whole("k", k)
-    whole("expand", expand, low=0)
-    if rerank is not None:
-        one_of("rerank", rerank, RERANKINGS)
 
 
 def _read(index: Index, query: QueryInput) -> tuple[str, NDArray[np.float32], int | None, bytes, str | None]:
