@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself, once for each version of pyproject.toml.
+# Every target sets up .venv, once for each version of pyproject.toml and constraints.txt.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -14,20 +14,21 @@ demo: $(READY)
 test: lint browser
 	$(BIN)/pytest -q -n $(JOBS)
 
-# The page is tested in a real browser: Debian's, where there is none and it may be installed.
+# The search page is tested in a real browser. Debian's chromium is installed if there is none and we may install it.
 browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
 		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 		echo "Installing chromium for the tests of the page." && \
 		(apt-get install -y -qq chromium >/dev/null 2>&1 || \
 		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1); \
-	} || echo "!!! No chromium, and it cannot be installed: THE TESTS OF THE PAGE ARE LEFT OUT !!!"
+	} || echo "!!! No chromium found, and it cannot be installed: TESTS OF THE PAGE ARE SKIPPED !!!"
 
 lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 bench: $(READY)
 	$(BIN)/python benchmarks/losses.py
@@ -37,8 +38,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/serve.py
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Setting up $(VENV); the first time takes a few minutes."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
+	@echo "Setting up $(VENV). This takes a few minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
