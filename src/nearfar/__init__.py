@@ -1,49 +1,92 @@
-"""nearfar: train, compare and serve embedding models. Near what is alike, far what is not."""
+"""nearfar: train, compare and serve embedding models.
+
+Sub-packages and the functions below are imported when they are first used, so that ``import nearfar`` and
+``nearfar --help`` do not wait for PyTorch.
+
+Example:
+    >>> import nearfar as nf
+    >>> nf.losses.create("multi_similarity", alpha=2.0).alpha
+    2.0
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nearfar import bench, data, losses, metrics, mining, networks
+    from nearfar import (
+        bench,
+        data,
+        engine,
+        losses,
+        metrics,
+        mining,
+        networks,
+        plots,
+        reports,
+        search,
+        serve,
+        training,
+        utils,
+    )
     from nearfar.search import Index
     from nearfar.training import load, train
     from nearfar.training.evaluation.evaluate import evaluate
     from nearfar.utils.plugins import use
 
 __version__ = "0.1.0"
-__all__ = [
-    "Index",
-    "__version__",
+
+_PACKAGES = (
     "bench",
     "data",
-    "evaluate",
-    "load",
+    "engine",
     "losses",
     "metrics",
     "mining",
     "networks",
-    "train",
-    "use",
-]
-
-_ROOMS = ("bench", "data", "losses", "metrics", "mining", "networks")
-_ELSEWHERE = {
+    "plots",
+    "reports",
+    "search",
+    "serve",
+    "training",
+    "utils",
+)
+_NAMES = {
     "Index": ("search", "Index"),
     "evaluate": ("training.evaluation.evaluate", "evaluate"),
     "load": ("training", "load"),
     "train": ("training", "train"),
     "use": ("utils.plugins", "use"),
 }
+__all__ = [
+    "Index",
+    "__version__",
+    "bench",
+    "data",
+    "engine",
+    "evaluate",
+    "load",
+    "losses",
+    "metrics",
+    "mining",
+    "networks",
+    "plots",
+    "reports",
+    "search",
+    "serve",
+    "train",
+    "training",
+    "use",
+    "utils",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Rooms are opened when they are asked for: `nearfar --help` does not wait for PyTorch."""
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return import_module(f"nearfar.{name}")
-    if name not in _ELSEWHERE:
+    if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room, there = _ELSEWHERE[name]
-    return getattr(import_module(f"nearfar.{room}"), there)
+    module, attribute = _NAMES[name]
+    return getattr(import_module(f"nearfar.{module}"), attribute)
 
 
 def __dir__() -> list[str]:

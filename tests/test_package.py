@@ -1,0 +1,60 @@
+"""What ``import nearfar as nf`` offers, and the shape of the package."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import nearfar as nf
+
+SOURCE = Path(nf.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+PACKAGES = sorted(file.parent.name for file in SOURCE.glob("*/__init__.py"))
+# Names of the field that happen to end in -ing.
+NOUNS = {"batching", "clustering", "formatting", "mining", "pooling", "ranking", "reranking", "sampling", "tuning"}
+NOUNS |= {"preprocessing", "spectral_clustering"}
+MOST_MODULES = 16  # in one package, losses and commands excepted: they have a file each
+
+
+def test_a_plain_import_reaches_every_public_name() -> None:
+    program = "import nearfar as nf\nfor name in nf.__all__: getattr(nf, name)\nassert dir(nf) == sorted(nf.__all__)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_sub_package_is_public() -> None:
+    assert {*PACKAGES} - {"cli"} <= {*nf.__all__}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'loses'"):
+        nf.loses  # noqa: B018
+
+
+def test_importing_does_not_import_torch() -> None:
+    program = "import sys, nearfar; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    names = Counter(
+        node.name
+        for file in FILES
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_modules_are_named_by_nouns() -> None:
+    assert [str(file) for file in FILES if file.stem.endswith("ing") and file.stem not in NOUNS] == []
+
+
+def test_packages_stay_small_enough_to_look_through() -> None:
+    folders = {file.parent for file in FILES} - {SOURCE / "losses", SOURCE / "cli"}
+    sizes = {str(folder): sum(1 for file in folder.glob("*.py") if file.stem != "__init__") for folder in folders}
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
