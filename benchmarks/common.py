@@ -1,4 +1,4 @@
-"""What the benchmarks share: a clock that also watches memory, and tables of what it saw."""
+"""Shared by the benchmarks: time and memory measurement, and result tables."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Step = Callable[[], None]
 
 
 class Clock:
-    """Times steps and their memory on a CPU or a GPU."""
+    """Measures the time and peak memory of steps on a CPU or a GPU."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device.startswith("cuda")
 
     def seconds(self, step: Step, repeats: int = 1) -> float:
-        """Mean of a few steps in a row, as a training would run them."""
+        """Mean time of a few consecutive steps, as in a training."""
         self._wait()
         start = time.perf_counter()
         for _ in range(repeats):
@@ -51,12 +51,12 @@ class Clock:
             if sum(seen[-1] for seen in times) > budget:
                 break
         for step, number, seen in zip(steps, repeats, times, strict=True):
-            while len(seen) < 5 and seen[-1] < budget / 5:  # quick, but stopped short by a slow neighbour
+            while len(seen) < 5 and seen[-1] < budget / 5:  # a fast step that was stopped early by a slow one
                 seen.append(self.seconds(step, number))
         return [statistics.median(seen) for seen in times]
 
     def extra_memory(self, step: Step) -> float:
-        """Peak MiB beyond what was there before."""
+        """Peak memory in MiB beyond what was allocated before the step."""
         gc.collect()
         if self.cuda:
             torch.cuda.synchronize()
@@ -73,7 +73,7 @@ class Clock:
             pause = 0.0005
             while not done.wait(pause):
                 peak[0] = max(peak[0], _resident())
-                pause = min(0.02, 1.02 * pause)  # looking all the time would slow a long step down
+                pause = min(0.02, 1.02 * pause)  # polling constantly would slow down a long step
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -88,12 +88,12 @@ def _resident() -> int:
 
 
 def limit_memory(gib: float) -> None:
-    """Let a step that takes more fail, instead of the machine."""
+    """Make a step that needs more memory fail, instead of the machine."""
     resource.setrlimit(resource.RLIMIT_AS, (int(gib * 2**30),) * 2)
 
 
 def report(rows: list[dict[str, Any]], columns: list[str], clock: Clock, out: Path | None) -> None:
-    """Print the rows as a table and, if wanted, write them as JSON."""
+    """Print the rows as a table and optionally write them as JSON."""
     threads = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name() if clock.cuda else threads
     words = [word for word in sys.argv if word not in ("--out", str(out))]
@@ -105,7 +105,7 @@ def report(rows: list[dict[str, Any]], columns: list[str], clock: Clock, out: Pa
 
 
 def show(result: dict[str, Any], names: list[str]) -> None:
-    """The result as a Markdown table; of these columns, those that any row has."""
+    """Print the result as a Markdown table with those columns that any row has."""
     rows = result["rows"]
     columns = [name for name in names if any(name in row for row in rows)]
     words = {column for column in columns if any(isinstance(row.get(column), str) for row in rows)}
@@ -117,7 +117,7 @@ def show(result: dict[str, Any], names: list[str]) -> None:
 
 
 def show_line(row: dict[str, Any]) -> None:
-    """A row as soon as it is there."""
+    """Print a row as soon as it is measured."""
     print(" ".join(f"{key}={cell(value)}" for key, value in row.items()), file=sys.stderr, flush=True)
 
 
@@ -130,7 +130,7 @@ def cell(value: Any) -> str:
 
 
 def parse(parser: argparse.ArgumentParser, columns: list[str]) -> argparse.Namespace:
-    """The options, with --out and --show, which every benchmark has; --show shows, and that is all."""
+    """Parse the options of a benchmark. Adds --out and --show; --show prints a table and exits."""
     parser.add_argument("--out", type=Path, help="also write the rows as JSON")
     parser.add_argument("--show", type=Path, help="print the table of such a file and measure nothing")
     options = parser.parse_args()

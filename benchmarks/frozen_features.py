@@ -1,13 +1,13 @@
-"""How well pretrained networks find unseen classes before any training: recall of their pooled features.
+"""Recall of the pooled features of pretrained networks on unseen classes, before any training.
 
-    python benchmarks/frozen_features.py --root CUB_200_2011/                      # all networks whose weights are here
+    python benchmarks/frozen_features.py --root CUB_200_2011/      # all networks whose weights are installed
     python benchmarks/frozen_features.py --root CUB_200_2011/ --device cuda
     python benchmarks/frozen_features.py --root cars/ --data cars196 --only resnet50 --weights resnet50.pth
     python benchmarks/frozen_features.py --root CUB_200_2011/ --classes 20         # a quick look
 
-The pictures are those of the data set's test classes: shorter side 256 and the centre of 224 × 224 pixels (as many of
-both as the network reads), aspect kept. Features are pooled from the last map, without a head, and compared by cosine.
-Recalls are in percent; "least" is what a network has to reach on CUB-200-2011 with average + maximum pooling.
+The images are those of the dataset's test classes: shorter side 256, center crop of 224 × 224 (or the sizes the
+network expects), aspect ratio kept. Features are pooled from the last feature map, without a head, and compared by
+cosine. Recalls are in percent; "least" is what a network has to reach on CUB-200-2011 with average + maximum pooling.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEAST = {"efficientnet_lite0": 56.0, "mobilenet_v2": 49.0}  # recall@1
 
 
 def available(options: argparse.Namespace) -> list[str]:
-    """The networks to measure: those asked for, or all whose weights need no download."""
+    """The networks to measure: those selected, or all whose weights need no download."""
     if options.weights is not None:
         return [options.only] if options.only else [published.recognize(options.weights)]
     names = [known.name for known in published.KNOWN if options.only in known.name]
@@ -48,7 +48,7 @@ def available(options: argparse.Namespace) -> list[str]:
 
 
 def test_pictures(dataset: data.Dataset, classes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The pictures of the test classes, or of the first few of them."""
+    """Indices of the images of the test classes, or of the first few classes."""
     split = data.splits.standard(dataset)
     indices = np.sort(np.concatenate(list(split.test.values())))
     if classes is None:

@@ -1,17 +1,16 @@
-"""A step of training against forward, backward and optimiser of the bare network, side by side in one run.
+"""A training step compared with forward, backward and optimizer step of the bare network, in one run.
 
-    python benchmarks/training.py                     # CPU: small_cnn on pictures of 28 × 28, float32
+    python benchmarks/training.py                     # CPU: small_cnn on images of 28 × 28, float32
     python benchmarks/training.py --device cuda       # a GPU: efficientnet_lite0, 224 × 224, bfloat16, channels last
     python benchmarks/training.py --loss multi_similarity
 
-Random weights and made-up pictures. The bare network is the embedder with a fixed gradient at its output and the same
-optimiser, on a batch that lies on the device: what nobody can do without. "step" adds the loss, the norm of the
-gradient and the look for what is no number, on the same batch. "training" is what a run does: new batches out of the
-loader, the step, the schedule, and the book that is kept of losses. Pictures are as large as a cache of 8/7 of the
-size keeps them; they are cut at random (--crop random) or resized and cut (random_resized), and flipped. The three take
-turns; the ratio is the time over that of the bare network, and 1.10 is the most it should be. On a GPU a training
-replays the recorded kernels of the network (``nearfar.training.loop.cuda_graphs``); the bare one is called as
-anybody would.
+Weights and images are random. "bare network" is the embedder with a fixed gradient at its output and the same
+optimizer, on a batch that is already on the device. "step" adds the loss, the gradient norm and the check for NaN, on
+the same batch. "training" is what a run does: new batches from the loader, the step, the schedule and logging. Images
+are stored at 8/7 of the network's input size, then cropped at random (--crop random) or by random resized crops
+(random_resized), and flipped. The three variants take turns; the ratio is the time relative to the bare network, and
+the aim is at most 1.10. On a GPU, training replays the network as a CUDA graph
+(``nearfar.training.loop.cuda_graphs``); the bare network is called directly.
 """
 
 from __future__ import annotations

