@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nearfar.networks import pooling
+from nearfar.networks import embedder
 
 MAP = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
 
@@ -20,22 +20,22 @@ MAP = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[0.0, 0.0], [0.0, 4.0]]]])
     ],
 )
 def test_worked_out_by_hand(kind: str, expected: list[float]) -> None:
-    torch.testing.assert_close(pooling.create(kind)(MAP), torch.tensor([expected]))
+    torch.testing.assert_close(embedder.create_pooling(kind)(MAP), torch.tensor([expected]))
 
 
-@pytest.mark.parametrize("kind", pooling.NAMES)
+@pytest.mark.parametrize("kind", embedder.POOLINGS)
 def test_vectors_stay_as_they_are(kind: str) -> None:
     vectors = torch.randn(3, 5)
-    assert torch.equal(pooling.create(kind)(vectors), vectors)
+    assert torch.equal(embedder.create_pooling(kind)(vectors), vectors)
 
 
 def test_gem_goes_from_average_to_maximum() -> None:
-    torch.testing.assert_close(pooling.GeM(p=1.0)(MAP), pooling.create("avg")(MAP), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(pooling.GeM(p=500.0)(MAP), pooling.create("max")(MAP), rtol=1e-2, atol=0)
+    torch.testing.assert_close(embedder.GeM(p=1.0)(MAP), embedder.create_pooling("avg")(MAP), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(embedder.GeM(p=500.0)(MAP), embedder.create_pooling("max")(MAP), rtol=1e-2, atol=0)
 
 
 def test_gem_learns_its_exponent() -> None:
-    gem = pooling.GeM(p=2.5).double()
+    gem = embedder.GeM(p=2.5).double()
     x = MAP.double().clone().requires_grad_(True)
 
     def pooled(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
@@ -47,19 +47,19 @@ def test_gem_learns_its_exponent() -> None:
 @pytest.mark.parametrize("scale", [1e-4, 1e30])
 def test_gem_holds_for_values_whose_powers_do_not(scale: float) -> None:
     x = MAP[:, :1]
-    torch.testing.assert_close(pooling.GeM(p=20.0)(x * scale), pooling.GeM(p=20.0)(x) * scale)
+    torch.testing.assert_close(embedder.GeM(p=20.0)(x * scale), embedder.GeM(p=20.0)(x) * scale)
 
 
 def test_gem_counts_in_float32() -> None:
     x = torch.full((1, 1, 8, 8), 200.0, dtype=torch.float16)
-    torch.testing.assert_close(pooling.GeM()(x), torch.tensor([[200.0]]), rtol=1e-3, atol=0)
+    torch.testing.assert_close(embedder.GeM()(x), torch.tensor([[200.0]]), rtol=1e-3, atol=0)
 
 
 def test_gem_takes_negative_values_as_nothing() -> None:
-    found = pooling.GeM()(torch.tensor([[[[-5.0, 2.0]]]]))
+    found = embedder.GeM()(torch.tensor([[[[-5.0, 2.0]]]]))
     torch.testing.assert_close(found, torch.tensor([[(8 / 2) ** (1 / 3)]]))
 
 
 def test_an_unknown_pooling_is_named() -> None:
     with pytest.raises(ValueError, match=r"pooling is 'mean'; allowed are avg, max, avg\+max, gem"):
-        pooling.create("mean")
+        embedder.create_pooling("mean")

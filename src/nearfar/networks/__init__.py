@@ -13,9 +13,8 @@ from nearfar.networks.backbones.googlenet import GoogLeNet
 from nearfar.networks.backbones.mobilenet_v2 import MobileNetV2
 from nearfar.networks.backbones.resnet import ResNet18, ResNet50
 from nearfar.networks.backbones.small import MLP, Linear, SmallCNN
-from nearfar.networks.embedder import Embedder
+from nearfar.networks.embedder import Embedder, GeM, Pooling
 from nearfar.networks.ensemble import Ensemble
-from nearfar.networks.pooling import GeM, Pooling
 from nearfar.networks.registry import create, create_backbone, defaults, get, names, register
 from nearfar.networks.weights.export import export
 from nearfar.networks.weights.save import load, save

@@ -1,4 +1,4 @@
-"""Embedders: a backbone with pooling and head."""
+"""Embedders: a backbone, a pooling of its feature maps, and a head."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearfar.networks import heads, pooling
 from nearfar.networks.backbones.base import Backbone
 from nearfar.utils.normalization import Normalization
-from nearfar.utils.validation import non_negative, positive
+from nearfar.utils.validation import non_negative, one_of, positive, whole
+
+MAP_POOLINGS = ("avg", "max", "avg+max", "gem")
+POOLINGS = (*MAP_POOLINGS, "token")
+HEADS = ("linear", "linear_norm", "mlp", "none")
 
 
 class Embedder(nn.Module):
@@ -62,8 +65,8 @@ class Embedder(nn.Module):
         if self._uses_token:
             _check_token(backbone, self.levels)
         self.backbone = backbone
-        self.poolings = nn.ModuleDict({level: _pooling(pooling) for level in self.levels})
-        self.heads = nn.ModuleDict({level: heads.create(head, backbone.channels[level], dim) for level in self.levels})
+        self.poolings = nn.ModuleDict({level: create_pooling(pooling) for level in self.levels})
+        self.heads = nn.ModuleDict({level: create_head(head, backbone.channels[level], dim) for level in self.levels})
         self.normalize = normalize
         kept = dim is None or head == "none"
         self.dim = sum(backbone.channels[level] if kept or dim is None else dim for level in self.levels)
@@ -142,12 +145,9 @@ class Embedder(nn.Module):
         return F.normalize(x, dim=1) if self.normalize else x
 
 
-_pooling = pooling.create  # the constructor has an argument of that name
-
-
 def _check_token(backbone: Backbone, levels: tuple[str, ...]) -> None:
     if not backbone.has_token:
-        allowed = ", ".join(pooling.MAPS)
+        allowed = ", ".join(MAP_POOLINGS)
         raise ValueError(f"pooling is 'token'; {backbone.key} has no class token; allowed are {allowed}")
     if levels != ("high",):
         raise ValueError(f"pooling is 'token' and levels is {levels!r}; only the level 'high' has a class token")
@@ -164,3 +164,142 @@ def _checked_levels(backbone: Backbone, levels: Sequence[str] | None) -> tuple[s
     if not levels or len(set(levels)) != len(levels):
         raise ValueError(f"levels is {tuple(levels)!r}; at least one level is needed, and none twice")
     return tuple(levels)
+
+
+class Pooling(nn.Module):
+    """Average or maximum over all positions of a map, or their sum. Vectors [b, c] are returned unchanged.
+
+    Args:
+        kind: "avg", "max" or "avg+max" (the sum).
+
+    Example:
+        >>> Pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
+        tensor([[5.]])
+    """
+
+    def __init__(self, kind: str = "avg") -> None:
+        super().__init__()
+        self.kind = one_of("pooling", kind, MAP_POOLINGS[:3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x
+        if self.kind == "avg":
+            return x.mean(dim=(2, 3))
+        if self.kind == "max":
+            return x.amax(dim=(2, 3))
+        return x.mean(dim=(2, 3)) + x.amax(dim=(2, 3))
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+class GeM(nn.Module):
+    """Generalized mean (mean of xᵖ)^(1/p) with a learned exponent: 1 is the average, ∞ the maximum.
+
+    Args:
+        p: Initial exponent.
+        smallest: Smaller values, including negative ones, are clamped to this.
+
+    Reference:
+        Radenović et al., "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019.
+
+    Example:
+        >>> GeM(p=1.0)(torch.tensor([[[[1.0, 3.0]]]])).tolist()
+        [[2.0]]
+    """
+
+    def __init__(self, *, p: float = 3.0, smallest: float = 1e-6) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([positive("p", p)]))
+        self.smallest = positive("smallest", smallest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x
+        # At least float32: a sum of cubes overflows float16.
+        x = x.to(torch.promote_types(x.dtype, torch.float32)).clamp(min=self.smallest)
+        p = self.p.to(x.dtype)
+        # Dividing by the largest value first prevents overflow; it cancels, and so does its gradient.
+        top = x.detach().amax(dim=(2, 3), keepdim=True)
+        return (x / top).pow(p).mean(dim=(2, 3)).pow(1 / p) * top.flatten(1)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p.item():.3g}"
+
+
+class Token(nn.Module):
+    """The class token of a transformer, [b, c], returned unchanged.
+
+    Example:
+        >>> Token()(torch.tensor([[1.0, 3.0]]))
+        tensor([[1., 3.]])
+    """
+
+    kind = "token"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            raise ValueError(f"a class token has shape {tuple(x.shape)}; [b, c] is needed")
+        return x
+
+
+def create_pooling(kind: str) -> nn.Module:
+    """Create a pooling layer by name.
+
+    Args:
+        kind: "avg", "max", "avg+max", "gem" or "token".
+
+    Example:
+        >>> create_pooling("gem")
+        GeM(p=3)
+    """
+    one_of("pooling", kind, POOLINGS)
+    return GeM() if kind == "gem" else Token() if kind == "token" else Pooling(kind)
+
+
+class Head(nn.Module):
+    """One linear layer, optionally followed by a layer norm, or two with a ReLU between them.
+
+    Args:
+        channels: Dimensions of the pooled features.
+        dim: Dimensions of the embedding.
+        kind: "linear"; "linear_norm", with a layer norm without parameters; "mlp", whose hidden layer is as wide as
+            the pooled features.
+    """
+
+    def __init__(self, channels: int, dim: int, kind: str = "linear") -> None:
+        super().__init__()
+        self.kind = one_of("head", kind, HEADS[:3])
+        whole("dim", dim)
+        self.hidden = nn.Linear(channels, channels) if kind == "mlp" else None
+        self.linear = nn.Linear(channels, dim)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False) if kind == "linear_norm" else None
+        for layer in (self.hidden, self.linear):
+            if layer is not None:
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.hidden is not None:
+            x = self.hidden(x).relu()
+        x = self.linear(x)
+        return x if self.norm is None else self.norm(x)
+
+
+def create_head(kind: str, channels: int, dim: int | None) -> nn.Module:
+    """Create a head by name.
+
+    Args:
+        kind: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        channels: Dimensions of the pooled features.
+        dim: Dimensions of the embedding; None for the pooled features themselves.
+
+    Example:
+        >>> create_head("linear", 1024, 512).linear
+        Linear(in_features=1024, out_features=512, bias=True)
+        >>> create_head("linear", 1024, None)
+        Identity()
+    """
+    one_of("head", kind, HEADS)
+    return nn.Identity() if kind == "none" or dim is None else Head(channels, dim, kind)
