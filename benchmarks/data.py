@@ -7,7 +7,7 @@
 
 The pictures are made-up JPEG files of 375 × 500 pixels, most of them wide. Ours decodes them once, into a cache with a
 shorter side of 256, before the clock starts; on a GPU also at full size. The usual way decodes a picture each time
-it is asked for: Image.open, crop and resize, flip, to a tensor, normalise, one by one in the 2 workers of a DataLoader
+it is asked for: Image.open, crop and resize, flip, to a tensor, normalize, one by one in the 2 workers of a DataLoader
 (torchvision's transforms, written out here so that it need not be installed). It is measured on the files as they are
 and on JPEG files that were shrunk to a shorter side of 256 beforehand.
 
@@ -44,7 +44,7 @@ from nearfar.data import sampling
 from nearfar.data.loader import Loader
 from nearfar.data.store.prepare import prepare
 from nearfar.data.transforms.view import View
-from nearfar.utils.normalization import IMAGENET
+from nearfar.utils.preprocessing import IMAGENET
 
 COLUMNS = ["work", "way", "images/s", "ratio", "ms/batch", "first ms", "setup s"]
 VIEWS = {

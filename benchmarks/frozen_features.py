@@ -27,8 +27,8 @@ from nearfar import data, networks
 from nearfar.data.loader import Loader
 from nearfar.data.store.prepare import prepare
 from nearfar.data.transforms.view import View
-from nearfar.networks.preprocessing import default_preprocessing
 from nearfar.networks.weights import published
+from nearfar.utils.preprocessing import default_preprocessing
 from nearfar.utils.progress import bars
 
 COLUMNS = ["network", "pooling", "pictures", "dim", "recall@1", "recall@2", "recall@4", "recall@8", "least", "seconds"]

@@ -161,7 +161,7 @@ def class_cases() -> list[ClassCase]:
             lambda p, c, d: p.losses.SoftTripleLoss(c, d, centers_per_class=10, la=20, gamma=0.1, margin=0.1),
             most=11_318,
         ),
-        ClassCase("soft_triple, regularised", lambda c, d: losses.SoftTriple(num_classes=c, dim=d), most=11_318),
+        ClassCase("soft_triple, regularized", lambda c, d: losses.SoftTriple(num_classes=c, dim=d), most=11_318),
         ClassCase(
             "proxy_anchor",
             lambda c, d: losses.ProxyAnchor(num_classes=c, dim=d),

@@ -5,8 +5,8 @@
     python benchmarks/metrics.py --size 5000        # a quick look
     python benchmarks/metrics.py --million          # 1,000,000 × 128, ours alone; takes an hour on a small CPU
 
-The data are synthetic: 60,502 embeddings of 512 dimensions in 11,316 classes of 2 to 12 members, each a class centre
-and noise, so that about seven of ten nearest neighbours are of the right class. All sides get the same
+The data are synthetic: 60,502 embeddings of 512 dimensions in 11,316 classes of 2 to 12 members, each a class center
+and noise, so that about seven of ten nearest neighbors are of the right class. All sides get the same
 vectors of length one and take turns. Seconds are medians of the repeats, the ratio is theirs over ours, memory is the
 peak beyond what was there before; metrics are in percent.
 
@@ -35,7 +35,7 @@ import nearfar as nf
 COLUMNS = ["search", "embeddings", "dim", "seconds", "ratio", "MiB", "recall@1", "recall@10", "recall@100"]
 COLUMNS += ["recall@1000", "r_precision", "map@r", "mrr", "failed"]
 KS = (1, 10, 100, 1000)
-NEIGHBOURS = 1000
+NEIGHBORS = 1000
 SIZE, DIM = 60_502, 512  # 11,316 classes, as in the test half of SOP
 MILLION, MILLION_DIM = 1_000_000, 128
 PER_CLASS = SIZE / 11_316
@@ -69,14 +69,14 @@ def by_us(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
 
 def by_hand(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
     """A tile of queries at a time: multiply, take the first 1,000, look at their labels."""
-    count, neighbours = len(labels), min(NEIGHBOURS, len(labels) - 1)
+    count, neighbors = len(labels), min(NEIGHBORS, len(labels) - 1)
     members = torch.bincount(labels)[labels] - 1
-    places = torch.arange(1, neighbours + 1, device=labels.device)
+    places = torch.arange(1, neighbors + 1, device=labels.device)
     totals = torch.zeros(len(KS) + 3, dtype=torch.float64, device=labels.device)
     for rows in torch.arange(count, device=labels.device).split(1024):
         similarity = embeddings[rows] @ embeddings.T
         similarity.scatter_(1, rows.unsqueeze(1), -torch.inf)
-        right = labels[similarity.topk(neighbours).indices] == labels[rows].unsqueeze(1)
+        right = labels[similarity.topk(neighbors).indices] == labels[rows].unsqueeze(1)
         found = right.cumsum(dim=1)
         number = members[rows].unsqueeze(1)
         within = right & (places <= number)
@@ -110,7 +110,7 @@ def by_the_peer(device: str) -> tuple[str, Search] | None:
     def search(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
         calculator = AccuracyCalculator(
             include=tuple(names.values()),
-            k=min(NEIGHBOURS, len(labels) - 1),
+            k=min(NEIGHBORS, len(labels) - 1),
             device=embeddings.device,
             knn_func=knn,
             kmeans_func=lambda *_: None,

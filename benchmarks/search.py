@@ -5,7 +5,7 @@
     python benchmarks/search.py --only hnsw         # only rows whose name contains this
     python benchmarks/search.py --adds 100000       # instead: add items one by one, and measure the folder
 
-The data are synthetic: vectors of length one in groups of twenty, each a group's centre and noise. Queries are new
+The data are synthetic: vectors of length one in groups of twenty, each a group's center and noise. Queries are new
 members of groups that are there. All sides get the same vectors, queries and number of threads.
 
 "build s" is the time from an array to something that can be searched; that of an index is on disk then, and a sample

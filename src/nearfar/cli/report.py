@@ -62,7 +62,7 @@ def _beside_papers(runs: list[Path], out: Path | None, table: str | None, metric
     if table is not None:
         found = published.printed(table)
     else:
-        found = published.beside(outcomes.find(*runs), metric=metric) if runs else published.catalogue()
+        found = published.beside(outcomes.find(*runs), metric=metric) if runs else published.catalog()
     written = table_page.write(found, format)
     if out is None:
         print(written)

@@ -9,7 +9,7 @@ from fake_outcomes import finished
 
 from nearfar import losses, mining, networks
 from nearfar.bench import papers
-from nearfar.bench.comparison.published import beside, catalogue, nearest, printed
+from nearfar.bench.comparison.published import beside, catalog, nearest, printed
 
 ALL = [table for document in papers.documents() for table in document.tables]
 
@@ -147,7 +147,7 @@ def test_a_run_that_nobody_printed_is_shown_alone(tmp_path: Path) -> None:
 
 
 def test_the_catalogue_has_every_table_and_each_can_be_shown() -> None:
-    assert len(catalogue().rows) == len(ALL)
+    assert len(catalog().rows) == len(ALL)
     for table in ALL:
         shown = printed(f"{table.document}:{table.id}")
         assert len(shown.rows) == len(table.rows)

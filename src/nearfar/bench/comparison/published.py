@@ -73,7 +73,7 @@ def nearest(outcome: Outcome, metric: str = "recall@1") -> list[papers.Figure]:
     return sorted(seen.values(), key=lambda figure: figure.row.network != plain.network)
 
 
-def catalogue() -> ResultTable:
+def catalog() -> ResultTable:
     """A table of all printed tables."""
     rows: list[Sequence[CellValue]] = [
         [one.key if at == 0 else "", each.id, each.title, len(each.rows)]
@@ -88,7 +88,7 @@ def printed(number: str) -> ResultTable:
     """A printed table.
 
     Args:
-        number: Paper and table, such as "thesis:7c"; ``catalogue`` lists all.
+        number: Paper and table, such as "thesis:7c"; ``catalog`` lists all.
 
     Returns:
         The table as it was printed.
