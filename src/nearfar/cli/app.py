@@ -21,7 +21,11 @@ app = typer.Typer(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit; `arguments` are those of the process unless given."""
+    """Run a command and exit with its status.
+
+    Args:
+        arguments: Words of the command line; those of the process by default.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words  # wherever it stands
     words = [word for word in words if word != "--debug"]

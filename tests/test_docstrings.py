@@ -1,0 +1,119 @@
+"""Every public object has a docstring that tools can parse, and its ``Args`` are those of its signature."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import griffe
+import pytest
+
+# Methods of PyTorch modules whose meaning is PyTorch's own.
+FROM_TORCH = {"forward", "extra_repr", "get_extra_state", "set_extra_state"}
+HEADINGS = re.compile(
+    r"^\s*(Parameters|Args|Returns|Yields|Raises|Formula|Reference|References|Differences|Example|Examples|Note)\s*$",
+    re.MULTILINE,
+)
+
+
+@cache
+def package() -> griffe.Module:
+    """nearfar as griffe reads it, without importing it."""
+    loaded = griffe.load("nearfar", search_paths=["src"], docstring_parser="google", resolve_aliases=True)
+    assert isinstance(loaded, griffe.Module)
+    return loaded
+
+
+def modules(module: griffe.Module) -> Iterator[griffe.Module]:
+    """A module and all public modules below it."""
+    yield module
+    for name, member in module.modules.items():
+        if not member.is_alias and (not name.startswith("_") or name == "__main__"):
+            yield from modules(member)
+
+
+def is_public(name: str) -> bool:
+    return not name.startswith("_")
+
+
+def overrides(method: griffe.Function) -> bool:
+    """Whether a base class documents a method of the same name."""
+    parent = method.parent
+    if method.name in FROM_TORCH:
+        return True
+    if not isinstance(parent, griffe.Class):
+        return False
+    return any(method.name in base.members and base.members[method.name].has_docstring for base in parent.mro())
+
+
+def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
+    """The module, its public functions and classes, and their public methods and properties."""
+    yield module
+    for name, member in module.members.items():
+        if member.is_alias or not is_public(name) or isinstance(member, griffe.Module):
+            continue
+        if isinstance(member, griffe.Class):
+            yield member
+            for inner_name, inner in member.members.items():
+                inherited = isinstance(inner, griffe.Function) and overrides(inner)
+                is_property = isinstance(inner, griffe.Attribute) and "property" in inner.labels
+                if inner.is_alias or not is_public(inner_name) or inherited:
+                    continue
+                if isinstance(inner, griffe.Function) or is_property:
+                    yield inner
+        elif isinstance(member, griffe.Function):
+            yield member
+
+
+def documented(thing: griffe.Object) -> list[str] | None:
+    """The names in the ``Args`` of a docstring, or None without such a section."""
+    assert thing.docstring is not None
+    for section in thing.docstring.parse("google", warnings=False):
+        if section.kind is griffe.DocstringSectionKind.parameters:
+            return [parameter.name.lstrip("*") for parameter in section.value]
+    return None
+
+
+def accepted(thing: griffe.Object) -> list[str]:
+    """The names of the parameters that a call may give."""
+    parameters = thing.parameters if isinstance(thing, griffe.Class | griffe.Function) else ()
+    return [each.name.lstrip("*") for each in parameters if each.name not in ("self", "cls")]
+
+
+def problems(thing: griffe.Object) -> list[str]:
+    if thing.docstring is None:
+        return [f"{thing.path} has no docstring"]
+    found = [f"{thing.path}: heading {line.strip()!r} has no colon" for line in HEADINGS.findall(thing.docstring.value)]
+    names = documented(thing)
+    if names is not None and names != accepted(thing):
+        found.append(f"{thing.path} documents {names} and takes {accepted(thing)}")
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(module.path for module in modules(package())))
+def test_public_objects_have_docstrings_that_match_their_signatures(name: str) -> None:
+    found = package() if name == "nearfar" else package()[name.removeprefix("nearfar.")]
+    assert [problem for thing in public_objects(found) for problem in problems(thing)] == []
+
+
+def test_everything_a_package_exports_documents_its_arguments() -> None:
+    missing = []
+    for module in modules(package()):
+        for name in module.exports or ():
+            thing = module[str(name)]
+            thing = thing.final_target if thing.is_alias else thing
+            callable_ = isinstance(thing, griffe.Class | griffe.Function) and thing.docstring is not None
+            if callable_ and accepted(thing) and documented(thing) is None:
+                missing.append(thing.path)
+    assert sorted(set(missing)) == []
+
+
+def test_a_wrong_docstring_is_found() -> None:
+    source = (
+        'def double(x, y):\n    """Twice.\n\n    Args:\n        x: One.\n        z: Two.\n    """\ndef bare(): pass\n'
+    )
+    with griffe.temporary_visited_module(source, docstring_parser="google") as module:
+        double, bare = module["double"], module["bare"]
+        assert problems(double) == ["module.double documents ['x', 'z'] and takes ['x', 'y']"]
+        assert problems(bare) == ["module.bare has no docstring"]
