@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic.fields import FieldInfo
 
-from nearfar.training.recipe.schema import SECTIONS, Stage
+from nearfar.training.recipe.schema import SECTIONS, StageSection
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -44,7 +44,7 @@ def test_every_key_of_a_recipe_is_told_with_its_default() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     parts = dict(re.findall(r"^## \[+(\w+)\]+$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     assert parts.keys() == {*SECTIONS, "stages"}
-    for name, kind in {**SECTIONS, "stages": Stage}.items():
+    for name, kind in {**SECTIONS, "stages": StageSection}.items():
         told = dict(re.findall(r"^\| `(\w+)` \|(.*?)\|", parts[name], re.MULTILINE))
         wanted = {} if name == "loss" else {key: default(field) for key, field in kind.model_fields.items()}
         assert {key: value.strip() for key, value in told.items()} == wanted

@@ -26,8 +26,8 @@ from nearfar.data import Loader, View
 from nearfar.data.sampling import create
 from nearfar.training.loop.step import Learner, TrainStep, combine_seeds
 from nearfar.utils.atomic import write_json
-from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import bars
+from nearfar.utils.tensors import as_device
 
 CLASSES, PER_CLASS = 10, 6
 EMBEDDED = 5000

@@ -13,10 +13,9 @@ import nearfar.cli.export
 import nearfar.cli.weights  # noqa: F401
 from nearfar.cli import main
 from nearfar.networks import create, create_backbone
-from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights.published import KNOWN
 from nearfar.networks.weights.save import load, save
-from nearfar.utils.normalization import GREY
+from nearfar.utils.preprocessing import GREY, Preprocessing
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from nearfar.data.loader import Batch, Loader
 from nearfar.data.sampling.registry import create
 from nearfar.data.store.store import Store
-from nearfar.data.transforms.cpu import render
 from nearfar.data.transforms.random_streams import stream
-from nearfar.data.transforms.view import View
+from nearfar.data.transforms.view import View, render
 from nearfar.utils import normalization as pixels
 
 SIZES = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]

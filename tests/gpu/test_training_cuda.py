@@ -23,9 +23,9 @@ from nearfar.training.evaluation import embeddings
 from nearfar.training.loop.cuda_graphs import GraphedEmbedder
 from nearfar.training.loop.optimizers import create_optimizer
 from nearfar.training.loop.prefetch import prefetch
-from nearfar.training.loop.signals import Stopped
 from nearfar.training.loop.step import Learner, StepLog, TrainStep
-from nearfar.training.recipe.schema import Optimizer
+from nearfar.training.loop.trainer import Stopped
+from nearfar.training.recipe.schema import OptimizerSection
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def network(name: str = "resnet18", **settings: Any) -> Any:
 
 
 def optimizer(name: str, *modules: nn.Module) -> torch.optim.Optimizer:
-    return create_optimizer(Optimizer(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")  # type: ignore[arg-type]
+    return create_optimizer(OptimizerSection(name=name, lr=1e-3), modules[0], nn.ModuleList(modules[1:]), "cuda")  # type: ignore[arg-type]
 
 
 LOSSES = {

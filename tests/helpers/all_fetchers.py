@@ -6,7 +6,7 @@ import torch
 
 from nearfar.data.loader import CPUImages, Fetcher, Normalizer, ResidentImages, StreamedImages
 from nearfar.data.store.store import Store
-from nearfar.utils.normalization import Normalization
+from nearfar.utils.preprocessing import Normalization
 
 
 def fetchers(store: Store, normalization: Normalization | None) -> dict[str, Fetcher]:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from nearfar.training.loop.signals import Stopped
-from nearfar.training.loop.trainer import Trainer, TrainResult
+from nearfar.training.loop.trainer import Stopped, Trainer, TrainResult
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Silent, Status

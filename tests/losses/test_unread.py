@@ -17,7 +17,7 @@ from nearfar.losses import PairLoss
 @pytest.fixture(autouse=True)
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers on the CPU are passed over, as those on a GPU are."""
-    for module in ("utils.inputs", "engine.measures", "losses.base"):
+    for module in ("utils.tensors", "engine.measures", "losses.base"):
         monkeypatch.setattr(import_module(f"nearfar.{module}"), "readable", lambda tensor: False)
 
 

@@ -14,7 +14,7 @@ from retrieval_oracle import KINDS, Question, assert_as_asked_one_by_one, is_cle
 
 import nearfar as nf
 
-ranking = importlib.import_module("nearfar.metrics.ranking")
+ranking = importlib.import_module("nearfar.metrics.retrieval")
 
 BUDGETS = (1, 800, 5_000, 256 * 2**20)  # bytes; the first ones force blocks of one row or of a few
 

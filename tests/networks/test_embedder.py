@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearfar import losses, networks
 from nearfar.training.loop import optimizers
-from nearfar.training.recipe.schema import Optimizer
+from nearfar.training.recipe.schema import OptimizerSection
 
 
 def names_of(model: torch.nn.Module, groups: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -146,7 +146,7 @@ def test_groups_of_every_network_suit_an_optimiser(name: str) -> None:
 
 def test_a_loop_in_python_and_a_recipe_train_with_the_same_groups() -> None:
     model, loss = tiny(), losses.create("proxy_anchor", num_classes=3, dim=4)
-    recipe = optimizers.create_optimizer(Optimizer(name="adamw", lr=1e-3), model, loss)
+    recipe = optimizers.create_optimizer(OptimizerSection(name="adamw", lr=1e-3), model, loss)
     loop = torch.optim.AdamW([*model.param_groups(1e-3), *loss.param_groups(1e-3)], lr=1e-3)
 
     def rates(optimizer: torch.optim.Optimizer) -> list[tuple[float, list[int]]]:

@@ -18,12 +18,11 @@ from search_cases import digit, model, model_folder, photos, vectors
 from nearfar import networks
 from nearfar.data import from_arrays
 from nearfar.data.store.decode import BadImage
-from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.search import Index, Item, encoder
 from nearfar.search.items import MissingItem
 from nearfar.search.storage import BadIndex, Table
-from nearfar.utils.normalization import GREY
+from nearfar.utils.preprocessing import GREY, Preprocessing
 
 
 @pytest.fixture(scope="module")

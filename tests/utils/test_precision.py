@@ -9,15 +9,15 @@ import threading
 import pytest
 import torch
 
-from nearfar.utils import precision
-from nearfar.utils.precision import full_precision, unit_rows
+from nearfar.utils import tensors
+from nearfar.utils.tensors import full_precision, unit_rows
 
 CPU = torch.device("cpu")
 
 # PyTorch refuses to mix its two ways of setting the precision, so that each has a process of its own.
 SCRIPT = """
 import torch
-from nearfar.utils.precision import full_precision
+from nearfar.utils.tensors import full_precision
 {setting}
 def states():
     both = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
@@ -61,7 +61,7 @@ def test_every_way_of_setting_the_precision_is_restored(setting: str, afterwards
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PyTorch with one word for all libraries."""
-    monkeypatch.setattr(precision, "_libraries", lambda: [precision._OneWord()])
+    monkeypatch.setattr(tensors, "_libraries", lambda: [tensors._OneWord()])
 
 
 @pytest.mark.parametrize("word", ["highest", "high", "medium"])
@@ -94,7 +94,7 @@ def test_threads_that_overlap_leave_it_as_it_was() -> None:
         with full_precision(CPU):
             second_in.set()
             first_out.wait(10)
-            seen.append([library.fp32_precision for library in precision._libraries()])
+            seen.append([library.fp32_precision for library in tensors._libraries()])
 
     threads = [threading.Thread(target=work) for work in (first, second)]
     try:
@@ -109,10 +109,10 @@ def test_threads_that_overlap_leave_it_as_it_was() -> None:
 
 
 def test_an_error_inside_restores_it() -> None:
-    before = [library.fp32_precision for library in precision._libraries()]
+    before = [library.fp32_precision for library in tensors._libraries()]
     with pytest.raises(KeyError), full_precision(CPU):
         raise KeyError
-    assert [library.fp32_precision for library in precision._libraries()] == before
+    assert [library.fp32_precision for library in tensors._libraries()] == before
 
 
 def test_autocast_is_off_inside() -> None:

@@ -42,7 +42,7 @@ def train_recipe(
     Example: torchrun --nproc-per-node 4 -m nearfar train recipes/cub/fast_proxy_anchor.toml --data CUB_200_2011
     """
     from nearfar.training.api import start
-    from nearfar.training.recipe.overrides import parse_override
+    from nearfar.training.recipe.files import parse_override
     from nearfar.training.run import console
 
     overrides = dict(map(parse_override, settings or ()))

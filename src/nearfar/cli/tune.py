@@ -68,7 +68,7 @@ def tune_recipe(
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
     from nearfar.bench.tuning import results, tuner, workers
-    from nearfar.training.recipe.overrides import parse_override
+    from nearfar.training.recipe.files import parse_override
     from nearfar.training.run import console
 
     overrides = dict(map(parse_override, settings or ()))

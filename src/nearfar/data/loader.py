@@ -23,12 +23,11 @@ from torch import Tensor
 
 from nearfar.data.sampling.base import Indices, Labels, Sampler
 from nearfar.data.store.store import Store
-from nearfar.data.transforms.cpu import planar, window
 from nearfar.data.transforms.effects import ROWS, Effects
 from nearfar.data.transforms.gpu import Layout
 from nearfar.data.transforms.random_streams import stream
-from nearfar.data.transforms.view import Plan, View
-from nearfar.utils.normalization import Normalization
+from nearfar.data.transforms.view import Plan, View, planar, window
+from nearfar.utils.preprocessing import Normalization
 from nearfar.utils.validation import one_of, whole
 
 MODES = ("auto", "resident", "streaming")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.utils.inputs import readable
+from nearfar.utils.tensors import readable
 
 # Squared distances are kept above this: it is far below what float32 resolves between two vectors,
 # so a pair at this value *is* a pair of equal vectors, and its direction (and gradient) is zero.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nearfar import mining as minings
 from nearfar.engine import Mean, Row, RowLoss, Tile, pair_weights, row_loss
 from nearfar.mining import Choice, Mining
-from nearfar.utils.inputs import check_vectors, is_integer, readable
+from nearfar.utils.tensors import check_vectors, is_integer, readable
 from nearfar.utils.validation import check_constructor
 
 

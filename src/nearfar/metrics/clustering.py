@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import normalize as to_unit
 
 from nearfar.metrics.kmeans import MEMORY_BUDGET, kmeans
-from nearfar.utils.inputs import Array, as_labels, as_vectors, check_finite
 from nearfar.utils.progress import Progress
+from nearfar.utils.tensors import Array, as_labels, as_vectors, check_finite
 from nearfar.utils.validation import one_of, whole
 
 BACKENDS = ("torch", "faiss")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.utils.inputs import Array
+from nearfar.utils.tensors import Array
 from nearfar.utils.validation import number, whole
 
 CHUNK = 1 << 21  # drawn indices held at a time

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.utils.inputs import BLOCK_BYTES, Array, as_vectors, blocks, check_finite
-from nearfar.utils.precision import full_precision, unit_rows
 from nearfar.utils.progress import Progress
+from nearfar.utils.tensors import BLOCK_BYTES, Array, as_vectors, blocks, check_finite, full_precision, unit_rows
 from nearfar.utils.validation import non_negative, whole
 
 MEMORY_BUDGET = 256 * 1024 * 1024

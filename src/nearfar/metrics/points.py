@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.utils.inputs import Array, as_label_pair, as_labels, as_vectors, check_finite
-from nearfar.utils.precision import unit_rows
+from nearfar.utils.tensors import Array, as_label_pair, as_labels, as_vectors, check_finite, unit_rows
 from nearfar.utils.validation import one_of, whole
 
 MEASURES = ("cosine", "euclidean")

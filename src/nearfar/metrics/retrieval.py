@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -10,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import QueryGallery, as_query_gallery
-from nearfar.metrics.ranking import PositiveRanks
-from nearfar.utils.inputs import Array, as_label_pair, as_labels
-from nearfar.utils.precision import full_precision
+from nearfar.metrics.points import SAME, QueryGallery, as_query_gallery
 from nearfar.utils.progress import Progress
+from nearfar.utils.tensors import Array, as_label_pair, as_labels, full_precision
 from nearfar.utils.validation import one_of
 
 AT_K = ("recall", "precision", "map")
@@ -176,3 +176,355 @@ def _whole_numbers(ks: int | Iterable[int] | Array) -> tuple[int, ...]:
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
             raise ValueError(f"ks contains {k!r}; integers of at least 1 are required")
     return tuple(int(k) for k in several)
+
+
+MANY_POSITIVES = 64  # beyond this, sorting beats counting
+CPU_BLOCK = 1024  # rows and columns of a block that fits into the cache
+CPU_ROOM = 1 << 24  # bytes of a temporary that the allocator reuses
+MANY_CLOSE = 4  # with more than one close comparison per so many items, a query is compared in float64 throughout
+MANY_NEAR = 16  # with more than one entry in so many near a positive, entries are not picked out
+SMALL = 2.0**-46  # relative error of a squared distance computed by a matrix product
+
+
+@dataclass
+class _Block:
+    """Some points, consecutive in the order of classes, and the counts for their positives."""
+
+    index: Tensor  # [b], indices of the points
+    classes: Tensor  # [b], ascending
+    span: tuple[int, int]  # the first and the last class
+    positives: Tensor  # [b, k], indices of their positives, the least similar first
+    similarity: Tensor  # [b, k], exact; infinite where there is no positive, so that nothing exceeds it
+    limits: Tensor  # [k, b], the same in float32
+    above: Tensor  # [b, k], number of items ranked before each, counted individually
+    beyond: Tensor  # [b, k + 1], number of other items that rank before exactly so many of the positives
+    close: Tensor  # [b], number of comparisons that were too close for float32
+    quick: Tensor | None = None  # [b, d], in float32, if it fits into memory
+
+
+class PositiveRanks:
+    """Ranks gallery items, or the other queries, for each query.
+
+    Args:
+        inputs: Queries and gallery.
+        own: [m], index of each query in the gallery, −1 for none. Without a gallery it is known.
+        kinds: [m] and [n]: items of the query's kind are ignored. Items of one kind are of one class.
+    """
+
+    def __init__(
+        self, inputs: QueryGallery, own: Tensor | None = None, kinds: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        queries, query_classes, gallery, gallery_classes, budget = inputs
+        self.queries, self.gallery = queries, queries if gallery is None else gallery
+        self.alone, self.budget = gallery is None, budget
+        numbers = queries.array.numel() + (0 if gallery is None else gallery.array.numel())
+        self.keeps = 4 * numbers <= budget // 2  # all points in float32
+        sizes = torch.bincount(gallery_classes, minlength=int(query_classes.max()) + 1)
+        # Classes of similar size are adjacent, so that a block has as few slots for positives as possible.
+        places = torch.argsort(torch.argsort(sizes, stable=True), stable=True)
+        self.query_classes, self.gallery_classes = places[query_classes], places[gallery_classes]
+        self.sizes = torch.bincount(self.gallery_classes, minlength=len(sizes))
+        self.starts = self.sizes.cumsum(0) - self.sizes
+        self.order = torch.argsort(self.gallery_classes, stable=True)
+        self._rooms: dict[torch.dtype, Tensor] = {}
+        if self.alone:
+            own = torch.arange(len(query_classes), device=query_classes.device)
+        self.own = torch.full_like(query_classes, -1) if own is None else own
+        self.others = self.sizes[self.query_classes] - (self.own >= 0).long()  # [m], other items of the query's class
+        self.kinds = kinds
+        self.positives = self.others - self._same_kind()  # [m], number of positives
+
+    def statistics(self, progress: Progress | None = None, ks: Sequence[int] = ()) -> dict[str, Tensor]:
+        """Return statistics of each query, [m] each; NaN for queries without positives.
+
+        Args:
+            progress: Called with the number of steps done and their total.
+            ks: Numbers of neighbors for precision and average precision at k.
+
+        Returns:
+            Rank of the first positive (from 0), R-precision, MAP@R, average precision, and precision and average
+            precision at each k.
+        """
+        nan = torch.full((len(self.positives),), torch.nan, dtype=torch.float64, device=self.positives.device)
+        names = ("first", "r_precision", "map@r", "map", *(f"{name}@{k}" for name in ("precision", "map") for k in ks))
+        found = {name: nan.clone() for name in names}
+        many = ((self.others > MANY_POSITIVES) & (self.positives > 0)).nonzero().squeeze(1)
+        (blocks, pairs), tiles = self._blocks(), self._tiles(many)
+        total = len(pairs) + len(tiles)
+        for done, (rows, columns) in enumerate(pairs, start=1):
+            self._count(rows, columns)
+            if progress is not None:
+                progress(done, total)
+        for block in blocks:
+            # An item that ranks before more than s of the positives ranks before the one in slot s.
+            places = block.above + block.beyond[:, 1:].flip(1).cumsum(dim=1).flip(1)
+            _store(found, block.index, _from_ranks(places, self.positives[block.index], ks))
+            crowded = block.index[self._too_close(block)]
+            for index in torch.split(crowded, self._exact_rows()) if len(crowded) else ():
+                _store(found, index, _from_ranks(self._exact_ranks(index), self.positives[index], ks))
+        for done, index in enumerate(tiles, start=len(pairs) + 1):
+            _store(found, index, self._sorted(index, ks))
+            if progress is not None:
+                progress(done, total)
+        return found
+
+    # --- ignored items ------------------------------------------------------------------------------------
+
+    def _same_kind(self) -> Tensor | int:
+        """Return the number of items of each query's kind other than itself, [m]."""
+        if self.kinds is None:
+            return 0
+        kinds, gallery_kinds = self.kinds
+        number = torch.bincount(gallery_kinds, minlength=int(kinds.max()) + 1)[kinds]
+        return number - ((self.own >= 0) & (gallery_kinds[self.own] == kinds)).long()
+
+    def _ignored(self, index: Tensor, items: Tensor) -> Tensor:
+        """Return whether queries [b] ignore items, [b, k] or [k]."""
+        out = items == self.own[index].unsqueeze(1)
+        if self.kinds is not None:
+            out |= self.kinds[1][items] == self.kinds[0][index].unsqueeze(1)
+        return out
+
+    # --- few positives: counting --------------------------------------------------------------------------
+
+    def _blocks(self) -> tuple[list[_Block], list[tuple[_Block, _Block]]]:
+        """Return blocks of queries with few positives, and the pairs of blocks to compare."""
+        device = self.order.device
+        size = max(1, math.isqrt(self.budget // 32))
+        size = min(size, CPU_BLOCK) if device.type == "cpu" else size
+        order = self.order if self.alone else torch.argsort(self.query_classes, stable=True)
+        rows = [self._block(index) for index in torch.split(order, size)]
+        if self.alone:
+            pairs = [(one, other) for number, one in enumerate(rows) for other in rows[number:]]
+        else:
+            columns = [self._block(index, gallery=True) for index in torch.split(self.order, size)]
+            pairs = [(one, other) for one in rows for other in columns]
+        pairs = [(one, other) for one, other in pairs if one.above.numel() or other.above.numel()]
+        return [block for block in rows if block.above.numel()], pairs
+
+    def _block(self, index: Tensor, *, gallery: bool = False) -> _Block:
+        """Return a block of queries, or of gallery items, which have no positives of their own."""
+        classes = (self.gallery_classes if gallery else self.query_classes)[index]
+        number = torch.zeros_like(index) if gallery else self.others[index]
+        number = number * (number <= MANY_POSITIVES)
+        slots = torch.arange(int(number.max()), device=index.device)
+        there = slots < number.unsqueeze(1)
+        last = len(self.order) - 1
+        columns = self.starts[classes].unsqueeze(1) + slots
+        positives = self.order[columns.clamp(max=last)]
+        similarity = torch.full_like(there, math.inf, dtype=torch.float64)
+        if len(slots):
+            # Skip the query itself: from its position on take the next item.
+            later = self.order[(columns + 1).clamp(max=last)]
+            own = self.own[index].unsqueeze(1)
+            positives = torch.where((positives == own).cumsum(dim=1) > 0, later, positives)
+            there &= ~self._ignored(index, positives)
+            similarity, order = self._exactly(index, positives).masked_fill_(~there, math.inf).sort(dim=1, stable=True)
+            positives, there = positives.gather(1, order), there.gather(1, order)
+        above = torch.zeros_like(similarity)
+        for slot in range(len(slots)):
+            some = slice(slot, slot + 1)
+            before = self._before(similarity[:, some], positives[:, some], similarity, positives)
+            above += before & there[:, some] & (slots != slot)
+        span = int(classes[0]), int(classes[-1])
+        side = self.gallery if gallery else self.queries
+        quick = side.quick(index) if self.keeps else None
+        above.masked_fill_(~there, math.inf)
+        limits = similarity.float().T.contiguous()
+        beyond = torch.zeros(len(index), len(slots) + 1, dtype=torch.int64, device=index.device)
+        close = torch.zeros_like(index)
+        return _Block(index, classes, span, positives, similarity, limits, above, beyond, close, quick)
+
+    def _before(self, one: Tensor, index: Tensor, other: Tensor, other_index: Tensor) -> Tensor:
+        """Return whether items of similarity ``one`` rank before those of ``other``; ties go to the lower index."""
+        gap = one - other
+        slack = SAME if self.queries.unit else SAME * (one.abs() + other.abs())
+        return (gap > slack) | ((gap >= -slack) & (index < other_index))
+
+    def _exactly(self, index: Tensor, others: Tensor) -> Tensor:
+        """Return the similarities of queries [b] with items [b, k] in float64."""
+        room = min(self.budget, CPU_ROOM) if index.device.type == "cpu" else self.budget
+        rows = max(1, room // (64 * self.queries.array.shape[1] * max(1, others.shape[1])))
+        parts = []
+        for some, theirs in zip(torch.split(index, rows), torch.split(others, rows), strict=True):
+            items = self.gallery.exact(theirs.flatten()).view(*theirs.shape, self.queries.array.shape[1])
+            parts.append(self.queries.similarity(self.queries.exact(some).unsqueeze(1), items))
+        return torch.cat(parts)
+
+    def _count(self, rows: _Block, columns: _Block) -> None:
+        """Count the columns that rank before the positives of the rows and, without a gallery, vice versa."""
+        one = self.queries.quick(rows.index) if rows.quick is None else rows.quick
+        other = self.gallery.quick(columns.index) if columns.quick is None else columns.quick
+        similarity = self.queries.pairwise(one, other, out=self._room(torch.float32, len(one), len(other)))
+        error = self.queries.float32_error(one, other)
+        if rows.span[0] <= columns.span[1] and columns.span[0] <= rows.span[1]:
+            # Positives are counted separately.
+            similarity.masked_fill_(rows.classes.unsqueeze(1) == columns.classes, -math.inf)
+        if rows.above.shape[1]:
+            near = self._near(similarity, rows.limits[0].unsqueeze(1) - error)
+            if near is None:
+                self._add_many(rows, columns, similarity, error)
+            else:
+                self._add(rows, columns, *near, error)
+        if self.alone and rows is not columns and columns.above.shape[1]:
+            near = self._near(similarity, columns.limits[0] - error)
+            if near is None:
+                self._add_many(columns, rows, similarity.T.contiguous(), error)
+            else:
+                row, column, values = near
+                self._add(columns, rows, column, row, values, error)
+
+    def _room(self, dtype: torch.dtype, height: int, width: int) -> Tensor:
+        """Return reused memory for a block."""
+        if dtype not in self._rooms or len(self._rooms[dtype]) < height * width:
+            self._rooms[dtype] = torch.empty(height * width, dtype=dtype, device=self.order.device)
+        return self._rooms[dtype][: height * width].view(height, width)
+
+    def _near(self, similarity: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return row, column and value of the entries that reach ``lowest``; None if there are too many."""
+        reached = self._room(torch.bool, *similarity.shape)
+        if reached.device.type == "cpu":  # NumPy compares and finds several times as fast
+            np.greater_equal(similarity.numpy(), lowest.numpy(), out=reached.numpy())
+            entry = torch.from_numpy(np.flatnonzero(reached.numpy()))
+        else:
+            entry = torch.ge(similarity, lowest, out=reached).view(-1).nonzero().squeeze(1)
+        if MANY_NEAR * len(entry) > reached.numel():
+            return None
+        return entry // reached.shape[1], entry % reached.shape[1], similarity.view(-1).index_select(0, entry)
+
+    def _add(self, rows: _Block, columns: _Block, row: Tensor, column: Tensor, values: Tensor, error: float) -> None:
+        """Add picked entries to the counts of the rows."""
+        gap = values - rows.limits.index_select(1, row)
+        exceeds = torch.empty_like(gap)  # summing floats is faster than summing booleans
+        surely = torch.gt(gap, error, out=exceeds).sum(dim=0).long()
+        perhaps = torch.ge(gap, -error, out=exceeds).sum(dim=0).long()
+        # Positives are sorted, so it is enough to count how many are exceeded.
+        places = rows.beyond.shape[1]
+        rows.beyond += torch.bincount(surely.add(row, alpha=places), minlength=rows.beyond.numel()).view_as(rows.beyond)
+        unsure = (perhaps != surely).nonzero().squeeze(1)
+        slot, which = (gap[:, unsure].abs() <= error).nonzero().unbind(1)
+        self._decide(rows, columns, row[unsure[which]], slot, column[unsure[which]])
+
+    def _add_many(self, rows: _Block, columns: _Block, similarity: Tensor, error: float) -> None:
+        """Add all entries to the counts of the rows, one slot of positives at a time."""
+        exceeds = torch.empty_like(similarity)
+        for slot, limit in enumerate(rows.limits.unsqueeze(2)):
+            low, high = limit - error, limit + error
+            surely = torch.gt(similarity, high, out=exceeds).sum(dim=1)
+            perhaps = torch.ge(similarity, low, out=exceeds).sum(dim=1)
+            rows.above[:, slot] += surely
+            unsure = (perhaps != surely).nonzero().squeeze(1)
+            for some in torch.split(unsure, max(1, self.budget // (16 * similarity.shape[1]))):
+                values = similarity[some]
+                which, column = ((values >= low[some]) & (values <= high[some])).nonzero().unbind(1)
+                self._decide(rows, columns, some[which], torch.full_like(which, slot), column)
+
+    def _decide(self, rows: _Block, columns: _Block, row: Tensor, slot: Tensor, column: Tensor) -> None:
+        """Repeat close comparisons of columns with positives, each in a slot of a row, in float64."""
+        if not len(row):
+            return
+        rows.close += torch.bincount(row, minlength=len(rows.close))
+        spent = self._too_close(rows)[row]
+        if bool(spent.any()):
+            row, slot, column = row[~spent], slot[~spent], column[~spent]
+        item = columns.index[column]
+        exact = self._exactly(rows.index[row], item.unsqueeze(1)).squeeze(1)
+        before = self._before(exact, item, rows.similarity[row, slot], rows.positives[row, slot])
+        rows.above.index_put_((row, slot), before.double(), accumulate=True)
+
+    # --- many close comparisons: counting in float64 ------------------------------------------------------------
+
+    def _too_close(self, rows: _Block) -> Tensor:
+        """Return which rows to compare in float64 throughout; not for distances, which products compute inexactly."""
+        return (rows.close > len(self.order) / MANY_CLOSE) & self.queries.unit
+
+    def _exact_rows(self) -> int:
+        return max(1, self.budget // (64 * min(len(self.order), CPU_BLOCK)))
+
+    def _exact_ranks(self, index: Tensor) -> Tensor:
+        """Return the ranks of the positives of some queries, [b, k]."""
+        block = self._block(index)
+        queries = self.queries.exact(index)
+        for some in torch.split(torch.arange(len(self.order), device=index.device), CPU_BLOCK):
+            similarity = self.queries.pairwise(queries, self.gallery.exact(some))
+            # Positives are counted separately, and a query ignores itself.
+            similarity.masked_fill_(block.classes.unsqueeze(1) == self.gallery_classes[some], -math.inf)
+            for slot in range(block.above.shape[1]):
+                limit, positive = block.similarity[:, slot, None], block.positives[:, slot, None]
+                block.above[:, slot] += self._before(similarity, some, limit, positive).sum(dim=1)
+        return block.above
+
+    # --- many positives: sorting --------------------------------------------------------------------------
+
+    def _tiles(self, many: Tensor) -> list[Tensor]:
+        """Split the queries to sort for."""
+        rows = max(1, self.budget // (128 * len(self.order)))
+        return list(torch.split(many, rows)) if len(many) else []
+
+    def _sorted(self, index: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
+        """Return the statistics of some queries by sorting all items."""
+        queries, every = (
+            self.queries.exact(index) - self.queries.center,
+            torch.arange(len(self.order), device=index.device),
+        )
+        similarity = queries.new_empty(len(index), len(every))
+        rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
+        for some in torch.split(every, max(1, self.budget // (64 * queries.shape[1]))):
+            items = self.gallery.exact(some) - self.queries.center
+            similarity[:, some] = self.queries.pairwise(queries, items)
+            rounding[some] = SMALL * items.square().sum(dim=1)
+        similarity.masked_fill_(self._ignored(index, every), -math.inf)  # so that they are last
+        order = self._in_order(similarity, rounding + SMALL * queries.square().sum(dim=1, keepdim=True))
+        hit = self.gallery_classes[order] == self.query_classes[index].unsqueeze(1)
+        ignored = self.sizes[self.query_classes[index]] - self.positives[index]
+        hit &= every < (len(every) - ignored).unsqueeze(1)
+        precision = hit.cumsum(dim=1).double().div_(every + 1.0).mul_(hit)
+        number = self.positives[index].double()
+        within = every < number.unsqueeze(1)
+        return {
+            "first": hit.int().argmax(dim=1).double(),
+            "r_precision": (hit & within).sum(dim=1) / number,
+            "map@r": (precision * within).sum(dim=1) / number,
+            "map": precision.sum(dim=1) / number,
+            **{f"precision@{k}": hit[:, :k].sum(dim=1, dtype=torch.float64) / k for k in ks},
+            **{f"map@{k}": precision[:, :k].sum(dim=1) / number.clamp(max=k) for k in ks},
+        }
+
+    def _in_order(self, similarity: Tensor, rounding: Tensor) -> Tensor:
+        """Return the columns of each row, nearest first; ties up to rounding go to the lower index."""
+        values, order = torch.sort(similarity, dim=1, descending=True, stable=True)
+        slack = SAME * torch.ones_like(values) if self.queries.unit else rounding.gather(1, order) + SAME * values.abs()
+        slack = slack[:, 1:] + (0.0 if self.queries.unit else slack[:, :-1])
+        step = (values[:, :-1] - values[:, 1:] > slack) | values[:, 1:].isinf()
+        if bool(step.all()):
+            return order
+        rank = torch.cat([torch.zeros_like(order[:, :1]), step.cumsum(dim=1)], dim=1)
+        return order.gather(1, (rank * order.shape[1] + order).argsort(dim=1))
+
+
+def _from_ranks(ranks: Tensor, number: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
+    """Return the statistics from the ranks of the positives, [b, k], infinite where there are no more."""
+    ranks = ranks.sort(dim=1).values
+    there = ranks.isfinite()
+    nothing = ~there[:, 0]  # no positives, or too many to count
+    number = number.double().masked_fill_(nothing, torch.nan)
+    precision = torch.arange(1, ranks.shape[1] + 1, device=ranks.device) / (ranks + 1.0)
+    precision = precision.masked_fill(~there, 0.0)
+    within = ranks < number.unsqueeze(1)
+
+    def number_within(k: int) -> Tensor:
+        return (ranks < k).sum(dim=1, dtype=torch.float64)
+
+    return {
+        "first": ranks[:, 0].masked_fill(nothing, torch.nan),
+        "r_precision": within.sum(dim=1) / number,
+        "map@r": (precision * within).sum(dim=1) / number,
+        "map": precision.sum(dim=1) / number,
+        **{f"precision@{k}": (number_within(k) / k).masked_fill_(nothing, torch.nan) for k in ks},
+        **{f"map@{k}": (precision * (ranks < k)).sum(dim=1) / number.clamp(max=k) for k in ks},
+    }
+
+
+def _store(found: dict[str, Tensor], index: Tensor, values: dict[str, Tensor]) -> None:
+    for name, value in values.items():
+        found[name][index] = value

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from nearfar.metrics.points import SAME, Points, QueryGallery, as_query_gallery
-from nearfar.utils.inputs import Array
-from nearfar.utils.precision import full_precision
 from nearfar.utils.progress import Progress
+from nearfar.utils.tensors import Array, full_precision
 from nearfar.utils.validation import number
 
 CPU_SIDE = 2048  # rows and columns of a tile

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
-from nearfar.utils.normalization import Normalization
+from nearfar.utils.preprocessing import Normalization
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
 MAP_POOLINGS = ("avg", "max", "avg+max", "gem")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.embedder import Embedder
-from nearfar.utils.normalization import Normalization
+from nearfar.utils.preprocessing import Normalization
 
 
 class Ensemble(nn.Module):

@@ -13,8 +13,8 @@ from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Point
 from nearfar.training.evaluation.embeddings import measure_embeddings
 from nearfar.training.run.reader import RunData
-from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import as_device
 
 PARTS = ("train", "validation", "test")
 CLUSTERING_METRICS = ("nmi", "ami", "f1")

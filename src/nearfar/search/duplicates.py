@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from nearfar.search.items import Item
-from nearfar.utils.precision import full_precision
 from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import full_precision
 from nearfar.utils.validation import number
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Pair = tuple[int, int, float]  # two rows, the lower first, and their cosine
 
 
 @dataclass(frozen=True)
-class Group:
+class DuplicateGroup:
     """Items that are connected by pairs of near duplicates.
 
     Args:
@@ -40,7 +40,7 @@ class Group:
     identical: bool
 
 
-def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[Group]:
+def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[DuplicateGroup]:
     """Find groups of near duplicates; see ``Index.near_duplicates``.
 
     All pairs are compared in an index of up to 50,000 items; beyond that, each item with its nearest 20.
@@ -84,7 +84,7 @@ def find(index: Index, threshold: float, *, watch: Watch | None = None) -> list[
         if len(rows) > 1:
             hashes = {items[row].hash for row in rows}
             same = len(hashes) == 1 and "" not in hashes
-            groups.append(Group(tuple(items[row] for row in rows), 1.0 if same else lowest[root], same))
+            groups.append(DuplicateGroup(tuple(items[row] for row in rows), 1.0 if same else lowest[root], same))
     return sorted(groups, key=lambda group: (-len(group.items), -group.similarity, group.items[0].id))
 
 

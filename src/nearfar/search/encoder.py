@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from nearfar.data.store.decode import decode, shrink
-from nearfar.data.transforms.cpu import planar, window
-from nearfar.data.transforms.view import View
+from nearfar.data.transforms.view import View, planar, window
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks.weights import save
-from nearfar.utils.inputs import as_device
+from nearfar.utils.tensors import as_device
 
 Model = Embedder | Ensemble
 Pixels = NDArray[np.uint8]

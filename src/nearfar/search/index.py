@@ -25,13 +25,13 @@ from nearfar.search.query import search_batch as search_several
 from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
 from nearfar.search.update import Update, update
-from nearfar.utils.inputs import as_device
 from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import one_of, whole
 
 if TYPE_CHECKING:
     from nearfar.search.clusters import Clusters
-    from nearfar.search.duplicates import Group
+    from nearfar.search.duplicates import DuplicateGroup
 
 CACHED_FILTERS = 32
 
@@ -553,7 +553,7 @@ class Index:
         ids, vectors = self.storage.table.everything()
         return projection.project(self.folder, ids, vectors, method, write=not self.storage.read_only)
 
-    def near_duplicates(self, threshold: float = 0.95, *, watch: Watch | None = None) -> list[Group]:
+    def near_duplicates(self, threshold: float = 0.95, *, watch: Watch | None = None) -> list[DuplicateGroup]:
         """Find groups of items that are nearly the same.
 
         Args:

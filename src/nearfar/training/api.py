@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nearfar.networks import Embedder, Ensemble
-from nearfar.training.recipe.files import NAME, load
-from nearfar.training.recipe.overrides import Overrides
+from nearfar.training.recipe.files import NAME, Overrides, load
 from nearfar.training.recipe.schema import Recipe
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from nearfar.utils.inputs import Array
+from nearfar.utils.tensors import Array
 
 ENDINGS = (".npy", ".npz", ".safetensors", ".parquet")
 NAMES = {"embeddings": ("embeddings", "embedding"), "labels": ("labels", "label")}  # of tensors and columns

@@ -25,7 +25,7 @@ from nearfar.bench.tuning import space as tuning_space
 from nearfar.bench.tuning import study as tuning_study
 from nearfar.bench.tuning.samplers import TakenPoint, next_combination, next_in_turn
 from nearfar.training.evaluation import embeddings
-from nearfar.training.loop.signals import Stopped
+from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import RecipeError, load, to_toml
 from nearfar.training.run.console import Silent
 from nearfar.training.run.folder import RunFolder
@@ -139,7 +139,7 @@ def test_all_problems_of_a_space_are_in_one_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ({"loss.marign": {"choices": [0.1]}}, "marign.*did you mean 'margin'"),
+        ({"loss.marign": {"choices": [0.1]}}, "marign.*did you mean 'loss.margin'"),
         ({"loss.margin": {"choices": [0.1, "much"]}}, "margin is 'much'"),
         ({"optimizer.lr": {"low": -1.0, "high": 1.0}}, "optimizer.lr is -1.0"),
     ],

@@ -18,10 +18,9 @@ from nearfar.data import from_arrays, preview
 from nearfar.data.loader import Batch, Loader, Normalizer
 from nearfar.data.sampling.registry import create
 from nearfar.data.store.store import Store
-from nearfar.data.transforms.cpu import render
 from nearfar.data.transforms.effects import Effects
 from nearfar.data.transforms.random_streams import PURPOSES, stream
-from nearfar.data.transforms.view import LIMITS, View
+from nearfar.data.transforms.view import LIMITS, View, render
 from nearfar.utils import normalization as pixels
 
 Floats = NDArray[np.float64]

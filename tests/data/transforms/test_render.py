@@ -10,11 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data.store.store import Store
-from nearfar.data.transforms import cpu as render_module
 from nearfar.data.transforms import gpu
-from nearfar.data.transforms.cpu import render
+from nearfar.data.transforms import view as render_module
 from nearfar.data.transforms.gpu import Layout
-from nearfar.data.transforms.view import Plan, View
+from nearfar.data.transforms.view import Plan, View, render
 
 Pixels = NDArray[np.uint8]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nearfar.networks import Embedder, create, create_backbone
 from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE
 from nearfar.networks.weights.save import describe, load, save
-from nearfar.utils.normalization import IMAGENET, Normalization
+from nearfar.utils.preprocessing import IMAGENET, Normalization
 
 
 def chain(*widths: int) -> nn.Sequential:

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from nearfar.networks import Ensemble, create
-from nearfar.networks.preprocessing import Preprocessing, from_json
 from nearfar.networks.weights.export import export
 from nearfar.networks.weights.save import Model, load, save
-from nearfar.utils.normalization import LITE, PLAIN
+from nearfar.utils.preprocessing import LITE, PLAIN, Preprocessing, from_json
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"in_dim": 6, "dim": 3, "head": "mlp"},

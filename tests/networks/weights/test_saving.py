@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from nearfar.networks import Embedder, Ensemble, create
 from nearfar.networks.backbones.base import Backbone
-from nearfar.networks.preprocessing import Preprocessing, default_preprocessing
 from nearfar.networks.weights.save import Model, describe, load, load_preprocessing, save
-from nearfar.utils.normalization import CAFFE, IMAGENET
+from nearfar.utils.preprocessing import CAFFE, IMAGENET, Preprocessing, default_preprocessing
 
 MODELS: dict[str, Callable[[], Model]] = {
     "linear": lambda: create("linear", in_dim=6, dim=3, normalize=False),

@@ -8,7 +8,7 @@ from torch import nn
 
 from nearfar import losses, networks
 from nearfar.training.loop.optimizers import create_optimizer
-from nearfar.training.recipe.schema import Optimizer
+from nearfar.training.recipe.schema import OptimizerSection
 
 
 def parts() -> tuple[networks.Embedder, nn.ModuleDict]:
@@ -27,31 +27,31 @@ def parts() -> tuple[networks.Embedder, nn.ModuleDict]:
 )
 def test_every_parameter_is_there_once(name: str, kind: type[torch.optim.Optimizer]) -> None:
     model, loss = parts()
-    optimizer = create_optimizer(Optimizer(name=name, lr=0.1), model, loss)  # type: ignore[arg-type]
+    optimizer = create_optimizer(OptimizerSection(name=name, lr=0.1), model, loss)  # type: ignore[arg-type]
     assert type(optimizer) is kind
     held = [id(each) for group in optimizer.param_groups for each in group["params"]]
     assert sorted(held) == sorted(id(each) for module in (model, loss) for each in module.parameters())
 
 
 def test_head_and_proxies_have_rates_of_their_own_and_proxies_no_decay() -> None:
-    optimizer = create_optimizer(Optimizer(lr=0.1, head_multiplier=2.0, weight_decay=0.5), *parts())
+    optimizer = create_optimizer(OptimizerSection(lr=0.1, head_multiplier=2.0, weight_decay=0.5), *parts())
     found = {group["name"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert found == {"backbone": (0.1, 0.5), "head": (0.2, 0.5), "loss": (pytest.approx(10.0), 0.0)}
 
 
 def test_a_multiplier_of_the_recipe_takes_the_place_of_the_loss_s_own() -> None:
-    optimizer = create_optimizer(Optimizer(lr=0.1, loss_multiplier=3.0), *parts())
+    optimizer = create_optimizer(OptimizerSection(lr=0.1, loss_multiplier=3.0), *parts())
     assert optimizer.param_groups[-1]["lr"] == pytest.approx(0.3)
 
 
 def test_proxies_that_two_losses_share_move_once() -> None:
     first, second = (losses.create(name, num_classes=3, dim=2) for name in ("softmax", "group"))
     second.proxies = first.proxies
-    optimizer = create_optimizer(Optimizer(lr=0.1), parts()[0], nn.ModuleList([first, second]))
+    optimizer = create_optimizer(OptimizerSection(lr=0.1), parts()[0], nn.ModuleList([first, second]))
     assert [group["name"] for group in optimizer.param_groups] == ["backbone", "head", "loss.0"]
 
 
 def test_nothing_to_train_is_an_error() -> None:
     model = networks.create("linear", in_dim=4, dim=None, head="none")
     with pytest.raises(ValueError, match="nothing to train"):
-        create_optimizer(Optimizer(lr=0.1), model, losses.create("raw"))
+        create_optimizer(OptimizerSection(lr=0.1), model, losses.create("raw"))

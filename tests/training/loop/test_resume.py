@@ -22,7 +22,7 @@ from PIL import Image
 from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
 from waiting import wait_for
 
-from nearfar.training.loop.signals import Stopped
+from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import to_toml
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, read_log

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nearfar.training.loop.optimizers import LearningRateSchedule
-from nearfar.training.recipe.schema import Schedule
+from nearfar.training.recipe.schema import ScheduleSection
 
 STEPS, EPOCHS = 10, 6
 
@@ -21,7 +21,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def made(**section: Any) -> Any:
-    return LearningRateSchedule(Schedule(**section), optimizer(), steps_per_epoch=STEPS, steps=STEPS * EPOCHS)
+    return LearningRateSchedule(ScheduleSection(**section), optimizer(), steps_per_epoch=STEPS, steps=STEPS * EPOCHS)
 
 
 def by_epoch(schedule: Any, metrics: list[float] | None = None) -> list[float]:

@@ -13,8 +13,7 @@ from nearfar import losses, metrics, networks
 from nearfar.bench.grid.protocols import Protocol
 from nearfar.data import View, splits
 from nearfar.training import Recipe, RecipeError, load_recipe
-from nearfar.training.recipe.files import difference, from_dict, to_dict, to_toml
-from nearfar.training.recipe.overrides import parse_override
+from nearfar.training.recipe.files import difference, from_dict, parse_override, to_dict, to_toml
 from nearfar.training.recipe.schema import json_schema
 
 
@@ -205,7 +204,7 @@ def test_settings_of_plugins_are_checked_by_their_signatures(monkeypatch: pytest
         "loss.cuts is 3; allowed: a list of whole numbers",
         "unknown key loss.slop (did you mean 'loss.slope'?); ramp has slope, cuts, curve",
     )
-    variants = json_schema()["$defs"]["Loss"]["oneOf"]
+    variants = json_schema()["$defs"]["LossSection"]["oneOf"]
     ramp = next(each for each in variants if each["properties"]["name"]["const"] == "ramp")
     assert ramp["required"] == ["name", "slope"]
     assert ramp["properties"]["cuts"] == {"default": [1], "items": {"type": "integer"}, "type": "array"}

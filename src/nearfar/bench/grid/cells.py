@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from nearfar import losses, networks
 from nearfar.bench.grid.grid import FROZEN, Grid, Tables
 from nearfar.data.datasets import registry as datasets
-from nearfar.training.recipe.files import RecipeError, load, to_dict
-from nearfar.training.recipe.overrides import Overrides, apply, parse_override
+from nearfar.training.recipe.files import Overrides, RecipeError, apply, load, parse_override, to_dict
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import FREE
 from nearfar.utils import plugins

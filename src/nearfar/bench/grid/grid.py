@@ -27,7 +27,7 @@ from typing import Any
 from nearfar import losses as loss_registry
 from nearfar.bench.grid import protocols
 from nearfar.bench.grid.protocols import Protocol
-from nearfar.training.recipe.overrides import apply
+from nearfar.training.recipe.files import apply
 from nearfar.training.recipe.schema import SECTIONS
 from nearfar.utils.toml import read
 from nearfar.utils.validation import listed, nearest, whole

@@ -26,9 +26,8 @@ from nearfar.bench.grid.records import (
     refuse_other_data,
     write_status,
 )
-from nearfar.training.loop.signals import StopRequest, catch_signals
-from nearfar.training.recipe.files import to_dict
-from nearfar.training.recipe.overrides import Overrides
+from nearfar.training.loop.trainer import StopRequest, catch_signals
+from nearfar.training.recipe.files import Overrides, to_dict
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_text

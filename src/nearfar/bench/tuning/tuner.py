@@ -25,9 +25,9 @@ from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.samplers import Wait, next_combination, next_in_turn
 from nearfar.bench.tuning.space import Space, check, finite, from_dict, load, size
 from nearfar.bench.tuning.study import Study, optuna_module, quiet
-from nearfar.training.loop.signals import Stopped
+from nearfar.training.loop.trainer import Stopped
+from nearfar.training.recipe.files import Overrides
 from nearfar.training.recipe.files import load as load_recipe
-from nearfar.training.recipe.overrides import Overrides
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log

@@ -14,7 +14,7 @@ import torch
 
 from nearfar.bench.tuning.results import StudyResults
 from nearfar.bench.tuning.tuner import OnUpdate, TuningPlan, open_study, tune, write_results
-from nearfar.training.loop.signals import Stopped, catch_signals
+from nearfar.training.loop.trainer import Stopped, catch_signals
 from nearfar.training.run.console import Display, Lines, Silent
 from nearfar.utils import plugins
 from nearfar.utils.system import processors

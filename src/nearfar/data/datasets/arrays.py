@@ -11,7 +11,7 @@ import numpy as np
 from nearfar.data.datasets.base import Dataset, encode_labels, encode_parts
 from nearfar.data.datasets.registry import Root, register
 from nearfar.data.store.sources import Arrays, Vectors
-from nearfar.utils.inputs import as_vectors, check_finite
+from nearfar.utils.tensors import as_vectors, check_finite
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.utils.inputs import Array, as_labels
+from nearfar.utils.tensors import Array, as_labels
 from nearfar.utils.validation import whole
 
 Indices = NDArray[np.int64]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.data.transforms.view import Plan
-from nearfar.utils.precision import full_precision
+from nearfar.utils.tensors import full_precision
 
 LIMIT = 1 << 25  # values in a padded block; a larger batch is split
 

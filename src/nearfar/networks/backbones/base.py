@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from nearfar.networks import batchnorm
-from nearfar.utils.normalization import IMAGENET, Normalization
+from nearfar.utils.preprocessing import IMAGENET, Normalization
 
 LEVELS = ("low", "mid", "high")
 

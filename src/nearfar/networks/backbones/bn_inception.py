@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.registry import register
-from nearfar.utils.normalization import CAFFE
+from nearfar.utils.preprocessing import CAFFE
 
 # Channels of a block: 1×1; 3×3 reduce, 3×3; double 3×3 reduce, double 3×3; after the pooling.
 # Blocks without a 1×1 halve the map, and their pooling has no convolution.

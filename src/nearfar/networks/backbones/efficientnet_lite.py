@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.registry import register
-from nearfar.utils.normalization import LITE
+from nearfar.utils.preprocessing import LITE
 from nearfar.utils.validation import number
 
 # Stages before scaling: blocks, kernel, stride of the first block, expansion, channels.

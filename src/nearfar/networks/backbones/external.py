@@ -18,8 +18,8 @@ from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.weights import published
 from nearfar.networks.weights.download import download
 from nearfar.networks.weights.state_dict import load_into
-from nearfar.utils.normalization import IMAGENET, Normalization
 from nearfar.utils.paths import expanded
+from nearfar.utils.preprocessing import IMAGENET, Normalization
 from nearfar.utils.validation import whole
 
 Pretrained = bool | str | Path

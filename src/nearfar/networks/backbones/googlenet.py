@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
 from nearfar.networks.registry import register
-from nearfar.utils.normalization import Normalization
+from nearfar.utils.preprocessing import Normalization
 
 # The weights come from TensorFlow and expect pixels from −1 to 1. torchvision reads ImageNet's normalization and
 # converts it inside the network (transform_input); here the network declares the normalization it reads.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.registry import register
-from nearfar.utils.normalization import GREY, PLAIN
+from nearfar.utils.preprocessing import GREY, PLAIN
 from nearfar.utils.validation import whole
 
 

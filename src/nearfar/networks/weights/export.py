@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.networks.weights.save import Model
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.validation import one_of
 
 FORMATS = ("onnx", "safetensors")
@@ -26,7 +26,7 @@ def export(model: Model, file: str | Path, *, format: str = "onnx", preprocessin
 
     The ONNX model reads normalized ``images`` [b, c, size, size], or ``vectors`` [b, d], for any b and returns
     ``embeddings`` [b, dim]. Its metadata describe the preprocessing of images: ``nearfar.preprocessing`` is the JSON
-    object of :class:`~nearfar.networks.preprocessing.Preprocessing`, ``nearfar.model`` the arguments of the network.
+    object of :class:`~nearfar.utils.preprocessing.Preprocessing`, ``nearfar.model`` the arguments of the network.
 
     Args:
         model: An embedder or ensemble.

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearfar.networks import preprocessing, registry
+from nearfar.networks import registry
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
-from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights.state_dict import check
+from nearfar.utils import preprocessing
 from nearfar.utils.atomic import write_json, write_tensors
+from nearfar.utils.preprocessing import Preprocessing
 
 NAME = "model.safetensors"
 FORMAT = "nearfar model"

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.search.backends.base import NO_ID, Backend, GrowingArray, Ids, Scores, Vectors, best, rows_of
-from nearfar.utils.inputs import as_vectors
-from nearfar.utils.precision import full_precision
+from nearfar.utils.tensors import as_vectors, full_precision
 from nearfar.utils.validation import one_of
 
 ROWS, COLUMNS = 256, 32_768  # of a tile

@@ -2,8 +2,7 @@
 
 from nearfar.search.backends.base import Ids, Vectors
 from nearfar.search.storage.files import MODEL, VERSION, BadIndex, index_exists
-from nearfar.search.storage.storage import IndexStorage
-from nearfar.search.storage.table import Table, checked_vectors
+from nearfar.search.storage.storage import IndexStorage, Table, checked_vectors
 
 __all__ = [
     "MODEL",

@@ -20,8 +20,8 @@ from nearfar.training.loop.builder import Parts, Rows
 from nearfar.training.loop.step import autocast, no_cudnn_autotune
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.utils.atomic import write_tensors
-from nearfar.utils.inputs import Array, as_labels
 from nearfar.utils.progress import Progress, Watch
+from nearfar.utils.tensors import Array, as_labels
 
 PerQuery = dict[str, Tensor]  # metrics of each query [n], by name
 

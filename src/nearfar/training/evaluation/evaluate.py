@@ -17,7 +17,6 @@ from nearfar import data as datasets
 from nearfar.data import Dataset, Loader, Store, View
 from nearfar.metrics.clustering import NORMALIZATIONS
 from nearfar.networks import ensemble
-from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save
 from nearfar.training.api import open_model, read_model
 from nearfar.training.evaluation.embeddings import EmbeddingSet, embed, measure_embeddings
@@ -34,9 +33,10 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
-from nearfar.utils.inputs import Array, as_device, as_vectors
 from nearfar.utils.paths import expanded
+from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import Array, as_device, as_vectors
 from nearfar.utils.validation import one_of, whole
 from nearfar.utils.vector_files import marks_none, read
 

@@ -23,13 +23,12 @@ from nearfar.data.sampling.base import Sampler
 from nearfar.losses import ProxyLoss
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
-from nearfar.networks.preprocessing import SMALL, Preprocessing
 from nearfar.networks.weights import published
-from nearfar.training.recipe.schema import Data, Recipe
-from nearfar.training.recipe.schema import Loss as LossSection
-from nearfar.utils.inputs import as_device
+from nearfar.training.recipe.schema import DataSection, LossSection, Recipe
 from nearfar.utils.paths import expanded
+from nearfar.utils.preprocessing import SMALL, Preprocessing
 from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import as_device
 
 Model = Embedder | Ensemble
 Rows = NDArray[np.int64]
@@ -336,7 +335,7 @@ def _resize(wanted: int | str | None, size: int) -> int | None:
     return None if wanted is None else int(wanted)
 
 
-def _preprocessing(loader: Loader, section: Data) -> Preprocessing | None:
+def _preprocessing(loader: Loader, section: DataSection) -> Preprocessing | None:
     """Describe what evaluation does to images, starting from their files."""
     view, normalization, store = loader.view, loader.normalization, loader.store
     if view is None or normalization is None or not isinstance(store, Store):

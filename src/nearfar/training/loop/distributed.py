@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nearfar import losses
-from nearfar.utils.inputs import as_device
+from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import one_of
 
 CPU = torch.device("cpu")

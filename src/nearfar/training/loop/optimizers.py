@@ -11,12 +11,12 @@ from torch import nn
 
 from nearfar.losses import Loss
 from nearfar.networks import Embedder, Ensemble
-from nearfar.training.recipe.schema import Optimizer, Schedule
+from nearfar.training.recipe.schema import OptimizerSection, ScheduleSection
 from nearfar.utils.validation import positive, whole
 
 
 def create_optimizer(
-    section: Optimizer, model: Embedder | Ensemble, losses: nn.Module, device: str | torch.device = "cpu"
+    section: OptimizerSection, model: Embedder | Ensemble, losses: nn.Module, device: str | torch.device = "cpu"
 ) -> torch.optim.Optimizer:
     """Create the optimizer of a recipe.
 
@@ -33,7 +33,7 @@ def create_optimizer(
         >>> from nearfar import networks
         >>> from nearfar.losses import Contrastive
         >>> network = networks.create("mlp", in_dim=8, dim=2)
-        >>> optimizer = create_optimizer(Optimizer(lr=0.5, head_multiplier=4.0), network, Contrastive())
+        >>> optimizer = create_optimizer(OptimizerSection(lr=0.5, head_multiplier=4.0), network, Contrastive())
         >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
         [('backbone', 0.5), ('head', 2.0)]
     """
@@ -89,7 +89,7 @@ class LearningRateSchedule:
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=8.0)
-        >>> section = Schedule(name="step", step_size=2, gamma=0.5)
+        >>> section = ScheduleSection(name="step", step_size=2, gamma=0.5)
         >>> schedule = LearningRateSchedule(section, optimizer, steps_per_epoch=10, steps=60)
         >>> for epoch in range(4):
         ...     schedule.step_epoch()
@@ -98,7 +98,7 @@ class LearningRateSchedule:
     """
 
     def __init__(
-        self, section: Schedule, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, steps: int
+        self, section: ScheduleSection, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int, steps: int
     ) -> None:
         self.section, self.optimizer = section, optimizer
         self.steps_per_epoch, self.steps = whole("steps_per_epoch", steps_per_epoch), whole("steps", steps)

@@ -6,11 +6,13 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,6 @@ from nearfar.data.store.store import Store
 from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator, PerQuery
 from nearfar.training.loop.builder import build
 from nearfar.training.loop.distributed import World
-from nearfar.training.loop.signals import Stopped, StopRequest, catch_signals
 from nearfar.training.loop.state import Session
 from nearfar.training.loop.step import StepLog, StepSummary, StepTimer, kernels
 from nearfar.training.recipe.files import to_dict, to_toml
@@ -34,6 +35,64 @@ from nearfar.training.run.loggers import Logger, flat
 from nearfar.utils.atomic import write_json, write_text
 from nearfar.utils.formatting import duration
 from nearfar.utils.validation import few
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(SystemExit):
+    """Raised after a run was stopped by a signal and saved; the process exits with 128 + the signal.
+
+    Args:
+        number: The signal.
+        message: What to tell the user.
+
+    Example:
+        >>> Stopped(signal.SIGTERM, "saved").code
+        143
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(128 + number)
+        self.signal, self.message = number, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class StopRequest:
+    """A signal handler that records the first signal; it is true once a signal has arrived."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.number is not None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Record a signal; a second one raises ``KeyboardInterrupt`` at once."""
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@contextmanager
+def catch_signals() -> Iterator[StopRequest]:
+    """Record SIGINT and SIGTERM instead of stopping at once. In threads other than the main one, nothing is recorded.
+
+    Yields:
+        The request, which is true once a signal has arrived.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request) for number in SIGNALS}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 MAX_SAVING = 0.05  # share of the time for checkpoints; with short epochs, not every epoch is saved
 SHOWN = 3  # names of files in a line

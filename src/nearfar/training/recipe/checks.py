@@ -12,7 +12,14 @@ from pydantic import BaseModel, ValidationError
 from nearfar import data, losses, networks
 from nearfar.data.datasets import registry as datasets
 from nearfar.training.recipe import schema
-from nearfar.training.recipe.schema import Evaluation, Loss, Sampler, Section, Stage, Training
+from nearfar.training.recipe.schema import (
+    EvaluationSection,
+    LossSection,
+    SamplerSection,
+    Section,
+    StageSection,
+    TrainingSection,
+)
 from nearfar.utils.validation import nearest
 
 RETRIEVAL = ("map", "map@r", "mrr", "precision@1", "r_precision")
@@ -49,12 +56,12 @@ def read_section(kind: type[Section], where: str, table: Any) -> Reading:
     if not isinstance(table, Mapping):
         return Reading(None, [f"{where} is {table!r}; allowed: a table, [{where}]"], {where})
     found: list[str] = []
-    if kind is Loss and "name" in table:
+    if kind is LossSection and "name" in table:
         table = {"name": table["name"], "settings": {key: value for key, value in table.items() if key != "name"}}
-    elif kind is Loss:
+    elif kind is LossSection:
         return Reading(None, [f"{where}.name is missing"], {f"{where}.name"})
-    elif kind is Stage and table.get("loss") is not None:
-        loss, found, _ = read_section(Loss, f"{where}.loss", table["loss"])
+    elif kind is StageSection and table.get("loss") is not None:
+        loss, found, _ = read_section(LossSection, f"{where}.loss", table["loss"])
         table = {**table, "loss": loss}
     try:
         return Reading(kind.model_validate(table), found, set())
@@ -80,8 +87,8 @@ def problems(sections: Mapping[str, Any]) -> Iterator[str]:
         sections: By name; ``stages`` is a tuple. Sections that could not be read are missing, and what depends on
             them is not checked.
     """
-    used: dict[str, Loss] = {"loss": sections["loss"]} if "loss" in sections else {}
-    stages: tuple[Stage, ...] = sections.get("stages", ())
+    used: dict[str, LossSection] = {"loss": sections["loss"]} if "loss" in sections else {}
+    stages: tuple[StageSection, ...] = sections.get("stages", ())
     used |= {f"stages.{i}.loss": stage.loss for i, stage in enumerate(stages) if stage.loss is not None}
     if "data" in sections:
         yield from _data(sections["data"])
@@ -197,7 +204,7 @@ def _settings(model: type[BaseModel], where: str, owner: str, values: Mapping[st
     return []
 
 
-def _data(section: schema.Data) -> Iterator[str]:
+def _data(section: schema.DataSection) -> Iterator[str]:
     name = section.name
     if name not in data.names():
         yield _name("data.name", name, data.names())
@@ -207,7 +214,7 @@ def _data(section: schema.Data) -> Iterator[str]:
         yield f"data.root is {section.root!r}; {name} takes none"
 
 
-def _network(section: schema.Network) -> Iterator[str]:
+def _network(section: schema.NetworkSection) -> Iterator[str]:
     name = section.name
     if ":" in name:
         return  # checked by the other library
@@ -217,7 +224,9 @@ def _network(section: schema.Network) -> Iterator[str]:
     yield from _settings(schema.network_settings(name), "network.settings", name, section.settings)
 
 
-def _loss(where: str, section: Loss, sampler: Sampler | None, training: Training | None) -> Iterator[str]:
+def _loss(
+    where: str, section: LossSection, sampler: SamplerSection | None, training: TrainingSection | None
+) -> Iterator[str]:
     name = section.name
     if name not in losses.names():
         yield _name(f"{where}.name", name, losses.names())
@@ -235,7 +244,7 @@ def _loss(where: str, section: Loss, sampler: Sampler | None, training: Training
         )
 
 
-def _loss_settings(where: str, section: Loss) -> Iterator[str]:
+def _loss_settings(where: str, section: LossSection) -> Iterator[str]:
     defaults = losses.defaults(section.name)
     given = {
         key: None if value == schema.NONE and not isinstance(defaults.get(key), str) else value
@@ -250,12 +259,14 @@ def _loss_settings(where: str, section: Loss) -> Iterator[str]:
     if found or wrong or (error := _refused(section)) is None:
         return
     # A constructor names one wrong setting; the others are found by trying each on its own.
-    alone = {key: _refused(Loss(name=section.name, settings={key: value})) for key, value in section.settings.items()}
+    alone = {
+        key: _refused(LossSection(name=section.name, settings={key: value})) for key, value in section.settings.items()
+    }
     for message in dict.fromkeys([one for one in alone.values() if one is not None] or [error]):
         yield f"{where}.{message}" if message.split(" ")[0] in defaults else f"{where}: {message}"
 
 
-def _refused(section: Loss) -> str | None:
+def _refused(section: LossSection) -> str | None:
     """Why a loss cannot be created."""
     try:
         with torch.device("meta"):  # neither memory nor random numbers
@@ -265,7 +276,9 @@ def _refused(section: Loss) -> str | None:
     return None
 
 
-def _length(training: Training, stages: tuple[Stage, ...], sampler: Sampler | None) -> Iterator[str]:
+def _length(
+    training: TrainingSection, stages: tuple[StageSection, ...], sampler: SamplerSection | None
+) -> Iterator[str]:
     if (training.epochs is None) == (training.iterations is None):
         given = "both are given" if training.epochs else "neither is given"
         yield f"training.epochs or training.iterations is needed; {given}"
@@ -291,7 +304,7 @@ def _length(training: Training, stages: tuple[Stage, ...], sampler: Sampler | No
         yield f"the stages take {lengths} epochs and training.epochs is {training.epochs}; the last may omit its epochs"
 
 
-def _evaluation(evaluation: Evaluation, sections: Mapping[str, Any]) -> Iterator[str]:
+def _evaluation(evaluation: EvaluationSection, sections: Mapping[str, Any]) -> Iterator[str]:
     if "selection" in sections:
         metric = sections["selection"].metric
         ranks = [f"recall@{k}" for k in evaluation.ks]

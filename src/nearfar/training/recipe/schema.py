@@ -107,7 +107,7 @@ class Section(BaseModel):
         yield from ()
 
 
-class Data(Section):
+class DataSection(Section):
     """The dataset, and how its images are stored."""
 
     section = "data"
@@ -129,7 +129,7 @@ class Data(Section):
     """Settings of the dataset; ``nearfar data info NAME`` lists them."""
 
 
-class SplitRule(Section):
+class SplitSection(Section):
     """Which training classes are used for validation."""
 
     section = "split"
@@ -150,7 +150,7 @@ class SplitRule(Section):
             yield f"split.fold is {self.fold}; it must be < split.folds, {self.folds}"
 
 
-class Sampler(Section):
+class SamplerSection(Section):
     """What a batch consists of."""
 
     section = "sampler"
@@ -199,7 +199,7 @@ class Sampler(Section):
             )
 
 
-class Augmentation(Section):
+class AugmentationSection(Section):
     """How training images are cropped and changed; see ``nearfar.data.View``."""
 
     section = "augmentation"
@@ -240,7 +240,7 @@ class Augmentation(Section):
                 yield f"augmentation.{key} is {[low, high]}; the first must not be larger than the second"
 
 
-class Network(Section):
+class NetworkSection(Section):
     """The network; see ``nearfar.networks.create``."""
 
     section = "network"
@@ -270,7 +270,7 @@ class Network(Section):
             yield f"network.levels is {list(self.levels)}; allowed: each level once, and at least one"
 
 
-class Loss(Section):
+class LossSection(Section):
     """A loss and its settings, which are side by side in a file."""
 
     section = "loss"
@@ -290,7 +290,7 @@ class Loss(Section):
             dim: Dimensions of an embedding.
 
         Example:
-            >>> Loss(name="proxy_anchor", settings={"alpha": 16}).create(num_classes=100, dim=512).proxies.shape
+            >>> LossSection(name="proxy_anchor", settings={"alpha": 16}).create(num_classes=100, dim=512).proxies.shape
             torch.Size([100, 512])
         """
         allowed = losses.defaults(self.name)
@@ -305,7 +305,7 @@ class Loss(Section):
         return losses.create(self.name, **settings)
 
 
-class Optimizer(Section):
+class OptimizerSection(Section):
     """The optimizer; multipliers are multiples of the learning rate."""
 
     section = "optimizer"
@@ -332,7 +332,7 @@ class Optimizer(Section):
             yield "optimizer.nesterov is true; it needs optimizer.momentum > 0"
 
 
-class Schedule(Section):
+class ScheduleSection(Section):
     """How the learning rate changes."""
 
     section = "schedule"
@@ -367,7 +367,7 @@ class Schedule(Section):
             yield f"schedule.milestones is {list(self.milestones)}; allowed: increasing whole numbers ≥ 1"
 
 
-class Training(Section):
+class TrainingSection(Section):
     """How long to train, and how."""
 
     section = "training"
@@ -405,19 +405,19 @@ class Training(Section):
     """Save a checkpoint every so many steps, and not only after epochs."""
 
 
-class Stage(Section):
+class StageSection(Section):
     """Some epochs with another loss or learning rate."""
 
     section = "stages"
     epochs: Count | None = None
     """Length of the stage; the last stage may omit it."""
-    loss: Loss | None = None
+    loss: LossSection | None = None
     """Loss of the stage; that of the recipe if not given."""
     lr_factor: Positive = 1.0
     """Multiple of the learning rate."""
 
 
-class Evaluation(Section):
+class EvaluationSection(Section):
     """When and how the model is evaluated."""
 
     section = "evaluation"
@@ -447,7 +447,7 @@ class Evaluation(Section):
             yield from _check_resize(self)
 
 
-class Selection(Section):
+class SelectionSection(Section):
     """How the best epoch is selected."""
 
     section = "selection"
@@ -460,29 +460,29 @@ class Recipe(BaseModel):
 
     Example:
         >>> recipe = Recipe(
-        ...     sampler=Sampler(classes=4, per_class=8),
-        ...     network=Network(name="mlp", dim=16),
-        ...     loss=Loss(name="raw", settings={"alpha": 3.0}),
-        ...     optimizer=Optimizer(lr=1e-3),
-        ...     training=Training(epochs=5),
+        ...     sampler=SamplerSection(classes=4, per_class=8),
+        ...     network=NetworkSection(name="mlp", dim=16),
+        ...     loss=LossSection(name="raw", settings={"alpha": 3.0}),
+        ...     optimizer=OptimizerSection(lr=1e-3),
+        ...     training=TrainingSection(epochs=5),
         ... )
         >>> recipe.data.name, recipe.selection.metric
         ('digits', 'recall@1')
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-    data: Data = Field(default_factory=Data)
-    split: SplitRule = Field(default_factory=SplitRule)
-    sampler: Sampler
-    augmentation: Augmentation = Field(default_factory=Augmentation)
-    network: Network
-    loss: Loss
-    optimizer: Optimizer
-    schedule: Schedule = Field(default_factory=Schedule)
-    training: Training
-    stages: tuple[Stage, ...] = ()
-    evaluation: Evaluation = Field(default_factory=Evaluation)
-    selection: Selection = Field(default_factory=Selection)
+    data: DataSection = Field(default_factory=DataSection)
+    split: SplitSection = Field(default_factory=SplitSection)
+    sampler: SamplerSection
+    augmentation: AugmentationSection = Field(default_factory=AugmentationSection)
+    network: NetworkSection
+    loss: LossSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection = Field(default_factory=ScheduleSection)
+    training: TrainingSection
+    stages: tuple[StageSection, ...] = ()
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    selection: SelectionSection = Field(default_factory=SelectionSection)
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -493,7 +493,7 @@ class Recipe(BaseModel):
             raise ValueError("\n".join(found))
         return self
 
-    def loss_of(self, stage: int) -> Loss:
+    def loss_of(self, stage: int) -> LossSection:
         """The loss of a stage: its own, or that of the recipe.
 
         Args:
@@ -506,22 +506,22 @@ class Recipe(BaseModel):
 SECTIONS: dict[str, type[Section]] = {
     kind.section: kind
     for kind in (
-        Data,
-        SplitRule,
-        Sampler,
-        Augmentation,
-        Network,
-        Loss,
-        Optimizer,
-        Schedule,
-        Training,
-        Evaluation,
-        Selection,
+        DataSection,
+        SplitSection,
+        SamplerSection,
+        AugmentationSection,
+        NetworkSection,
+        LossSection,
+        OptimizerSection,
+        ScheduleSection,
+        TrainingSection,
+        EvaluationSection,
+        SelectionSection,
     )
 }
 
 
-def _check_resize(view: Augmentation | Evaluation) -> Iterator[str]:
+def _check_resize(view: AugmentationSection | EvaluationSection) -> Iterator[str]:
     if isinstance(view.resize, int) and view.size is not None and view.resize < view.size:
         yield f"{view.section}.resize is {view.resize}; it must be ≥ {view.section}.size, {view.size}"
 
@@ -622,8 +622,8 @@ def json_schema() -> dict[str, Any]:
         if kind.keys:
             tables[kind.__name__] = _by_name(kind, tables[kind.__name__])
     for table, names, settings in (
-        (tables["Data"], data.names(), data_settings),
-        (tables["Network"], networks.names(), network_settings),
+        (tables["DataSection"], data.names(), data_settings),
+        (tables["NetworkSection"], networks.names(), network_settings),
     ):
         table["allOf"] = [
             {
@@ -632,10 +632,10 @@ def json_schema() -> dict[str, Any]:
             }
             for name in names
         ]
-    tables["Data"]["properties"]["name"]["enum"] = data.names()
-    tables["Network"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
+    tables["DataSection"]["properties"]["name"]["enum"] = data.names()
+    tables["NetworkSection"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
     variants = [_loss_schema(name) for name in losses.names()]
-    tables["Loss"] = {"description": tables["Loss"]["description"], "oneOf": variants}
+    tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
     found: dict[str, Any] = _without_null(schema)
     return {"$schema": "http://json-schema.org/draft-07/schema#", **found, "title": "nearfar recipe"}
 
@@ -689,20 +689,20 @@ def _without_null(schema: Any) -> Any:
 
 __all__ = [
     "SECTIONS",
-    "Augmentation",
-    "Data",
-    "Evaluation",
-    "Loss",
-    "Network",
-    "Optimizer",
+    "AugmentationSection",
+    "DataSection",
+    "EvaluationSection",
+    "LossSection",
+    "NetworkSection",
+    "OptimizerSection",
     "Recipe",
-    "Sampler",
-    "Schedule",
+    "SamplerSection",
+    "ScheduleSection",
     "Section",
-    "Selection",
-    "SplitRule",
-    "Stage",
-    "Training",
+    "SelectionSection",
+    "SplitSection",
+    "StageSection",
+    "TrainingSection",
     "data_settings",
     "json_schema",
     "loss_settings",

@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nearfar.networks.preprocessing import Preprocessing
 from nearfar.networks.weights import save as saving
 from nearfar.utils.atomic import sync_folder, write_json, write_tensors
+from nearfar.utils.preprocessing import Preprocessing
 
 TENSORS, STATE = "training.safetensors", "state.json"
 FORMAT, VERSION = "nearfar checkpoint", 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nearfar.utils.normalization import CAFFE, GREY, IMAGENET, LITE, PLAIN, Normalization
+from nearfar.utils.preprocessing import CAFFE, GREY, IMAGENET, LITE, PLAIN, Normalization
 
 RED = torch.tensor([255, 51, 0], dtype=torch.uint8).view(1, 3, 1, 1)
 

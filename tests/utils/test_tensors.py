@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.utils import inputs
-from nearfar.utils.inputs import (
+from nearfar.utils import tensors
+from nearfar.utils.tensors import (
     as_device,
     as_label_pair,
     as_labels,
@@ -60,7 +60,7 @@ def test_a_memory_map_is_neither_read_nor_warned_of(tmp_path: Path) -> None:
     code = """if True:
         import sys, warnings
         import numpy as np
-        from nearfar.utils.inputs import as_vectors, check_finite
+        from nearfar.utils.tensors import as_vectors, check_finite
         warnings.simplefilter("error")
         array = np.load(sys.argv[1], mmap_mode="r")
         vectors = as_vectors("embeddings", array)
@@ -168,7 +168,7 @@ def test_labels_that_will_not_do(array: Any, count: int | None, error: type[Exce
 def test_rows_that_are_not_finite_are_counted(
     size: int, dtype: torch.dtype, strange: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "BLOCK_BYTES", size)
+    monkeypatch.setattr(tensors, "BLOCK_BYTES", size)
     vectors = VECTORS.to(dtype, copy=True)
     check_finite("embeddings", vectors)
     vectors[2, 3] = vectors[4, 0] = vectors[4, 1] = strange
