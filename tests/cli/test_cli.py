@@ -96,7 +96,7 @@ def test_what_nra_makes_of_ranks_is_drawn(kind: str, words: str, tmp_path: Path)
         (["losses", "raw", "--plot", "a.png", "--kind", "ranks"], "--kind ranks exists for nra only"),
         (["losses", "nra", "--kind", "transfer"], "as in: nearfar losses nra --plot nra.svg --kind transfer"),
         (["losses", "raw", "--all"], "--all explains every loss"),
-        (["losses", "group", "--plot", "a.png"], "group is no loss of pairs"),
+        (["losses", "group", "--plot", "a.png"], "group is not a loss of pairs"),
         (["losses", "--colour"], "--colour"),
         (["demo", "--epochs", "0"], "training.epochs is 0"),
         (["demo", "--epochs", "many"], "--epochs"),

@@ -101,7 +101,7 @@ def test_failed_cells_have_a_line_each(
         (["--engine", "slurm"], "engine is 'slurm'; allowed are local, inline, ray"),
         (["--only", "proxy_anchr"], "did you mean 'proxy_anchor'"),
         (["--set", "training.epohs=1"], "unknown key training.epohs"),
-        (["--set", "loss.alpha=2"], "cell contrastive-seed0: loss:"),
+        (["--set", "loss.alpha=2"], "cell contrastive-seed0: unknown key loss.alpha"),
     ],
 )
 def test_bad_input_is_one_line(more: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

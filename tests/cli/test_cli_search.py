@@ -129,7 +129,7 @@ def test_a_query_that_is_no_picture_is_named(small: Path, capsys: pytest.Capture
     (small / "notes.txt").write_text("words")
     assert f"{small / 'notes.txt'}: text, not an image" in refused(capsys, "search", small / "i", small / "notes.txt")
     assert "that is not a file" in refused(capsys, "search", small / "i", small / "photos")
-    assert f"{small / 'nope'} is not there" in refused(capsys, "embed", small / "nope", small / "photos")
+    assert f"{small / 'nope'} does not exist" in refused(capsys, "embed", small / "nope", small / "photos")
 
 
 def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

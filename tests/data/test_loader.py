@@ -19,7 +19,7 @@ from nearfar.data.sampling.registry import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.random_streams import stream
 from nearfar.data.transforms.view import View, render
-from nearfar.utils import normalization as pixels
+from nearfar.utils import preprocessing as pixels
 
 SIZES = [(20 + 3 * (i % 7), 24 + 5 * (i % 4)) for i in range(40)]
 LABELS = np.arange(40) // 4

@@ -14,7 +14,7 @@ from nearfar.data.loader import Batch, Loader
 from nearfar.data.sampling.registry import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
-from nearfar.utils import normalization
+from nearfar.utils import preprocessing
 
 pytestmark = pytest.mark.gpu
 
@@ -54,8 +54,8 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
 @all_views
 @both_modes
 def test_the_gpu_sees_what_the_cpu_sees(store: Store, sampler: Any, view: View, mode: str) -> None:
-    there = Loader(store, LABELS, view=view, normalization=normalization.CAFFE, device="cuda", mode=mode)
-    here = Loader(store, LABELS, view=view, normalization=normalization.CAFFE)
+    there = Loader(store, LABELS, view=view, normalization=preprocessing.CAFFE, device="cuda", mode=mode)
+    here = Loader(store, LABELS, view=view, normalization=preprocessing.CAFFE)
     for one, other in zip(there.epoch(sampler, 0), here.epoch(sampler, 0), strict=True):
         assert one.images.is_cuda
         assert one.images.is_contiguous()
@@ -69,7 +69,7 @@ def test_the_gpu_sees_what_the_cpu_sees(store: Store, sampler: Any, view: View, 
 def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, view: View, tmp_path: Path) -> None:
     np.save(tmp_path / "pixels.npy", store.pixels)
     mapped = Store(np.load(tmp_path / "pixels.npy", mmap_mode="r"), store.offsets, store.sizes, 3, store.rows)
-    settings = {"view": view, "normalization": normalization.IMAGENET, "device": "cuda"}
+    settings = {"view": view, "normalization": preprocessing.IMAGENET, "device": "cuda"}
     resident = list(Loader(mapped, LABELS, mode="resident", **settings).epoch(sampler, 1))
     for workers in (0, 3):
         streaming = Loader(mapped, LABELS, mode="streaming", workers=workers, **settings)
@@ -79,7 +79,7 @@ def test_modes_and_workers_do_not_matter(store: Store, sampler: Any, view: View,
 @all_views
 @both_modes
 def test_the_host_never_waits(store: Store, sampler: Any, view: View, mode: str) -> None:
-    loader = Loader(store, LABELS, view=view, normalization=normalization.IMAGENET, device="cuda", mode=mode)
+    loader = Loader(store, LABELS, view=view, normalization=preprocessing.IMAGENET, device="cuda", mode=mode)
     list(loader.epoch(sampler, 0))  # set up the libraries
     with no_waiting():
         batches = list(loader.epoch(sampler, 1))
@@ -111,7 +111,7 @@ def test_a_busy_gpu_does_not_spoil_what_is_on_its_way(store: Store, sampler: Any
 
 
 def test_rounding_the_rest_of_the_program_allows_is_not_used(store: Store, sampler: Any) -> None:
-    loader = Loader(store, LABELS, view=VIEWS["random_resized"], normalization=normalization.LITE, device="cuda")
+    loader = Loader(store, LABELS, view=VIEWS["random_resized"], normalization=preprocessing.LITE, device="cuda")
     expected = list(loader.epoch(sampler, 0))
     torch.set_float32_matmul_precision("medium")
     try:
@@ -135,6 +135,6 @@ def test_pixels_without_normalization_and_half_precision(store: Store, mode: str
     here = next(Loader(store, LABELS, view=VIEWS["center"]).all())
     assert plain.images.dtype == torch.uint8
     assert (plain.images.cpu().int() - here.images.int()).abs().max() <= 1
-    settings = {"view": VIEWS["center"], "normalization": normalization.IMAGENET, "device": "cuda", "mode": mode}
+    settings = {"view": VIEWS["center"], "normalization": preprocessing.IMAGENET, "device": "cuda", "mode": mode}
     half = next(Loader(store, LABELS, dtype=torch.bfloat16, **settings).all())
     assert torch.equal(half.images, next(Loader(store, LABELS, **settings).all()).images.bfloat16())

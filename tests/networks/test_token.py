@@ -15,7 +15,7 @@ from network_cases import tiny
 from torch import Tensor, nn
 
 from nearfar import training
-from nearfar.networks import Embedder, Ensemble, create, export, pooling
+from nearfar.networks import Embedder, Ensemble, create, embedder, export
 from nearfar.networks.weights.save import describe, load, save
 
 SIDE, PATCH, WIDTH = 16, 4, 8
@@ -137,7 +137,7 @@ def test_only_the_highest_level_has_one(levels: tuple[str, ...]) -> None:
 
 def test_maps_are_no_tokens() -> None:
     with pytest.raises(ValueError, match=r"a class token has shape \(3, 8, 4, 4\); \[b, c\] is needed"):
-        pooling.Token()(torch.randn(3, 8, 4, 4))
+        embedder.Token()(torch.randn(3, 8, 4, 4))
 
 
 # --- transformers --------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_a_model_that_is_gone_ends_in_one_line(
     assert call("serve", str(place), "--device", "cpu", "--port", "0") == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f"nearfar: {place}/model/model.safetensors is not there")
+    assert printed.err.startswith(f"nearfar: {place}/model/model.safetensors does not exist")
     assert printed.err.count("\n") == 1
 
 

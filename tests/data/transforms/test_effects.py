@@ -21,7 +21,7 @@ from nearfar.data.store.store import Store
 from nearfar.data.transforms.effects import Effects
 from nearfar.data.transforms.random_streams import PURPOSES, stream
 from nearfar.data.transforms.view import LIMITS, View, render
-from nearfar.utils import normalization as pixels
+from nearfar.utils import preprocessing as pixels
 
 Floats = NDArray[np.float64]
 

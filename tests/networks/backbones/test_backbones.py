@@ -10,7 +10,7 @@ from network_cases import PROBES, PUBLISHED, VECTORS, batch, probe, randomise, s
 from torch import Tensor, nn
 
 from nearfar import networks
-from nearfar.utils import normalization
+from nearfar.utils import preprocessing
 
 IMAGES = [name for name in networks.names() if name not in VECTORS]
 ANY_SIZE = [name for name in IMAGES if name != "small_cnn"]
@@ -92,7 +92,7 @@ def test_it_knows_what_its_weights_read(
     name: str, mean: float, std: float, white: float, order: str, size: int
 ) -> None:
     model = shape_only(name)
-    assert isinstance(model.normalization, normalization.Normalization)
+    assert isinstance(model.normalization, preprocessing.Normalization)
     found = model.normalization
     assert (found.mean[0], found.std[0], found.range, found.order) == (mean, std, white, order)
     assert found.channels == model.in_channels

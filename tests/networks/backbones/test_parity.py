@@ -10,7 +10,7 @@ from network_cases import randomise
 from torch import Tensor, nn
 
 from nearfar import networks
-from nearfar.utils import normalization
+from nearfar.utils import preprocessing
 
 # By network, the modules of torchvision's whose outputs are the levels low, mid and high.
 TORCHVISION = {
@@ -79,7 +79,7 @@ def outputs_of_input(peer: nn.Module, picture: Tensor) -> Tensor:
     seen: list[Tensor] = []
     peer.get_submodule("conv1").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
-        peer(normalization.IMAGENET(picture))
+        peer(preprocessing.IMAGENET(picture))
     return seen[0]
 
 

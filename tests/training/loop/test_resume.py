@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,8 @@ def test_a_copy_of_the_pictures_is_the_same_data(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         train(chosen, tmp_path / "run", display=Interrupts(2), cache=tmp_path / "cache")
     shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copyfile)
-    moved = replace(chosen, data=replace(chosen.data, root=str(tmp_path / "there")))
+    data = chosen.data.model_copy(update={"root": str(tmp_path / "there")})
+    moved = chosen.model_copy(update={"data": data})
     train(moved, tmp_path / "run", resume=True, cache=tmp_path / "cache")
     (tmp_path / "there" / "0" / "0.png").write_bytes((tmp_path / "there" / "0" / "1.png").read_bytes())
     with pytest.raises(ValueError, match="the data is not what the run"):
