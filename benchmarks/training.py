@@ -34,7 +34,7 @@ from nearfar.training.loop import step as training
 from nearfar.training.loop.cuda_graphs import GraphedEmbedder
 from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
 from nearfar.training.loop.prefetch import prefetch
-from nearfar.training.recipe.schema import Optimizer, Schedule
+from nearfar.training.recipe.schema import OptimizerSection, ScheduleSection
 
 COLUMNS = ["network", "loss", "what", "crop", "batch", "size", "precision", "ms", "images/s", "ratio"]
 TARGET = 1.10
@@ -51,7 +51,7 @@ def made_up(size: int, channels: int) -> Store:
 def bare(options: argparse.Namespace, batch: Batch) -> Step:
     """Forward, backward, update."""
     network = embedder(options)
-    optimizer = create_optimizer(Optimizer(lr=1e-4), network, torch.nn.ModuleList(), options.device)
+    optimizer = create_optimizer(OptimizerSection(lr=1e-4), network, torch.nn.ModuleList(), options.device)
     images = batch.images.contiguous(memory_format=torch.channels_last)
     gradient = torch.randn(len(batch), DIM, device=options.device) / DIM
 
@@ -78,7 +78,7 @@ def ours(options: argparse.Namespace) -> tuple[training.TrainStep, torch.optim.O
     kind = losses.registry.get(options.loss)
     needed = {} if issubclass(kind, PairLoss) else {"num_classes": CLASSES, "dim": DIM}
     loss = losses.create(options.loss, **needed).to(options.device)
-    optimizer = create_optimizer(Optimizer(lr=1e-4), network, loss, options.device)
+    optimizer = create_optimizer(OptimizerSection(lr=1e-4), network, loss, options.device)
     learner = training.Learner(network, {"high": loss}, embed=GraphedEmbedder(network))
     return training.TrainStep([learner], optimizer, precision=options.precision), optimizer
 
@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
     step, _ = ours(options)
     whole, optimizer = ours(options)
     schedule = LearningRateSchedule(
-        Schedule(name="cosine", per="iteration"), optimizer, steps_per_epoch=16, steps=10**6
+        ScheduleSection(name="cosine", per="iteration"), optimizer, steps_per_epoch=16, steps=10**6
     )
     steps = training.StepLog(torch.device(options.device))
     number = [0]
