@@ -35,21 +35,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PACKAGES = (
-    "bench",
-    "data",
-    "engine",
-    "losses",
-    "metrics",
-    "mining",
-    "networks",
-    "plots",
-    "reports",
-    "search",
-    "serve",
-    "training",
-    "utils",
-)
 _NAMES = {
     "Index": ("search", "Index"),
     "evaluate": ("training.evaluation.evaluate", "evaluate"),
@@ -81,10 +66,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"nearfar.{name}")
-    if name not in _NAMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _NAMES:  # a sub-package
+        return import_module(f"nearfar.{name}")
     module, attribute = _NAMES[name]
     return getattr(import_module(f"nearfar.{module}"), attribute)
 
