@@ -54,20 +54,22 @@ def measure(tree: Path, script: str, options: list[str]) -> dict[tuple[str, ...]
 
 def main() -> None:
     """Parse the command line, measure and print the table."""
-    own, _, passed = " ".join(sys.argv[1:]).partition(" -- ")
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    own, passed = words[:end], words[end + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("revision", help="what the working tree is compared with: a commit, tag or branch")
     parser.add_argument("scripts", nargs="+", choices=sorted(QUICK))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", help="also write the rows as JSON")
-    given = parser.parse_args(own.split())
+    given = parser.parse_args(own)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"
         subprocess.run(["git", "worktree", "add", "-q", "--detach", str(before), given.revision], cwd=ROOT, check=True)
         try:
             for script in given.scripts:
-                options = passed.split() or QUICK[script]
+                options = passed or QUICK[script]
                 seen: dict[tuple[str, ...], dict[str, tuple[list[float], list[float]]]] = {}
                 for number in range(given.rounds):
                     sides = [(0, before), (1, ROOT)]
