@@ -90,9 +90,8 @@ def main() -> None:
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(before)], cwd=ROOT, check=True)
     for row in rows:
-        print(
-            f"{row['benchmark']:10} {row['row']:60} {row['column']:12} {row['before']:10.4g} {row['now']:10.4g} {row['ratio']:.3f}"
-        )
+        numbers = f"{row['before']:10.4g} {row['now']:10.4g} {row['ratio']:.3f}"
+        print(f"{row['benchmark']:10} {row['row']:60} {row['column']:12} {numbers}")
     for script in given.scripts:
         ratios = [row["ratio"] for row in rows if row["benchmark"] == script]
         print(f"{script}: median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f} of {len(ratios)}")
