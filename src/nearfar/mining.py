@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import FLOOR, Tile, masked, positive_columns, scatter_mask
-from nearfar.utils.validation import check_constructor, number, refuse_unknown
+from nearfar.utils.validation import check_constructor, number, one_of, refuse_unknown
 
 CERTAIN = 2.0**52  # the integer that stands for a probability of one: finer than the resolution of float32
 
@@ -155,7 +155,11 @@ class Hard(TripletMining):
 
 
 class SemiHard(TripletMining):
-    """Selects, for each positive, the most similar negative that is less similar, or else the least similar negative.
+    """Selects, for each positive, the most similar negative that is less similar than the positive.
+
+    Args:
+        fallback: What a positive gets if no negative is less similar: "least_similar": the least similar negative;
+            "none": nothing, so it is in no triplet, as printed in Thesis 2.20.
 
     Reference:
         Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.20.
@@ -164,14 +168,18 @@ class SemiHard(TripletMining):
     name = "semi_hard"
     cuda_graph = True
 
+    def __init__(self, *, fallback: str = "least_similar") -> None:
+        self.fallback = one_of("fallback", fallback, ("least_similar", "none"))
+
     def triplets(self, tile: Tile) -> Triplets:
         sim = tile.similarity
         positive, filled = positive_columns(tile.positives)
         # Negatives in ascending order of similarity, everything else behind them.
         ordered, order = masked(sim, tile.negatives, math.inf).sort(dim=1)
         farther = torch.searchsorted(ordered, sim.gather(1, positive).contiguous())
-        negative = order.gather(1, (farther - 1).clamp_(min=0))
-        return Triplets(positive, negative, filled & (ordered[:, :1] < math.inf))
+        negative = order.gather(1, (farther - 1).clamp(min=0))
+        has_negative = ordered[:, :1] < math.inf if self.fallback == "least_similar" else farther > 0
+        return Triplets(positive, negative, filled & has_negative)
 
 
 class RandomTripletMining(TripletMining):
@@ -252,7 +260,7 @@ def is_known(mining: Mining) -> bool:
     return type(mining) in _MININGS.values()
 
 
-def create(mining: Choice, **settings: float) -> Mining:
+def create(mining: Choice, **settings: Any) -> Mining:
     """Create a mining.
 
     Args:

@@ -13,6 +13,7 @@ import nearfar as nf
 from nearfar.losses import Loss
 
 RANDOM_MININGS = ("random", "distance_weighted")
+MININGS = {"semi_hard_or_none": {"name": "semi_hard", "fallback": "none"}}  # by the names of the oracles
 CLASSES = 20  # more than a batch has embeddings, so that there are classes to leave out
 
 
@@ -37,6 +38,7 @@ class Case:
     mining_margin: float = 0.1  # of valid_triplet
     query_only: bool = False  # whether columns are constants
     derivative: bool = True  # whether the gradient is the derivative of the value (with a constant gallery)
+    paired: bool = False  # whether only the first two embeddings of a class are used, so that their order matters
     family: str = "pair"  # compares embeddings in twos (pair), threes (triple), with class vectors (proxy) or clusters
     tiled: bool = True  # whether a memory budget settles how much is computed at once
     twice: bool = False  # whether the gradient can be differentiated again
@@ -70,12 +72,15 @@ class Case:
 
 
 def _cosine(key: str, *, mining: str = "all", **settings: Any) -> Case:
-    return Case(key, settings if mining == "all" else settings | {"mining": mining}, mining=mining)
+    settings |= {} if mining == "all" else {"mining": MININGS.get(mining, mining)}
+    return Case(key, settings, mining=mining)
 
 
 def _triplet(*, mining: str = "semi_hard", **settings: Any) -> Case:
     measure = "squared_euclidean" if settings.get("form") == "squared_distance" else "cosine"
-    return Case("triplet", settings | {"mining": mining}, measure, settings.get("normalize", True), mining)
+    return Case(
+        "triplet", settings | {"mining": MININGS.get(mining, mining)}, measure, settings.get("normalize", True), mining
+    )
 
 
 def _margin(*, mining: str = "distance_weighted", **settings: Any) -> Case:
@@ -92,7 +97,8 @@ def _plain_distance(key: str, *, mining: str = "all", **settings: Any) -> Case:
 
 
 def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
-    return Case("n_pair", settings | {"mining": mining}, "dot", normalize=False, mining=mining)
+    paired = settings.get("form") == "pairs"
+    return Case("n_pair", settings | {"mining": mining}, "dot", normalize=False, mining=mining, paired=paired)
 
 
 def _proxy(key: str, **settings: Any) -> Case:
@@ -130,6 +136,7 @@ CASES = [
     _cosine("contrastive", margin=0.1, average="pairs"),
     _cosine("contrastive", margin=-1.0, mining="valid_triplet"),
     _cosine("contrastive", mining="semi_hard"),
+    _cosine("contrastive", mining="semi_hard_or_none"),
     _cosine("contrastive", mining="hard", average="pairs"),
     _cosine("contrastive", mining="random"),
     _cosine("contrastive", mining="distance_weighted"),
@@ -147,6 +154,8 @@ CASES = [
     _triplet(mining="hard", average="active"),
     _triplet(mining="valid_triplet", margin=0.2),
     _triplet(mining="semi_hard", form="squared_distance", average="active"),
+    _triplet(mining="semi_hard_or_none"),
+    _triplet(mining="semi_hard_or_none", form="squared_distance", normalize=False, average="active"),
     _triplet(mining="random"),
     _triplet(mining="distance_weighted", form="squared_distance"),
     _triplet(mining="semi_hard", form="squared_distance", normalize=False),
@@ -175,6 +184,12 @@ CASES = [
     _n_pair(mining="hard", l2=0.1),
     _n_pair(mining="valid_triplet"),
     _n_pair(mining="random"),
+    _n_pair(form="pairs"),
+    _n_pair(form="pairs", l2=0.0),
+    _n_pair(form="pairs", mining="valid_triplet"),
+    _n_pair(form="joint"),
+    _n_pair(form="joint", mining="hard", l2=0.0),
+    _n_pair(form="joint", mining="semi_hard"),
     Case("margin", {}, "euclidean", mining="distance_weighted"),
     _margin(mining="all"),
     _margin(mining="all", margin=0.5, beta=0.9, nu=0.3),
@@ -208,6 +223,7 @@ CASES = [
     _plain_distance("nra"),
     _plain_distance("nra", alpha=1.0, epsilon=0.01),
     _plain_distance("nra", alpha=2.5),
+    _plain_distance("nra", alpha=0.5),
     _circle(),
     _circle(margin=0.2, scale=8.0),
     _circle(margin=0.0),  # some weights are 0
@@ -248,6 +264,15 @@ CASES = [
     _proxy("proxy_nca", scale=3.0, include_positive=True),
     _proxy("proxy_nca", sample_rate=0.65),
     _proxy("proxy_nca", include_positive=True, sample_rate=0.9),
+    _proxy("proxy_nca", normalize=False, scale=2.0),
+    _proxy("proxy_nca", measure="dot", normalize=False, scale=1.0),
+    _proxy("proxy_nca", measure="dot", scale=3.0, sample_rate=0.65),
+    _proxy("proxy_nca", measure="euclidean", scale=1.0),
+    _proxy("proxy_nca", measure="euclidean", normalize=False, scale=2.0, include_positive=True),
+    _proxy("proxy_nca", measure="euclidean", normalize=False, sample_rate=0.65, scale=1.0),
+    _proxy("proxy_nca", assignment="dynamic"),
+    _proxy("proxy_nca", assignment="dynamic", measure="euclidean", normalize=False, scale=1.0, num_proxies=3),
+    _proxy("proxy_nca", assignment="dynamic", measure="dot", scale=2.0, include_positive=True, num_proxies=5),
     _proxy("arcface"),
     _proxy("arcface", margin=0.2, scale=8.0),
     _proxy("arcface", margin=1.5, scale=4.0),  # nearly half of all angles are beyond π − margin
@@ -267,11 +292,17 @@ CASES = [
     _proxy("proxy_repel", alpha=8.0, margin=0.3),
     _proxy("proxy_repel", through_batch=True),
     _proxy("proxy_repel", through_batch=True, alpha=0.5),
+    _proxy("proxy_repel", repelled="absent", alpha=8.0),
+    _proxy("proxy_repel", repelled="absent", through_batch=True, alpha=0.5),
     _group(),
     _group(iterations=1, anchors_per_class=0),
     _group(iterations=3, temperature=0.5, anchors_per_class=2),
     _group(keep_diagonal=True, average_over="all"),
     _group(classification_weight=0.5),
+    _group(similarity="cosine"),
+    _group(similarity="gaussian"),
+    _group(similarity="gaussian", bandwidth=0.5, keep_diagonal=True),
+    _group(similarity="learned"),
     _clustering("spectral_clustering"),
     _clustering("facility_location", twice=True),
     _clustering("facility_location", twice=True, gamma=10.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -20,6 +20,7 @@ class Scene:
     labels: Sequence[int]
     proxies: Tensor | None = None  # [C, d] or [C, K, d]
     drawn: Sequence[int] | None = None  # the classes to compare with, or the anchors of a group
+    parameters: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.samples = range(len(self.labels))
@@ -67,12 +68,36 @@ def normalized_softmax(scene: Scene, *, temperature: float = 0.05) -> Tensor:
     return mean(terms, scene.embeddings)
 
 
-def proxy_nca(scene: Scene, *, scale: float = 18.0, include_positive: bool = False) -> Tensor:
+def proxy_nca(
+    scene: Scene,
+    *,
+    measure: str = "squared_euclidean",
+    normalize: bool = True,
+    scale: float = 18.0,
+    include_positive: bool = False,
+    assignment: str = "static",
+    num_proxies: int | None = None,
+) -> Tensor:
+    @cache
+    def near(i: int, w: int) -> Tensor:
+        x, proxy = (unit(v) if normalize else v for v in (scene.embeddings[i], scene.proxies[w]))
+        value = compare(x, proxy, measure)
+        return scale * {"dot": value, "euclidean": -value, "squared_euclidean": -value / 2}[measure]
+
+    def against(own: Tensor, others: list[Tensor]) -> Tensor:
+        return log_sum_exp(others + ([own] if include_positive else [])) - own
+
     terms = []
     for i in scene.samples:
-        own = scene.labels[i]
-        against = [scale * scene.cosine(i, c) for c in scene.classes if c != own or include_positive]
-        terms.append(log_sum_exp(against) - scale * scene.cosine(i, own))
+        if assignment == "static":
+            others = [near(i, c) for c in scene.classes if c != scene.labels[i]]
+            terms.append(against(near(i, scene.labels[i]), others))
+            continue
+        proxy_of = [max(range(len(scene.proxies)), key=lambda w, j=j: near(j, w).item()) for j in scene.samples]
+        same = [j for j in scene.samples if scene.labels[j] == scene.labels[i] and j != i]
+        others = [near(i, proxy_of[k]) for k in scene.samples if scene.labels[k] != scene.labels[i]]
+        if same and others:
+            terms.append(mean([against(near(i, proxy_of[j]), others) for j in same], scene.embeddings))
     return mean(terms, scene.embeddings)
 
 
@@ -141,7 +166,9 @@ def proxy_anchor(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1) -> T
     return pulls(scene, alpha, margin) + mean(pushes, scene.embeddings)
 
 
-def proxy_repel(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1, through_batch: bool = False) -> Tensor:
+def proxy_repel(
+    scene: Scene, *, alpha: float = 32.0, margin: float = 0.1, through_batch: bool = False, repelled: str = "all"
+) -> Tensor:
     @cache
     def near(c: int, other: int) -> Tensor:
         if not through_batch:
@@ -149,8 +176,9 @@ def proxy_repel(scene: Scene, *, alpha: float = 32.0, margin: float = 0.1, throu
         return total([scene.cosine(i, c) * scene.cosine(i, other) for i in scene.samples], scene.embeddings)
 
     pushes = []
-    for c in scene.classes:
-        against = [alpha * (near(min(c, other), max(c, other)) + margin) for other in scene.classes if other != c]
+    classes = [c for c in scene.classes if repelled == "all" or c not in scene.labels]
+    for c in classes:
+        against = [alpha * (near(min(c, other), max(c, other)) + margin) for other in classes if other != c]
         pushes.append(log_one_plus_sum_exp(against, scene.embeddings))
     return pulls(scene, alpha, margin) + mean(pushes, scene.embeddings)
 
@@ -182,14 +210,25 @@ def group(
     iterations: int = 2,
     temperature: float = 1.0,
     anchors_per_class: int = 1,
+    similarity: str = "correlation",
+    bandwidth: float = 1.0,
     keep_diagonal: bool = False,
     average_over: str = "rest",
     classification_weight: float = 0.0,
 ) -> Tensor:
     like, samples, classes = scene.embeddings, scene.samples, range(len(scene.proxies))
-    similarity = [
+
+    def alike(a: Tensor, b: Tensor) -> Tensor:
+        if similarity == "gaussian":
+            return torch.exp(-compare(a, b, "squared_euclidean") / (2 * bandwidth**2))
+        if similarity == "cosine":
+            return (unit(a) * unit(b)).sum()
+        metric = scene.parameters.get("projection")
+        return correlation(a, b) if metric is None else correlation(metric @ a, metric @ b)
+
+    weights = [
         [
-            hinge(correlation(scene.embeddings[i], scene.embeddings[j])) if i != j or keep_diagonal else like.sum() * 0
+            hinge(alike(scene.embeddings[i], scene.embeddings[j])) if i != j or keep_diagonal else like.sum() * 0
             for j in samples
         ]
         for i in samples
@@ -200,7 +239,7 @@ def group(
         one_hot = torch.tensor([float(c == scene.labels[i]) for c in classes], dtype=like.dtype)
         soft = torch.softmax(torch.stack(logits[i]) / temperature, dim=0)
         assignment.append(list(one_hot if i in scene.drawn else soft))
-    assignment = refine(similarity, assignment, iterations)
+    assignment = refine(weights, assignment, iterations)
     counted = [i for i in samples if average_over == "all" or i not in scene.drawn]
     value = mean([-torch.log(assignment[i][scene.labels[i]]) for i in counted], like)
     plain = mean([cross_entropy(dict(enumerate(logits[i])), scene.labels[i]) for i in samples], like)

@@ -70,6 +70,17 @@ class View:
         value = self.value(i, j).item()
         return value if self.measure in ("cosine", "dot") else -value
 
+    def keep_pairs(self) -> None:
+        """The first of each class among the anchors, and the second of each class among the columns."""
+        anchors = {self.labels.index(label) for label in set(self.labels)}
+        partners = {
+            label: [j for j, other in enumerate(self.column_labels) if other == label] for label in self.column_labels
+        }
+        columns = {members[1] for members in partners.values() if len(members) > 1}
+        for i in self.anchors:
+            self.positives[i] = [j for j in self.positives[i] if i in anchors and j in columns]
+            self.negatives[i] = [j for j in self.negatives[i] if i in anchors and j in columns]
+
     def mine(self, mining: str, margin: float, drawn: list[Pairs] | None) -> View:
         """Keep what a mining keeps. What a random one drew has to be told."""
         if mining == "all":
@@ -125,6 +136,11 @@ def semi_hard(view: View, i: int) -> Pairs:
     return found
 
 
+def semi_hard_or_none(view: View, i: int) -> Pairs:
+    """Without what semi-hard mining does for a positive that has no negative farther away."""
+    return [(p, n) for p, n in semi_hard(view, i) if view.near(i, n) < view.near(i, p)]
+
+
 def hard(view: View, i: int) -> Pairs:
     """The farthest positive and the nearest negative."""
     if not view.positives[i] or not view.negatives[i]:
@@ -147,7 +163,11 @@ def distance_weighted_chances(distances: Sequence[float], dim: int) -> list[floa
     return [chance / total for chance in chances] if total else chances
 
 
-MININGS: dict[str, Callable[[View, int], Pairs]] = {"semi_hard": semi_hard, "hard": hard}
+MININGS: dict[str, Callable[[View, int], Pairs]] = {
+    "semi_hard": semi_hard,
+    "semi_hard_or_none": semi_hard_or_none,
+    "hard": hard,
+}
 
 
 # --- losses -------------------------------------------------------------------------------------------------
@@ -235,14 +255,16 @@ def lifted_structure_generalized(view: View, *, margin: float = 0.5) -> Tensor:
     return total(terms, view.embeddings) / len(view.anchors)
 
 
-def n_pair(view: View, *, l2: float = 0.02) -> Tensor:
+def n_pair(view: View, *, form: str = "per_positive", l2: float = 0.02) -> Tensor:
     like, terms = view.embeddings, []
     for i in view.anchors:
-        of_anchor = []
-        for j in view.positives[i]:
-            gaps = [view.value(i, k) - view.value(i, j) for k in view.negatives[i]]
-            of_anchor.append(log_one_plus_sum_exp(gaps, like))
-        terms.append(mean(of_anchor, like))
+        gaps = [[view.value(i, k) - view.value(i, j) for k in view.negatives[i]] for j in view.positives[i]]
+        if form == "pairs":
+            terms += [log_one_plus_sum_exp(of_positive, like) for of_positive in gaps]
+        elif form == "joint":
+            terms.append(log_one_plus_sum_exp([gap for of_positive in gaps for gap in of_positive], like))
+        else:
+            terms.append(mean([log_one_plus_sum_exp(of_positive, like) for of_positive in gaps], like))
     return mean(terms, like) + l2 * mean([row.square().sum() for row in view.embeddings], like)
 
 
@@ -305,6 +327,8 @@ def ranked_list(
 
 def nra(view: View, *, alpha: float = 4.0, epsilon: float = 1e-4) -> Tensor:
     def dissimilarity(rank: Tensor) -> Tensor:
+        if rank in (0, 1):
+            return rank.round()  # without a gradient: below an alpha of 1 the slope is infinite
         return 0.5 * (2 * rank) ** alpha if rank < 0.5 else 1 - 0.5 * (2 * (1 - rank)) ** alpha
 
     terms = []

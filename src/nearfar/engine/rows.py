@@ -47,6 +47,21 @@ def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int |
     return same, negatives
 
 
+def ordinals(labels: Tensor) -> Tensor:
+    """Return how many earlier elements have the same label, [n].
+
+    Args:
+        labels: Labels, [n].
+
+    Example:
+        >>> ordinals(torch.tensor([7, 3, 7, 7])).tolist()
+        [0, 0, 1, 2]
+    """
+    ordered, order = labels.sort(stable=True)
+    places = torch.arange(len(labels), device=labels.device)
+    return torch.empty_like(order).scatter_(0, order, places - torch.searchsorted(ordered, ordered))
+
+
 @lru_cache(maxsize=256)
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)

@@ -23,7 +23,7 @@ from torch import Tensor
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
 from nearfar.engine.measures import Measure, propagate_nan
 from nearfar.engine.measures import create as measure
-from nearfar.engine.rows import Row, masked, masks
+from nearfar.engine.rows import Row, masked, masks, ordinals
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
@@ -58,6 +58,7 @@ class Tile:
         noise: Uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n].
         anchor_values: The loss's own number for each of these anchors, [a].
         column_values: The number that ``RowLoss.column_values`` returned for each column, [n].
+        ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
     """
 
     values: Tensor
@@ -69,6 +70,7 @@ class Tile:
     noise: tuple[Tensor, Tensor] | None = None
     anchor_values: Tensor | None = None
     column_values: Tensor | None = None
+    ordinals: tuple[Tensor, Tensor] | None = None
 
     @property
     def similarity(self) -> Tensor:
@@ -110,6 +112,7 @@ class RowLoss:
     query_only: bool = False  # columns are constants, as in Ranked List Loss
     closed_form: bool = False  # `on_tile` returns its derivatives (Row); otherwise autograd computes them
     needs_column_values: bool = False  # `column_values` is called for all columns before `on_tile`
+    needs_ordinals: bool = False  # tiles say how many earlier rows and columns are of the same class
     from_totals: bool = False  # the loss is `loss_of_totals` of `totals`; `on_tile` is not used
     row_bytes: int | None = None  # working memory per pair in float32; None: the usual amount
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
@@ -193,6 +196,9 @@ class TiledBatch:
         if self.noise is not None:
             of_rows, of_columns = self.noise[: self.height], self.noise[self.height :]
             tile.noise = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
+        if self.loss.needs_ordinals:
+            of_rows, of_columns = ordinals(self.labels), ordinals(self.column_labels)
+            tile.ordinals = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
         return tile
 
     def column_tile(self, columns: slice) -> Tile:

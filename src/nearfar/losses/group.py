@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from nearfar.engine import FLOOR, LossComputation, by_autograd, differentiable, masked, unit
@@ -11,6 +13,7 @@ from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
+SIMILARITIES = ("correlation", "cosine", "gaussian", "learned")
 SMALLEST_SUPPORT = 1e-30  # a class without support adds about 69 to the loss in each iteration, not infinity
 
 
@@ -20,7 +23,9 @@ class Group(ProxyLoss):
 
     Formula:
         X = softmax(w_c·x_i / temperature), one-hot for a few random anchors of each class
-        W = Pearson correlation of the embeddings, 0 where negative and on the diagonal
+        W = similarity of the embeddings, 0 where negative and on the diagonal
+        correlation: Pearson's;  cosine: cos(x_i, x_j);  gaussian: e^(−‖x_i − x_j‖² / (2 bandwidth²))
+        learned: correlation of M x_i and M x_j, M a square matrix that is trained
         iterations times:  Π = W X,  X ← X∘Π, each row divided by its sum
         loss = −mean log X_iy over all but the anchors  +  classification_weight · cross-entropy of w_c·x_i
 
@@ -30,6 +35,8 @@ class Group(ProxyLoss):
         iterations: T, the number of refinements.
         temperature: τ of the softmax.
         anchors_per_class: Samples of each class whose labels are given. The paper's best values are 1 or 2 of 9.
+        similarity: "correlation", which the paper uses, or one of those it mentions: "cosine", "gaussian", "learned".
+        bandwidth: σ of "gaussian", in units of the distance of raw embeddings.
         keep_diagonal: True: a sample also supports itself, as in the authors' code.
         average_over: "rest": samples that are no anchors; "all": anchors count with a loss of 0, as in the authors'
             code.
@@ -39,7 +46,8 @@ class Group(ProxyLoss):
     Differences:
         The linear layer has no bias. Support below 1e-30 is raised to 1e-30, so that no loss is infinite; a sample that
         is similar to no other keeps its X. An embedding whose coordinates are all equal is similar to none. The paper
-        first trains with softmax alone for ten epochs.
+        first trains with softmax alone for ten epochs. It does not say how a similarity would be learned; M starts as
+        the identity, where "learned" is "correlation", and learns with the rate of the proxies.
 
     Reference:
         Elezi et al., "The Group Loss for Deep Metric Learning", ECCV 2020. Group Loss 1–7.
@@ -65,6 +73,8 @@ class Group(ProxyLoss):
         iterations: int = 2,
         temperature: float = 1.0,
         anchors_per_class: int = 1,
+        similarity: str = "correlation",
+        bandwidth: float = 1.0,
         keep_diagonal: bool = False,
         average_over: str = "rest",
         classification_weight: float = 0.0,
@@ -74,6 +84,9 @@ class Group(ProxyLoss):
         self.iterations = whole("iterations", iterations)
         self.temperature = positive("temperature", temperature)
         self.anchors_per_class = whole("anchors_per_class", anchors_per_class, low=0)
+        self.similarity = one_of("similarity", similarity, SIMILARITIES)
+        self.bandwidth = positive("bandwidth", bandwidth)
+        self.projection = nn.Parameter(torch.eye(self.dim)) if similarity == "learned" else None
         self.keep_diagonal = bool(keep_diagonal)
         self.average_over = one_of("average_over", average_over, ("rest", "all"))
         self.classification_weight = non_negative("classification_weight", classification_weight)
@@ -84,23 +97,46 @@ class Group(ProxyLoss):
         before = (labels.unsqueeze(1) == labels) & (chance.unsqueeze(1) > chance)
         return before.sum(dim=1) < self.anchors_per_class
 
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        groups = super().param_groups(lr)
+        return groups if self.projection is None else [{**groups[0], "params": [self.proxies, self.projection]}]
+
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         constants, pairs = (labels, self.draw_anchors(labels)), len(labels) * len(proxies)
         loss = by_autograd(self._loss)
-        computation = LossComputation(loss, constants, self, self.graph_key, pairs, static=(1,))
-        return differentiable(computation, (embeddings, proxies))
+        computation = LossComputation(loss, constants, self, self.graph_key, pairs, static=(1, 2))
+        projection = None if self.projection is None else self.projection.to(proxies.dtype)
+        return differentiable(computation, (embeddings, proxies, projection))
 
-    def _loss(self, embeddings: Tensor, proxies: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+    def _loss(
+        self, embeddings: Tensor, proxies: Tensor, projection: Tensor | None, labels: Tensor, anchors: Tensor
+    ) -> Tensor:
         logits, own = embeddings @ proxies.T, labels.unsqueeze(1)
         one_hot = torch.full_like(logits, FLOOR).scatter_(1, own, 0.0)
         assignment = torch.where(anchors.unsqueeze(1), one_hot, log_softmax(logits / self.temperature, dim=1))
-        assignment = _refine(correlation(embeddings, self.keep_diagonal), assignment, self.iterations)
+        assignment = _refine(self._similarity(embeddings, projection), assignment, self.iterations)
         # An anchor keeps its label: its term is 0, and so is its gradient.
         count = (~anchors).sum().clamp(min=1) if self.average_over == "rest" else len(labels)
         loss = -assignment.gather(1, own).sum() / count
         if self.classification_weight:
             loss = loss + self.classification_weight * cross_entropy(logits, labels)
         return loss
+
+    def _similarity(self, embeddings: Tensor, projection: Tensor | None) -> Tensor:
+        """W, [m, m]."""
+        if self.similarity in ("correlation", "learned"):
+            return correlation(embeddings if projection is None else embeddings @ projection.T, self.keep_diagonal)
+        if self.similarity == "cosine":
+            points = unit(embeddings)
+            found = (points @ points.T).relu()
+        else:
+            centered = embeddings - embeddings.mean(dim=0)
+            lengths = centered.square().sum(dim=1)
+            squares = torch.addmm(lengths.unsqueeze(1) + lengths, centered, centered.T, alpha=-2.0).clamp(min=0.0)
+            # 0 · ∞ is NaN: a length that overflows is noticed.
+            found = (squares / (-2.0 * self.bandwidth**2)).exp().add(lengths, alpha=0.0)
+        diagonal = torch.eye(len(found), dtype=torch.bool, device=found.device)
+        return found if self.keep_diagonal else found.masked_fill(diagonal, 0.0)
 
 
 def correlation(embeddings: Tensor, keep_diagonal: bool = False) -> Tensor:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import FLOOR, Row, masked, positive_columns, row_logsumexp
+from nearfar.engine import FLOOR, Mean, Row, Tile, masked, positive_columns, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.utils.validation import non_negative
+from nearfar.utils.validation import non_negative, one_of
+
+FORMS = ("per_positive", "pairs", "joint")
 
 
 @register
@@ -17,15 +22,22 @@ class NPair(PairLoss):
     """Compares each positive with all negatives at once, by dot products of embeddings that are not normalized.
 
     Formula:
-        ℓ_i = mean over j∈P_i of log(1 + Σ_{k∈N_i} e^(s_ik − s_ij)),  plus l2 · mean ‖e‖²
+        per_positive:  mean over anchors i of the mean over j∈P_i of log(1 + Σ_{k∈N_i} e^(s_ik − s_ij))
+        joint:         mean over anchors i of log(1 + Σ_{j∈P_i} Σ_{k∈N_i} e^(s_ik − s_ij))
+        pairs:         mean over pairs (e_i, e_i⁺) of log(1 + Σ_{k≠i} e^(e_i·e_k⁺ − e_i·e_i⁺))
+        all forms:     plus l2 · mean ‖e‖²
 
     Args:
+        form: "pairs": the paper's, as in RLL 2 and NRA 4. The first two embeddings of each class are its pair. The
+            first is an anchor; it is compared with the second and, as negatives, with the second of each other class.
+            "joint": one logarithm for each anchor, as printed in Thesis 2.22. "per_positive": one for each positive.
         l2: Weight of the squared lengths. Nothing else keeps the embeddings small.
         mining: Which pairs are used.
 
     Differences:
-        Every anchor uses all its positives; for a batch of pairs this is the loss of the paper. To compare anchors
-        with the positives of all pairs only, as the paper does, pass the positives as gallery.
+        In a batch of two embeddings per class, "per_positive" and "joint" are the same: every embedding is an anchor
+        and has all 2(N − 1) embeddings of other classes as negatives. "pairs" has N anchors with N − 1 negatives. With
+        a gallery, the columns of "pairs" are the second embeddings of each class in the gallery.
 
     Reference:
         Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NIPS 2016. Thesis 2.22, NRA 4,
@@ -42,19 +54,36 @@ class NPair(PairLoss):
     source = "Thesis 2.22, NRA 4, RLL 2"
     cuda_graph = True
     deterministic = True
-    mean_over_anchors = True
     measure = "dot"
     normalize = False
     closed_form = True
     minings = ("all", "semi_hard", "hard", "valid_triplet", "random")
 
-    def __init__(self, *, l2: float = 0.02, mining: Choice = "all") -> None:
+    def __init__(self, *, form: str = "per_positive", l2: float = 0.02, mining: Choice = "all") -> None:
         super().__init__(mining)
+        self.form = one_of("form", form, FORMS)
         self.l2 = non_negative("l2", l2)
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
+    @property
+    def mean_over_anchors(self) -> bool:  # type: ignore[override]
+        """Whether the loss is the mean over all embeddings of the batch."""
+        return self.form != "pairs"
+
+    @property
+    def needs_ordinals(self) -> bool:  # type: ignore[override]
+        """Whether pairs have to be found."""
+        return self.form == "pairs"
+
+    def on_tile(self, tile: Tile) -> Row | Sequence[Mean]:
+        if tile.ordinals is not None:
+            of_rows, of_columns = tile.ordinals
+            paired = (of_rows == 0) & (of_columns == 1)
+            tile = replace(tile, positives=tile.positives & paired, negatives=tile.negatives & paired)
+        sim, (pos, neg) = tile.values, self.mining.select(tile)
+        if self.form == "joint":
+            return (row_logsumexp(sim, neg) + row_logsumexp(sim, pos, -1.0)).softplus()
         total, number = against_negatives(sim, pos, neg)
-        return total / number.clamp_(min=1.0)
+        return [Mean(total, number)] if self.form == "pairs" else total / number.clamp_(min=1.0)
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
         return self.l2 * embeddings.square().sum(dim=1).mean() if self.l2 else None

@@ -68,9 +68,12 @@ class NRA(PairLoss):
 
     def transfer(self, rank: Tensor) -> Tensor:
         """Return w(r), the dissimilarity for a rank."""
-        smallest = 1e-6 if self.alpha < 1 else 0.0  # the slope at 0 is infinite
-        lower, upper = ((2 * part).clamp(smallest, 1.0) for part in (rank, 1 - rank))  # the unused half stays finite
-        return torch.where(rank < 0.5, 0.5 * lower**self.alpha, 1 - 0.5 * upper**self.alpha)
+        return torch.where(rank < 0.5, self._half(rank), 1 - self._half(1 - rank))
+
+    def _half(self, part: Tensor) -> Tensor:
+        """½ (2x)^alpha; 0 without a gradient at x = 0, where the slope is infinite if alpha < 1."""
+        inside = part > 0
+        return masked(0.5 * (2 * masked(part, inside, 0.5)) ** self.alpha, inside)
 
     def cost(self, similarity: Tensor) -> Tensor:
         """Return −log(s + epsilon), the loss for a similarity that should be one."""

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nearfar.engine import (
+    Mean,
+    Measure,
+    RowLoss,
+    Tile,
+    masked,
+    measure,
+    row_logsumexp,
+    row_loss,
+    row_sum,
+    unit,
+)
+from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
-from nearfar.utils.validation import positive
+from nearfar.utils.validation import one_of, positive, whole
+
+MEASURES = ("squared_euclidean", "euclidean", "dot")
 
 
 @register
@@ -12,24 +33,36 @@ class ProxyNCA(ClassificationLoss):
     """Pulls each embedding to its own proxy with a constant force and pushes it from the others, the nearest most.
 
     Formula:
-        ℓ_i = −scale·cos(x_i, w_y) + log Σ_{c≠y} e^(scale·cos(x_i, w_c))
+        ℓ_i = −s_iy + log Σ_{c≠y} e^(s_ic)
+        squared_euclidean:  s_ic = −scale/2 · ‖x_i − w_c‖², which is scale·cos(x_i, w_c) + const for unit vectors
+        euclidean:          s_ic = −scale · ‖x_i − w_c‖
+        dot:                s_ic = scale · x_i·w_c
+        dynamic:            ℓ_i = mean over j∈P_i of −s_ip(j) + log Σ_{k∈N_i} e^(s_ip(k)), p(j) the proxy nearest to x_j
 
     Args:
         num_classes: Number of classes.
         dim: Dimension of the embeddings.
-        scale: Factor of the cosines. The papers scale both vectors to length 3 and compare squared distances:
-            −9‖x − w‖² = 18·cos + const.
+        measure: "squared_euclidean"; "euclidean", as printed in RLL 5; or "dot", as printed in Thesis 2.27.
+        normalize: False: compare embeddings and proxies as they are instead of scaling them to length one.
+        scale: Factor of the similarities. The papers scale both vectors to length 3 and compare squared distances:
+            −9‖x − w‖² = 18·cos + const. RLL 5 and Thesis 2.27 print none, which is 1.
         include_positive: True: the own class is part of the sum, which is ProxyNCA++ (its temperature of 1/9 on unit
             vectors is scale = 2·9 = 18).
+        assignment: "static": a class has its own proxy. "dynamic": an embedding is represented by the proxy that is
+            nearest to it, as in RLL 4.
+        num_proxies: Number of proxies with dynamic assignment; None: one for each class.
         sample_rate: Below 1, each step compares with the classes of the batch and a random part of the others.
         lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
         The loss is computed from logarithms, so embeddings whose probability underflows are not lost. With a single
-        class the loss is 0.
+        class the loss is 0. With dynamic assignment the nearest proxy is a constant for the gradient, embeddings
+        without a positive or without a negative in the batch are left out, and a proxy that represents several
+        negatives counts several times, as printed.
 
     Reference:
-        Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017. Thesis 2.27–2.28, RLL 5.
+        Movshovitz-Attias et al., "No Fuss Distance Metric Learning using Proxies", ICCV 2017. Thesis 2.27–2.28,
+        RLL 4–5.
         Teh et al., "ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood Component Analysis", ECCV 2020.
 
     Example:
@@ -42,21 +75,117 @@ class ProxyNCA(ClassificationLoss):
     """
 
     key = "proxy_nca"
-    source = "Thesis 2.27–2.28, RLL 5"
+    source = "Thesis 2.27–2.28, RLL 4–5"
     cuda_graph = True
     deterministic = True
-    mean_over_anchors = True
 
     def __init__(
         self,
         *,
         num_classes: int,
         dim: int,
+        measure: str = "squared_euclidean",
+        normalize: bool = True,
         scale: float = 18.0,
         include_positive: bool = False,
+        assignment: str = "static",
+        num_proxies: int | None = None,
         sample_rate: float = 1.0,
         lr_multiplier: float = 100.0,
     ) -> None:
         super().__init__(num_classes, dim, sample_rate, lr_multiplier)
+        self.measure = one_of("measure", measure, MEASURES)
+        self.normalize = bool(normalize)
         self.scale = positive("scale", scale)
         self.include_positive = include_positive
+        self.assignment = one_of("assignment", assignment, ("static", "dynamic"))
+        self.num_proxies = None if num_proxies is None else whole("num_proxies", num_proxies)
+        if self.assignment == "static" and self.num_proxies is not None:
+            raise ValueError(
+                "num_proxies is given; it needs assignment='dynamic', as every class has its own otherwise"
+            )
+        if self.assignment == "dynamic" and self.sample_rate < 1:
+            raise ValueError(f"sample_rate is {sample_rate}; with assignment='dynamic' only 1 is allowed")
+        if self.num_proxies is not None:
+            self.proxies = torch.nn.Parameter(torch.randn(self.num_proxies, self.dim) * self.dim**-0.5)
+
+    @property
+    def mean_over_anchors(self) -> bool:  # type: ignore[override]
+        """Whether the loss is the mean over all embeddings of the batch."""
+        return self.assignment == "static"
+
+    @property
+    def pools(self) -> bool:  # type: ignore[override]
+        """Whether ``pool`` turns squared distances into similarities."""
+        return self.measure == "euclidean"
+
+    @property
+    def comparison(self) -> Measure:
+        """How the vectors that the engine gets are compared: always by products, see ``against_proxies``."""
+        return measure("dot", normalize=self.normalize and self.measure != "euclidean")
+
+    def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
+        """Return minus the root of squared distances, without a gradient at 0."""
+        apart = ~(similarities <= 0)  # NaN stays NaN
+        root = masked(masked(similarities, apart, 1.0).sqrt(), apart)
+        return -root.squeeze(2), masked(-0.5 / root, apart)
+
+    def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        if self.assignment == "dynamic":
+            return self._dynamic(embeddings, labels, proxies)
+        if self.measure == "squared_euclidean" and not self.normalize:
+            # −½‖x − w‖² is x·w − ½‖w‖² and a constant for all classes.
+            embeddings = torch.cat([embeddings, torch.ones_like(embeddings[:, :1])], dim=1)
+            proxies = torch.cat([proxies, -0.5 * proxies.square().sum(dim=1, keepdim=True)], dim=1)
+        elif self.measure == "euclidean":
+            embeddings, proxies = (unit(each) if self.normalize else each for each in (embeddings, proxies))
+            # ‖x − w‖² as a product, for ``pool``
+            squares = (each.square().sum(dim=1, keepdim=True) for each in (embeddings, proxies))
+            lengths, widths = (each.add(each, alpha=0.0) for each in squares)  # 0 · ∞ is NaN: an overflow is noticed
+            embeddings = torch.cat([embeddings, lengths, torch.ones_like(lengths)], dim=1)
+            proxies = torch.cat([-2.0 * proxies, torch.ones_like(widths), widths], dim=1).unsqueeze(1)
+        return super().against_proxies(embeddings, labels, proxies)
+
+    def _dynamic(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        rows = _Assigned(
+            measure=self.measure,
+            normalize=self.normalize,
+            factor={"squared_euclidean": -0.5, "euclidean": -1.0, "dot": 1.0}[self.measure] * self.scale,
+            include_positive=self.include_positive,
+            memory_budget=self.memory_budget,
+            cuda_graph=self.graph_key() is not None,
+        )
+        with torch.no_grad():
+            compared = rows.comparison.pairwise(*(rows.comparison.prepare(each) for each in (embeddings, proxies)))
+            nearest = (compared * rows.factor).argmax(dim=1)
+        positions = torch.arange(len(labels), device=labels.device)
+        value = row_loss(rows, embeddings, labels, proxies[nearest], labels, positions, owner=self)
+        return value.add(compared.sum(), alpha=0.0)  # NaN in a proxy that represents nobody is noticed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Assigned(RowLoss):
+    """The loss of each embedding against the proxies that represent the batch."""
+
+    measure: str
+    normalize: bool
+    factor: float
+    include_positive: bool
+    memory_budget: int
+    cuda_graph: bool
+    closed_form = True
+
+    def graph_key(self) -> Hashable:
+        return self if self.cuda_graph else None
+
+    def on_tile(self, tile: Tile) -> Sequence[Mean]:
+        complete = tile.positives.any(dim=1) & tile.negatives.any(dim=1)
+        pos, neg = tile.positives & complete.unsqueeze(1), tile.negatives
+        if self.include_positive:
+            total, number = against_negatives(tile.values, pos, neg, self.factor)
+        else:
+            number = pos.sum(dim=1, dtype=tile.values.dtype)
+            pull = row_sum(masked(tile.values, pos), pos.to(tile.values.dtype)) * -self.factor
+            total = row_logsumexp(tile.values, neg, self.factor) * number + pull
+        counted = complete.to(tile.values.dtype)
+        return [Mean(total * (counted / number.clamp(min=1.0)), counted)]

@@ -15,6 +15,7 @@ from nearfar.engine import (
     Tile,
     by_autograd,
     differentiable,
+    masked,
     row_logsumexp,
     row_loss,
     unit,
@@ -22,7 +23,7 @@ from nearfar.engine import (
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.proxy_anchor import pull, share_of_present
 from nearfar.losses.registry import register
-from nearfar.utils.validation import number, positive
+from nearfar.utils.validation import number, one_of, positive
 
 
 @register
@@ -31,7 +32,7 @@ class ProxyRepel(ProxyLoss, RowLoss):
 
     Formula:
         loss = mean over proxies w with embeddings in the batch of log(1 + Σ_{x∈X_w} e^(−alpha (w·x − margin)))
-             + mean over all proxies w of log(1 + Σ_{v≠w} e^(alpha (w·v + margin)))
+             + mean over w∈W of log(1 + Σ_{v∈W, v≠w} e^(alpha (w·v + margin))),  W all proxies, or the absent ones
 
     Args:
         num_classes: Number of classes.
@@ -39,11 +40,15 @@ class ProxyRepel(ProxyLoss, RowLoss):
         alpha: Steepness. The thesis uses 32.
         margin: λ. The thesis uses 0.1.
         through_batch: True: proxies are compared through the batch, by Σ_x (w·x)(x·v) instead of w·v.
+        repelled: W. "all": all proxies. "absent": the proxies without embeddings in the batch, which is W⁻ of Thesis
+            6.1 read literally.
         lr_multiplier: Learning rate of the proxies divided by that of the network.
 
     Differences:
-        Through a batch of m embeddings, two proxies can have a similarity of up to m, so the second term grows with
-        the batch. All pairs of proxies are compared: the time grows with the square of the number of classes.
+        Thesis 6.1 prints W⁻ for the second term, and its text describes all proxies; both readings are available. A
+        proxy does not repel itself, though the printed sum includes it. Through a batch of m embeddings, two proxies
+        can have a similarity of up to m, so the second term grows with the batch. All pairs of proxies are compared:
+        the time grows with the square of the number of classes.
 
     Reference:
         Psomas, "Metric Learning: A Deep Dive", 2020, chapter 6. Thesis 6.1–6.2.
@@ -71,11 +76,13 @@ class ProxyRepel(ProxyLoss, RowLoss):
         alpha: float = 32.0,
         margin: float = 0.1,
         through_batch: bool = False,
+        repelled: str = "all",
         lr_multiplier: float = 100.0,
     ) -> None:
         super().__init__(num_classes, dim, lr_multiplier)
         self.alpha, self.margin = positive("alpha", alpha), number("margin", margin)
         self.through_batch = through_batch
+        self.repelled = one_of("repelled", repelled, ("all", "absent"))
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
@@ -88,14 +95,22 @@ class ProxyRepel(ProxyLoss, RowLoss):
             memory_budget=self.memory_budget,
             cuda_graph=self.graph_key() is not None,
         )
+        names, share = classes, None
+        if self.repelled == "absent":
+            # Absent proxies have one name, so that they are the positives of each other; only they count in the mean.
+            names = (weights > 0).long()
+            share = masked(torch.ones_like(weights), weights <= 0)
+            share = share * (len(share) / share.sum().clamp(min=1.0))
         if not self.through_batch:
-            return pulls + row_loss(repulsion, proxies, classes, owner=self)
+            return pulls + row_loss(repulsion, proxies, names, anchor_values=share, owner=self)
 
-        def through(proxies: Tensor, embeddings: Tensor, classes: Tensor) -> Tensor:
-            return row_loss(repulsion, unit(proxies) @ unit(embeddings).T, classes, owner=self)
+        def through(proxies: Tensor, embeddings: Tensor, names: Tensor, share: Tensor | None) -> Tensor:
+            points = unit(proxies) @ unit(embeddings).T
+            return row_loss(repulsion, points, names, anchor_values=share, owner=self)
 
         pairs = len(proxies) * (len(proxies) + len(labels))
-        computation = LossComputation(by_autograd(through), (classes,), self, repulsion.graph_key, pairs, static=(0,))
+        constants = names, share
+        computation = LossComputation(by_autograd(through), constants, self, repulsion.graph_key, pairs, static=(0,))
         return pulls + differentiable(computation, (proxies, embeddings))
 
     def on_tile(self, tile: Tile) -> Row:
@@ -118,5 +133,6 @@ class _Repulsion(RowLoss):
         return self if self.cuda_graph else None
 
     def on_tile(self, tile: Tile) -> Row:
-        others = row_logsumexp(tile.values, tile.negatives, self.alpha) + self.alpha * self.margin
-        return others.softplus()
+        others = tile.negatives if tile.anchor_values is None else tile.positives
+        repulsion = (row_logsumexp(tile.values, others, self.alpha) + self.alpha * self.margin).softplus()
+        return repulsion if tile.anchor_values is None else repulsion * tile.anchor_values
