@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nearfar.engine import masked, unit
+from nearfar.engine import LossComputation, masked, unit
+from nearfar.engine.autograd import Gradients, Needed, Tensors, no_compile, run
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, whole
@@ -32,8 +35,8 @@ class FacilityLocation(Loss):
         medoid is replaced by the member of its cluster that improves the score of the whole clustering most (the
         authors' code only counts distances within that cluster). The result is a constant for the gradient. Ties go to
         the lowest index, and the search runs in float64, so that rounding decides nothing. Its time grows with
-        classes · m². NMI is 2 I / (H(y) + H(ŷ)). The loss is a sum, as printed, and grows with the batch. On a GPU the
-        host waits for the number of classes and after each pass.
+        (classes + replaced medoids) · m². NMI is 2 I / (H(y) + H(ŷ)). The loss is a sum, as printed, and grows with the
+        batch. On a GPU the host waits for the number of classes and for each medoid that is replaced.
 
     Reference:
         Oh Song et al., "Deep Metric Learning via Facility Location", CVPR 2017. RLL 6–7.
@@ -54,6 +57,7 @@ class FacilityLocation(Loss):
         self.gamma = non_negative("gamma", gamma)
         self.refinements = whole("refinements", refinements, low=0)
 
+    @no_compile
     def compute(
         self,
         embeddings: Tensor,
@@ -64,91 +68,173 @@ class FacilityLocation(Loss):
     ) -> Tensor:
         refuse_gallery(self, gallery, "clusters the batch")
         with torch.no_grad():
-            search = _Search(unit(embeddings.double()), labels, self.gamma)
-            medoids, error = search.clustering(self.refinements)
+            search = _Search(self, unit(embeddings.double()), labels)
+            medoids, error = search.clustering()
         points = unit(embeddings)
         gain = _distances(points, search.class_medoids()) - _distances(points, medoids)
         return (gain.sum() + error.to(gain.dtype)).relu()
 
 
 class _Search:
-    """Search for the medoids S with the largest A(S) = F(S) + gamma (1 − NMI)."""
+    """Search for the medoids S with the largest A(S) = F(S) + gamma (1 − NMI).
 
-    def __init__(self, points: Tensor, labels: Tensor, gamma: float) -> None:
-        names, self.classes, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-        self.size, self.gamma = len(names), gamma
+    Every step scores all candidates at once. On a GPU the greedy search is one CUDA graph and a swap another one.
+    """
+
+    def __init__(self, loss: FacilityLocation, points: Tensor, labels: Tensor) -> None:
+        names, self.classes = torch.unique(labels, return_inverse=True)
+        self.loss, self.size = loss, len(names)
         self.distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for equal points
-        self.index = torch.arange(len(labels), device=labels.device)
-        shares = torch.arange(len(labels) + 1, dtype=points.dtype, device=labels.device) / len(labels)
-        self.entropy: Tensor = torch.special.entr(shares)  # −p log p for every number of points
-        self.class_entropy = self.entropy[sizes].sum()
+        # The rank of each point among the neighbors of another; of equal distances the lowest index is the nearest.
+        order = self.distances.argsort(dim=1, stable=True)
+        index = torch.arange(len(labels), device=labels.device)
+        self.ranks = torch.empty_like(order).scatter_(1, order, index.expand_as(order))
 
     def class_medoids(self) -> Tensor:
         """The medoid of each point's class, [m]."""
         same = self.classes.unsqueeze(1) == self.classes
         return masked(masked(self.distances, same).sum(dim=0).expand_as(same), same, math.inf).argmin(dim=1)
 
-    def clustering(self, refinements: int) -> tuple[Tensor, Tensor]:
+    def clustering(self) -> tuple[Tensor, Tensor]:
         """Each point's medoid, [m], in the best clustering found, and gamma (1 − NMI) of it."""
-        chosen = torch.zeros_like(self.index, dtype=torch.bool)
+        medoids = self._run(_Step.greedy)
+        for _ in range(self.loss.refinements):
+            before, first = medoids, 0
+            slots = self.ranks[:, medoids].argmin(dim=1)  # the medoid that each point can replace in this pass
+            while first < self.size:
+                # A swap changes the scores of all later medoids, so only the first one that improves is done.
+                found = self._run(_Step.swap, medoids, slots, slots.new_tensor(first))
+                slot, candidate = found.tolist()
+                if slot == self.size:
+                    break
+                medoids = torch.where(torch.arange(self.size, device=medoids.device) == slot, candidate, medoids)
+                first = slot + 1
+            if medoids is before:
+                break
+        owners = medoids[self.ranks[:, medoids].argmin(dim=1)]
+        return owners, self._run(_Step.error, owners)
+
+    def _run(self, step: Callable[..., Tensor], *state: Tensor) -> Tensor:
+        """A step of the search, as a CUDA graph on a GPU."""
+        gamma, size = self.loss.gamma, self.size
+
+        def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+            distances, ranks, classes, *state = (tensor for tensor in (*inputs, *constants) if tensor is not None)
+            return step(_Step(distances, ranks, classes, size, gamma), *state), []
+
+        constants = (self.ranks, self.classes, *state)
+        key = step.__name__, gamma, size
+        computation = LossComputation(compute, constants, self.loss, lambda: key, self.distances.numel())
+        return run(computation, (self.distances,), (False,))[0]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step of the search depends on."""
+
+    distances: Tensor  # [m, m]
+    ranks: Tensor  # [m, m]
+    classes: Tensor  # [m], from 0 to size − 1
+    size: int
+    gamma: float
+
+    def greedy(self) -> Tensor:
+        """Add the best medoid to those that were chosen, one for each class; returns them, [size]."""
+        count, index = len(self.classes), self._index()
+        rank = torch.full_like(index, count)  # of each point's medoid; everything is nearer than none
+        owner, cell, nearest = torch.zeros_like(index), torch.zeros_like(index), torch.zeros_like(self.distances[0])
+        chosen = torch.zeros_like(index, dtype=torch.bool)
         medoids = []
         for _ in range(self.size):
-            best = _first_best(self.scores(chosen, self.index).masked_fill_(chosen, -math.inf))
-            chosen = chosen | (self.index == best)
+            takes = self.ranks < rank.unsqueeze(1)
+            scores = self.scores(takes, *(each.unsqueeze(1) for each in (owner, cell, nearest)))
+            best = _first_best(scores.masked_fill_(chosen, -math.inf))
+            chosen.index_fill_(0, best, True)
             medoids.append(best)
-        for _ in range(refinements):
-            before, owners = chosen, self.assign(chosen)[1]
-            for slot, old in enumerate(medoids):
-                members = (owners == old) | (self.index == old)
-                # On a GPU the number of members would need a synchronization, so all points are candidates.
-                candidates = members.nonzero().squeeze(1) if members.device.type == "cpu" else self.index
-                others = chosen & (self.index != old)
-                scores = self.scores(others, candidates).masked_fill_(~members[candidates], -math.inf)
-                best = _first_best(scores)
-                better = scores[best] > masked(scores, candidates == old, -math.inf).max() + TIE
-                medoids[slot] = torch.where(better, candidates[best], old)
-                chosen = others | (self.index == medoids[slot])
-            if torch.equal(chosen, before):
-                break
-        owners = self.assign(chosen)[1]
-        return owners, self.errors(owners, torch.zeros_like(owners, dtype=torch.bool).unsqueeze(1)).squeeze(0)
+            column = self.ranks.index_select(1, best).squeeze(1)
+            is_taken, rank = column < rank, torch.minimum(column, rank)
+            owner = torch.where(is_taken, best, owner)
+            nearest = torch.where(is_taken, self.distances.index_select(1, best).squeeze(1), nearest)
+            cell = self.cells(owner)
+        return torch.cat(medoids)
 
-    def assign(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """The distance of each point to the nearest of the chosen, infinite if there are none, and its index."""
-        nearest, owners = self.distances.masked_fill(~chosen, math.inf).min(dim=1)
-        return nearest, owners
+    def swap(self, medoids: Tensor, slots: Tensor, first: Tensor) -> Tensor:
+        """The first medoid, from ``first`` on, that one of its candidates can replace, and the best of them, [2].
 
-    def scores(self, chosen: Tensor, candidates: Tensor) -> Tensor:
-        """A of the chosen and each candidate, [c]."""
-        nearest, owners = (each.unsqueeze(1) for each in self.assign(chosen))
-        reach = self.distances[:, candidates]
-        takes = (reach < nearest) | ((reach == nearest) & (candidates < owners))
-        return self.errors(owners.squeeze(1), takes) - torch.minimum(reach, nearest).sum(dim=0)
+        Args:
+            medoids: The medoids, [size].
+            slots: Which medoid each point may replace, [m].
+            first: The first medoid to look at.
+        """
+        count = len(self.classes)
+        # The nearest medoid of each point and the next one, or none, for which every candidate is nearer.
+        near = torch.cat([self.ranks.index_select(1, medoids), torch.full_like(self.ranks[:, :1], count)], dim=1)
+        (rank, next_rank), (slot, next_slot) = (each.T for each in near.topk(2, dim=1, largest=False))
+        names = torch.cat([medoids, medoids[:1]])
+        owners = torch.stack([names[slot], names[next_slot]])  # [2, m]
+        distances = self.distances.gather(1, owners.T).T
+        cells = self.cells(owners.flatten()).view_as(owners)
+        removed = slot.unsqueeze(1) == slots  # [m, m], whether a point loses its medoid to a candidate
+        takes = self.ranks < torch.where(removed, next_rank.unsqueeze(1), rank.unsqueeze(1))
+        kept = (torch.where(removed, two[1].unsqueeze(1), two[0].unsqueeze(1)) for two in (owners, cells, distances))
+        scores = self.scores(takes, *kept)
+        nobody = torch.zeros_like(takes[:, :1])
+        now = self.scores(nobody, *(two[0].unsqueeze(1) for two in (owners, cells, distances)))
+        better = (scores > now + TIE) & (slots >= first)
+        place = torch.where(better, slots, self.size).amin(dim=0, keepdim=True)
+        return torch.cat([place, _first_best(masked(scores, slots == place, -math.inf))])
 
-    def errors(self, owners: Tensor, takes: Tensor) -> Tensor:
-        """gamma (1 − NMI) after each candidate has taken its points, [m, c], from their owners, [c]."""
-        # The non-empty cells of the table classes × owners, each identified by one of its points.
-        cells = self.classes * len(owners) + owners
-        names = torch.empty(self.size * len(owners), dtype=torch.long, device=cells.device)
-        cells = names.scatter_(0, cells, self.index)[cells]
+    def error(self, owners: Tensor) -> Tensor:
+        """gamma (1 − NMI) of a clustering."""
+        nobody = torch.zeros_like(self.ranks[:, :1], dtype=torch.bool)
+        return self.errors(nobody, owners.unsqueeze(1), self.cells(owners).unsqueeze(1)).squeeze(0)
+
+    def scores(self, takes: Tensor, owner: Tensor, cell: Tensor, nearest: Tensor) -> Tensor:
+        """A of each of c candidates, [c].
+
+        Args:
+            takes: Which points a candidate takes, [m, c].
+            owner: The medoids of the other points, [m, c] or [m, 1].
+            cell: Their cells, see ``cells``.
+            nearest: Their distances.
+        """
+        reach = self.distances[:, : takes.shape[1]]
+        return self.errors(takes, owner, cell) - torch.where(takes, reach, nearest).sum(dim=0)
+
+    def errors(self, takes: Tensor, owner: Tensor, cell: Tensor) -> Tensor:
+        """gamma (1 − NMI) after each of c candidates has taken its points, [c]."""
         taken = takes.float()  # counts are exact up to 2^24
-        clusters = self._remaining(owners, taken) + self.entropy[takes.sum(dim=0)]
-        joint = self._remaining(cells, taken) + self._entropy(_count(self.classes, taken, self.size))
-        both = self.class_entropy + clusters
-        return self.gamma * (1.0 - masked(2.0 * (both - joint) / both, both > 0, 1.0))
+        left, count = 1.0 - taken, len(self.classes)
+        of_clusters = taken.new_zeros(count, taken.shape[1]).scatter_add_(0, owner.expand_as(left), left)
+        of_cells = taken.new_zeros(2 * count, taken.shape[1]).scatter_add_(0, cell.expand_as(left), left)
+        of_classes = taken.new_zeros(self.size, taken.shape[1]).index_add_(0, self.classes, taken)
+        sizes = torch.zeros_like(of_classes[:, :1]).index_add_(0, self.classes, torch.ones_like(taken[:, :1]))
+        clusters = self._entropy(torch.cat([of_clusters, taken.sum(dim=0, keepdim=True)]))
+        both = self._entropy(sizes) + clusters
+        joint = self._entropy(torch.cat([of_cells, of_classes]))
+        error: Tensor = self.gamma * (1.0 - masked(2.0 * (both - joint) / both, both > 0, 1.0))
+        return error
 
-    def _remaining(self, groups: Tensor, taken: Tensor) -> Tensor:
-        """Entropy of what each candidate leaves of the groups, [c]."""
-        sizes = _count(groups, taken.new_ones(len(groups), 1), len(groups))
-        return self._entropy(sizes - _count(groups, taken, len(groups)))
+    def cells(self, owners: Tensor) -> Tensor:
+        """The cells of the table classes × medoids: one number below 2m for each cell that occurs.
+
+        Args:
+            owners: The medoids of all points, [m], or twice as many, [2m].
+        """
+        count = len(self.classes)
+        codes = self.classes.repeat(len(owners) // count) * count + owners
+        names = torch.empty(self.size * count, dtype=torch.long, device=codes.device)
+        return names.scatter_(0, codes, torch.arange(len(codes), device=codes.device))[codes]
+
+    def _index(self) -> Tensor:
+        return torch.arange(len(self.classes), device=self.classes.device)
 
     def _entropy(self, counts: Tensor) -> Tensor:
-        return self.entropy.index_select(0, counts.int().flatten()).view_as(counts).sum(dim=0)
-
-
-def _count(groups: Tensor, taken: Tensor, number: int) -> Tensor:
-    """How many points of each group each candidate takes, [number, c]."""
-    return taken.new_zeros(number, taken.shape[1]).index_add_(0, groups, taken)
+        """Entropy of each column of counts, [c]."""
+        count = len(self.classes)
+        table = torch.special.entr(torch.arange(count + 1, dtype=torch.float64, device=counts.device) / count)
+        entropies: Tensor = table.index_select(0, counts.int().flatten()).view_as(counts)
+        return entropies.sum(dim=0)
 
 
 def _first_best(scores: Tensor) -> Tensor:
