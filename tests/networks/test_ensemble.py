@@ -19,6 +19,13 @@ def test_it_equals_a_concatenation_by_hand(count: int) -> None:
     assert model(pictures()).shape == (3, model.dim)
 
 
+def test_every_member_counts_the_same_however_long_its_embeddings_are() -> None:
+    members = [tiny(seed=seed, normalize=False) for seed in range(2)]
+    model = networks.Ensemble(members).eval()
+    by_hand = [F.normalize(member(pictures()), dim=1) for member in members]
+    torch.testing.assert_close(model(pictures()), F.normalize(torch.cat(by_hand, dim=1), dim=1))
+
+
 def test_without_normalisation_embeddings_are_only_put_side_by_side() -> None:
     members = [tiny(seed=0), tiny(seed=1, normalize=False)]
     model = networks.Ensemble(members, normalize=False).eval()

@@ -20,7 +20,8 @@ class Ensemble(nn.Module):
 
     Args:
         members: Embedders, at least one.
-        normalize: Normalize the concatenated embedding to length 1.
+        normalize: Normalize the embedding of each member and the concatenated one to length 1, so that all members
+            count the same. False: concatenate embeddings as they are.
 
     Reference:
         Elezi et al., "The Group Loss for Deep Metric Learning", ECCV 2020 (with 2 and with 5 members).
@@ -98,11 +99,12 @@ def concatenate(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
 
     Args:
         found: Embeddings [b, d] of each network.
-        normalize: Normalize the concatenated embedding to length 1.
+        normalize: Normalize the embedding of each network and the concatenated one to length 1.
 
     Example:
         >>> concatenate([torch.tensor([[3.0]]), torch.tensor([[4.0]])])
-        tensor([[0.6000, 0.8000]])
+        tensor([[0.7071, 0.7071]])
     """
-    together = torch.cat(list(found), dim=1)
-    return F.normalize(together, dim=1) if normalize else together
+    if not normalize:
+        return torch.cat(list(found), dim=1)
+    return F.normalize(torch.cat([F.normalize(each, dim=1) for each in found], dim=1), dim=1)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from nearfar.data.sampling import HardClasses, Sampler, create, registry
 from nearfar.data.sampling.hard_classes import _chain
+from nearfar.data.sampling.independent import Independent
 
 Labels = NDArray[np.int64]
 
@@ -295,3 +296,20 @@ def test_a_million_pictures_are_no_burden() -> None:
         times.append(time.perf_counter() - start)
         assert len(set(batch.tolist())) == 512
     assert sorted(times)[5] < 0.005
+
+
+# --- members of an ensemble ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_members_of_an_ensemble_get_the_batches_of_trainings_of_their_own(ranks: int) -> None:
+    labels = labels_of(*[5] * 12)
+    for rank in range(ranks):
+        both = Independent("groups", labels, SETTINGS["groups"], members=2, seed=7, rank=rank, ranks=ranks)
+        alone = [create("groups", labels, **SETTINGS["groups"], seed=seed, rank=rank, ranks=ranks) for seed in (7, 8)]
+        for step in range(len(both)):
+            parts = np.split(both.batch(1, step), 2)
+            assert all(np.array_equal(part, one.batch(1, step)) for part, one in zip(parts, alone, strict=True))
+        assert not np.array_equal(*np.split(both.batch(1, 0), 2))
+    assert both.batch_size == 36
+    assert both.restore(both.state(1, 2)) == (1, 2)

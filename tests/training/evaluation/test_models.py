@@ -91,6 +91,16 @@ def test_a_network_of_one_level_has_none_to_tell_apart(place: Path, capsys: pyte
     )
 
 
+def test_independent_members_are_trained_and_concatenated_with_length_one(tmp_path: Path) -> None:
+    settings = {"network__members": 2, "network__independent": True, "network__normalize": False}
+    train(recipe(vectors(tmp_path), training__epochs=1, **settings), tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["batch"]["pictures"] == 2 * 12
+    with torch.no_grad():
+        found = nf.load(tmp_path / "run").eval()(torch.randn(3, DIM))
+    assert torch.allclose(found.view(3, 2, -1).norm(dim=2), torch.tensor(0.5).sqrt())
+
+
 @torch.no_grad()
 def test_an_ensemble_of_runs_is_that_of_their_networks(place: Path) -> None:
     runs = [place / "seed0", place / "seed1"]

@@ -135,6 +135,18 @@ def test_float32_is_float32_within_anybody_elses_autocast() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
+def test_independent_members_learn_from_their_own_part_of_the_batch() -> None:
+    both = batch()
+    images = torch.cat([both.images, batch(seed=1).images])
+    double = Batch(images, torch.cat([LABELS, LABELS]), torch.arange(24))
+    members = [Learner(network(seed), {"high": losses.create("contrastive")}) for seed in (0, 1)]
+    expected = [gradients(copy.deepcopy(one), batch(seed=seed)) for seed, one in enumerate(members)]
+    optimizer = sgd(*(one.network for one in members), lr=0.0)
+    TrainStep(members, optimizer, independent=True)(double)
+    for one, found in zip(members, expected, strict=True):
+        assert_same([p.grad for p in one.parameters() if p.grad is not None], found, 1e-7)
+
+
 # --- exact large batches ---------------------------------------------------------------------------------------
 
 LOSSES = {

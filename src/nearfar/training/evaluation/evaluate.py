@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nearfar import __version__, metrics
@@ -404,8 +403,7 @@ def _check_same_data(runs: Sequence[Path]) -> None:
 
 def _concatenate_normalized(parts: Sequence[EmbeddingSet]) -> EmbeddingSet:
     device = parts[0].embeddings.device
-    normalized = [F.normalize(part.embeddings.to(device), dim=1) for part in parts]
-    return replace(parts[0], embeddings=ensemble.concatenate(normalized))
+    return replace(parts[0], embeddings=ensemble.concatenate([part.embeddings.to(device) for part in parts]))
 
 
 def _same_rows(one: EmbeddingSet | None, other: EmbeddingSet | None) -> bool:

@@ -20,6 +20,7 @@ from nearfar.data import Dataset, Loader, Split, Store, View, splits
 from nearfar.data.datasets.registry import takes_root
 from nearfar.data.sampling import registry
 from nearfar.data.sampling.base import Sampler
+from nearfar.data.sampling.independent import Independent
 from nearfar.losses import ProxyLoss
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
@@ -286,14 +287,18 @@ def _check_parts(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Rows], lab
 
 
 def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int) -> Sampler:
-    section = recipe.sampler
+    section, seed = recipe.sampler, recipe.training.seed
     keys = ("classes", "per_class", "batch_size", "candidates", "steps")
     settings = {key: getattr(section, key) for key in keys if getattr(section, key) is not None}
     if section.name == "groups" and section.batch_size is not None:
         most = settings.pop("batch_size")
         settings["classes"] = registry.fitting_classes(labels, most, settings["per_class"], ranks)
     try:
-        return registry.create(section.name, labels, **settings, seed=recipe.training.seed, rank=rank, ranks=ranks)
+        if recipe.network.independent:
+            return Independent(
+                section.name, labels, settings, recipe.network.members, seed=seed, rank=rank, ranks=ranks
+            )
+        return registry.create(section.name, labels, **settings, seed=seed, rank=rank, ranks=ranks)
     except ValueError as error:
         classes = len(np.unique(labels))
         few = (section.classes or 0) > classes
@@ -378,7 +383,7 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
         )
         for _ in range(section.members)
     ]
-    return members[0] if len(members) == 1 else Ensemble(members, normalize=section.normalize)
+    return members[0] if len(members) == 1 else Ensemble(members, normalize=section.concatenation == "normalized")
 
 
 def members_of(model: Model) -> list[Embedder]:

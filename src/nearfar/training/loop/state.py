@@ -105,6 +105,7 @@ class Session:
             clip=training.clip,
             chunk=training.chunk,
             skip=training.on_nonfinite == "skip",
+            independent=self.parts.recipe.network.independent,
         )
 
     def train_step(self, batch: Batch) -> StepResult:

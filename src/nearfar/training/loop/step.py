@@ -89,6 +89,7 @@ class TrainStep:
             of the whole batch: all embeddings are computed first, then the loss, then each chunk again for its
             backward pass.
         skip: Whether training continues after a step with a NaN or infinite loss.
+        independent: Whether each learner gets its own part of the batch; otherwise all get the whole batch.
 
     Example:
         >>> from nearfar import losses, networks
@@ -111,6 +112,7 @@ class TrainStep:
         clip: float | None = None,
         chunk: int | None = None,
         skip: bool = True,
+        independent: bool = False,
     ) -> None:
         if not learners:
             raise ValueError("learners is empty; there is nothing to train")
@@ -123,7 +125,7 @@ class TrainStep:
         if self.chunk is not None:
             for learner in self.learners:
                 check_chunks(learner.network)
-        self.skip = skip
+        self.skip, self.independent = skip, independent
         self._parameters = [learner.parameters() for learner in self.learners]
         self._norms = [layer for learner in self.learners for layer in batchnorm.layers(learner.network)]
         self._fused = masks_updates(optimizer)
@@ -145,11 +147,15 @@ class TrainStep:
         images = batch.images
         if self.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
-        chunked = self.chunk is not None and self.chunk < len(batch)
+        count = len(self.learners)
+        parts = [(images, batch.labels)] * count
+        if self.independent:
+            parts = list(zip(images.chunk(count), batch.labels.chunk(count), strict=True))
+        chunked = self.chunk is not None and self.chunk < len(parts[0][1])
         backward = self._backward_in_chunks if chunked else self._backward
-        seeds = [None if seed is None else (seed, number) for number in range(len(self.learners))]
+        seeds = [None if seed is None else (seed, number) for number in range(count)]
         before = BatchNormStatistics(self._norms)
-        values = [backward(one, images, batch.labels, seeds[number]) for number, one in enumerate(self.learners)]
+        values = [backward(one, *parts[number], seeds[number]) for number, one in enumerate(self.learners)]
         norms = [self._reduce_and_clip(parameters) for parameters in self._parameters]
         loss = values[0] if len(values) == 1 else torch.stack(values).mean()
         finite = torch.stack([loss, *norms]).isfinite().all()

@@ -262,12 +262,18 @@ class NetworkSection(Section):
     """Keep statistics and parameters of batch norms."""
     members: Count = 1
     """Networks in an ensemble."""
+    independent: bool = False
+    """Members of an ensemble get batches of their own, as if each was trained alone; otherwise they share them."""
+    concatenation: Literal["normalized", "raw"] = "normalized"
+    """How members are concatenated: each with length 1, or as it is."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backbone; ``in_dim``, ``channels`` and ``size`` come from the data if not given."""
 
     def conflicts(self) -> Iterator[str]:
         if self.levels is not None and (not self.levels or len(set(self.levels)) < len(self.levels)):
             yield f"network.levels is {list(self.levels)}; allowed: each level once, and at least one"
+        if self.members == 1 and self.independent:
+            yield "network.independent is true; it needs network.members > 1"
 
 
 class LossSection(Section):
@@ -636,17 +642,8 @@ def json_schema() -> dict[str, Any]:
     tables["NetworkSection"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
     variants = [_loss_schema(name) for name in losses.names()]
     tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
-    return file_schema(schema, "nearfar recipe")
-
-
-def file_schema(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    """A JSON schema of pydantic as one of TOML files.
-
-    Args:
-        schema: The schema.
-        title: What it describes.
-    """
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **_without_null(schema), "title": title}
+    found: dict[str, Any] = _without_null(schema)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **found, "title": "nearfar recipe"}
 
 
 def _by_name(kind: type[Section], table: dict[str, Any]) -> dict[str, Any]:
@@ -713,7 +710,6 @@ __all__ = [
     "StageSection",
     "TrainingSection",
     "data_settings",
-    "file_schema",
     "json_schema",
     "loss_settings",
     "network_settings",
