@@ -177,7 +177,7 @@ def measure_adds(count: int, dim: int) -> dict[str, Any]:
                 times.append(time.perf_counter() - begin)
             before = folder_megabytes(folder)
             begin = time.perf_counter()
-            index.compact()
+            getattr(index, "compact" if hasattr(index, "compact") else "save")()  # the name in format 1 was save
             seconds = time.perf_counter() - begin
         found = {
             "adds": count,

@@ -40,6 +40,26 @@ def test_every_problem_is_a_line_and_the_exit_code_1(tmp_path: Path, capsys: pyt
     assert lines[3].startswith(f"{tmp_path / 'no.toml'} does not exist")
 
 
+def test_grids_and_spaces_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [RECIPES / "grids" / "digits.toml", RECIPES / "spaces" / "group.toml"]
+    grid, space = tmp_path / "grid.toml", tmp_path / "space.toml"
+    grid.write_text("dims = [0]\nsedes = [1]\n[losses.raw]\n", encoding="utf-8")
+    space.write_text('"loss.margin" = {low = 0.0, high = 1.0, stp = 0.1}\n"loss.alpha" = 3\n', encoding="utf-8")
+    assert run("check", *good, grid, space) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"{file}: ok" for file in good]
+    assert lines[2].startswith(f"{grid}: dims is [0]; allowed: a list of whole numbers ≥ 1")
+    assert lines[3].startswith(f"{grid}: unknown key sedes (did you mean 'seeds'?)")
+    assert lines[4].startswith(f"{space}: unknown key loss.margin.stp (did you mean 'loss.margin.step'?)")
+    assert lines[5].startswith(f"{space}: loss.alpha is 3; allowed: a table with low and high, or with choices")
+    assert run("check", grid.with_name("nothing.toml"), "--set", "training.epochs=1") == 1
+
+
+def test_cells_of_a_grid_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", RECIPES / "grids" / "digits.toml", "--set", "training.epochs=0") == 1
+    assert "training.epochs is 0" in capsys.readouterr().out
+
+
 def test_a_complete_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", NRA, "--set", "loss.alpha=2", "--set", "evaluation.ks=[1, 3]") == 0
     shown = tomllib.loads(capsys.readouterr().out)
@@ -48,9 +68,12 @@ def test_a_complete_recipe_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert load_recipe(shown) == load_recipe(NRA, overrides=["loss.alpha=2", "evaluation.ks=[1, 3]"])
 
 
-def test_the_schema_is_written_to_a_file(tmp_path: Path) -> None:
-    assert run("schema", "--out", tmp_path / "schema.json") == 0
-    assert "$defs" in json.loads((tmp_path / "schema.json").read_text())
+@pytest.mark.parametrize(("kind", "key"), [("recipe", "$defs"), ("grid", "properties"), ("space", "minProperties")])
+def test_a_schema_is_written_to_a_file(tmp_path: Path, kind: str, key: str) -> None:
+    assert run("schema", kind, "--out", tmp_path / "schema.json") == 0
+    written = json.loads((tmp_path / "schema.json").read_text())
+    assert written["title"] == f"nearfar {kind}"
+    assert key in written
 
 
 def test_the_shipped_schema_is_current() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import os
 import struct
 import tarfile
 import zipfile
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 
 def write(root: Path, files: Iterable[str] | Mapping[str, str | bytes]) -> Path:
@@ -21,6 +24,18 @@ def write(root: Path, files: Iterable[str] | Mapping[str, str | bytes]) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data if isinstance(data, bytes) else data.encode())
     return root
+
+
+def lock(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Refuse to list a folder; permissions would not stop a test that runs as root."""
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path) == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    patch.setattr(os, "scandir", refuse)
 
 
 def write_tar(file: Path, names: Iterable[str], mode: str = "w", form: int = tarfile.PAX_FORMAT) -> Path:

@@ -135,7 +135,9 @@ def test_what_is_added_bit_by_bit_is_found_as_if_it_came_at_once(measure: str) -
     grown.remove(np.array([300]))
     for one, other in zip(whole._parts, grown._parts, strict=True):
         assert torch.equal(one.vectors, other.vectors)
-        assert torch.equal(one.squares, other.squares)
+        assert (one.squares is None) == (other.squares is None)
+        if one.squares is not None and other.squares is not None:
+            assert torch.equal(one.squares, other.squares)
     for one, other in zip(whole.search(points[:9], 20), grown.search(points[:9], 20), strict=True):
         np.testing.assert_array_equal(one, other)
     assert before[1].max() < 91
@@ -224,3 +226,56 @@ with Index.from_vectors(points, out={str(tmp_path / "i")!r}, labels=list("ab") *
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("'b'") == 3
+
+
+def ranked_by_hand(points: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and scores in float64; of scores that are the same in float32, the lower id is first."""
+    differences = queries.astype(np.float64)[:, None] - points.astype(np.float64)
+    scores = -np.sqrt((differences**2).sum(2))
+    order = np.stack([np.lexsort((np.arange(len(points)), -row.astype(np.float32)))[:k] for row in scores])
+    return order, np.take_along_axis(scores, order, 1)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
+@pytest.mark.parametrize("name", ["exact", "faiss:flat", "milvus"])
+def test_distances_are_right_far_from_the_origin_in_batches_of_any_size(
+    tmp_path: Path, name: str, offset: float
+) -> None:
+    points = vectors(300) + np.float32(offset)
+    points[7] = points[9]  # a tie
+    points[11] += 3e4 * (offset == 0.0)  # one that is far from all others
+    queries = np.concatenate([points[:40], vectors(24, seed=1) + np.float32(offset)])
+    ids, scores = ranked_by_hand(points, queries, 5)
+    with Index.from_vectors(points[:200], out=tmp_path / "i", backend=name, measure="euclidean") as index:
+        index.add_vectors(points[200:])
+        for size in (1, 64):
+            rows = [index.nearest(queries[start : start + size], 5) for start in range(0, 64, size)]
+            assert np.concatenate([found for _, found in rows]).tolist() == ids.tolist()
+            np.testing.assert_allclose(np.concatenate([found for found, _ in rows]), scores, rtol=1e-6)
+            if name == "milvus":
+                break
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+@pytest.mark.parametrize("name", ["exact", "faiss:flat"])
+def test_very_long_and_very_short_vectors_have_distances(tmp_path: Path, name: str, size: float) -> None:
+    points = (vectors(60) * size).astype(np.float32)
+    ids, scores = ranked_by_hand(points, points, 5)
+    with Index.from_vectors(points, out=tmp_path / "i", backend=name, measure="euclidean") as index:
+        found = index.nearest(points, 5)
+        assert found[1].tolist() == ids.tolist()
+        np.testing.assert_allclose(found[0], scores, rtol=1e-6)
+        # so do queries that are not at all like the vectors
+        odd = np.concatenate([points[:1] * 0, (vectors(1) / size).astype(np.float32)])
+        assert np.isfinite(index.nearest(odd, 5)[0]).all()
+
+
+def test_more_ties_than_candidates_are_ranked_by_id() -> None:
+    points = np.repeat(vectors(4), 50, axis=0)
+    for backend in (
+        Exact(points, np.arange(200), measure="euclidean"),
+        faiss.Faiss.make(points, np.arange(200), kind="flat", measure="euclidean"),
+    ):
+        for count in (1, 30):
+            _, ids = backend.search(points[75 : 75 + count], 3)
+            assert {tuple(row) for row in ids.tolist()} <= {(50, 51, 52), (100, 101, 102)}

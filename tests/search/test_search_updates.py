@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from search_cases import digit, model, photos
+from trees_on_disk import lock
 
 from nearfar.search import Index
 from nearfar.search import index as index_module
@@ -133,6 +134,19 @@ def test_metadata_and_labels_can_change(index: Index, tmp_path: Path) -> None:
     assert index.item(2).metadata == {"year": 2020}
     assert index.item(2).label == "two"
     assert index.search(0, where={"year": 2020}).ids == [2]
+
+
+def test_pruning_keeps_what_is_in_folders_that_cannot_be_looked_at(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "photos"
+    lock(monkeypatch, whole / "digit 3")
+    (whole / "digit 4").rename(tmp_path / "elsewhere")
+    (whole / "digit 4").symlink_to("digit 4")  # a loop
+    (whole / "digit 5" / "005.png").unlink()
+    found = index.update(whole, prune=True)
+    assert (found.kept, found.missing, len(index)) == ([3, 4], [5], 5)
+    assert found.skipped == [("digit 3", "Permission denied"), ("digit 4", "Too many levels of symbolic links")]
 
 
 @pytest.mark.parametrize("prune", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ from nearfar.cli.app import app
 from nearfar.cli.output import STDOUT, print_json, say
 
 recipe = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(recipe, name="recipe", short_help="Check and complete recipes; print their JSON schema.")
+app.add_typer(recipe, name="recipe", short_help="Check and complete recipes; print JSON schemas.")
 
+KINDS = ("recipe", "grid", "space")
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe, as in loss.alpha=32; repeatable."),
@@ -21,7 +23,7 @@ Settings = Annotated[
 
 @recipe.callback(invoke_without_command=True)
 def recipe_root(context: typer.Context) -> None:
-    """Check and complete recipes; print their JSON schema.
+    """Check and complete recipes; check grids and spaces; print JSON schemas.
 
     Example: nearfar recipe check recipes/folder.toml
     """
@@ -29,22 +31,23 @@ def recipe_root(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@recipe.command(name="check", short_help="Check recipes, and name every problem.")
+@recipe.command(name="check", short_help="Check recipes, grids and spaces, and name every problem.")
 def check_recipes(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="TOML files, or run folders.")],
     settings: Settings = None,
 ) -> None:
-    """Check recipes, and name every problem. The exit code is 1 if any recipe has one.
+    """Check recipes, grids and spaces, and name every problem. The exit code is 1 if any file has one.
 
-    Example: nearfar recipe check recipes/folder.toml recipes/digits/nra.toml
+    A file with [losses] is a grid, of which the recipes of all cells are checked; a file with ranges or choices is a
+    space.
+
+    Example: nearfar recipe check recipes/folder.toml recipes/grids/digits.toml recipes/spaces/group.toml
     """
-    from nearfar.training.recipe.files import RecipeError, load
-
     failed = False
     for file in files:
         try:
-            load(file, overrides=settings or ())
-        except (RecipeError, FileNotFoundError) as error:
+            _check(file, settings or ())
+        except (ValueError, FileNotFoundError) as error:
             failed = True
             for problem in getattr(error, "problems", (str(error),)):
                 say(problem if problem.startswith(str(file)) else f"{file}: {problem}")
@@ -52,6 +55,21 @@ def check_recipes(
             say(f"{file}: ok")
     if failed:
         raise typer.Exit(1)
+
+
+def _check(file: Path, overrides: Sequence[str]) -> None:
+    from nearfar.bench.grid import cells, grid
+    from nearfar.bench.tuning import space
+    from nearfar.training.recipe.files import load
+    from nearfar.utils.toml import read
+
+    table = {} if file.is_dir() else read(file, "a recipe, a grid or a space")
+    if "losses" in table and "sampler" not in table:
+        cells.expand(grid.load(file), overrides=overrides)
+    elif space.is_space(table):
+        space.load(file)
+    else:
+        load(file, overrides=overrides)
 
 
 @recipe.command(name="show", short_help="Print a recipe with the defaults of everything that is not given.")
@@ -68,17 +86,22 @@ def show_recipe(
     print(to_toml(load(file, overrides=settings or ())), end="")
 
 
-@recipe.command(name="schema", short_help="Print the JSON schema of recipes, for editors.")
+@recipe.command(name="schema", short_help="Print the JSON schema of recipes, grids or spaces, for editors.")
 def print_schema(
+    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="recipe, grid or space.")] = "recipe",
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write it to this file.")] = STDOUT,
 ) -> None:
-    """Print the JSON schema of recipes, with which editors complete and check them.
+    """Print the JSON schema of recipes, grids or spaces, with which editors complete and check them.
 
-    Losses, networks and datasets of files given with --use are included. A recipe names its schema in its first line:
+    Losses, networks and datasets of files given with --use are included. A file names its schema in its first line:
     #:schema recipe.schema.json
 
     Example: nearfar recipe schema --out recipe.schema.json
     """
-    from nearfar.training.recipe.schema import json_schema
+    from nearfar.bench.grid import grid
+    from nearfar.bench.tuning import space
+    from nearfar.training.recipe import schema
+    from nearfar.utils.validation import one_of
 
-    print_json(out, json_schema())
+    schemas = {"recipe": schema.json_schema, "grid": grid.json_schema, "space": space.json_schema}
+    print_json(out, schemas[one_of("KIND", kind, KINDS)]())

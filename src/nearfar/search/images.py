@@ -44,6 +44,7 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
     """List the images of a folder or archive, a list of files, or a dataset, in a fixed order.
 
     Names of files in a folder are paths relative to it; those of a list, or of a single file, are paths as given.
+    Files and folders that could not be looked at are listed too; they fail to read.
 
     Args:
         images: Where the images are.
@@ -57,8 +58,10 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
             return list_images([path], labels)
         tree = open_tree(path)
         if not tree.images:
+            tree.check_readable()
             raise ValueError(f"pictures is {str(path)!r}; it contains no files with the extension of an image")
-        return [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.images]
+        found = [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.images]
+        return [*found, *_unreadable(tree.unreadable)]
     if not len(images):
         raise ValueError("pictures is empty; it must be a folder or at least one file")
     listed: dict[str, ImageSource] = {}
@@ -90,7 +93,8 @@ def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSourc
     array = getattr(dataset.source, "array", None)
     read = dataset.source.read if array is None else (lambda row: np.ascontiguousarray(array[row]))
     names, labels = dataset.source.name, dataset.labels
-    return [_encodable(ImageSource(names(row), dataset.classes[labels[row]], _reader(read, row))) for row in rows]
+    found = [_encodable(ImageSource(names(row), dataset.classes[labels[row]], _reader(read, row))) for row in rows]
+    return [*found, *_unreadable(dataset.unreadable)]
 
 
 def digest(image: ImageInput) -> str:
@@ -146,12 +150,20 @@ def _encodable(each: ImageSource) -> ImageSource:
     try:
         each.name.encode()
     except UnicodeEncodeError:
-        return ImageSource(os.fsencode(each.name).decode(errors="backslashreplace"), None, _refuse)
+        name = os.fsencode(each.name).decode(errors="backslashreplace")
+        return ImageSource(name, None, _refusal("its name is not UTF-8; rename the file"))
     return each
 
 
-def _refuse() -> bytes:
-    raise OSError("its name is not UTF-8; rename the file")
+def _unreadable(entries: Sequence[tuple[str, str]]) -> list[ImageSource]:
+    return [ImageSource(path, None, _refusal(reason)) for path, reason in entries]
+
+
+def _refusal(reason: str) -> Callable[[], ImageInput]:
+    def refuse() -> ImageInput:
+        raise OSError(reason)
+
+    return refuse
 
 
 def _reader(read: Callable[[int], ImageInput], place: int) -> Callable[[], ImageInput]:

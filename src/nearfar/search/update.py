@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,13 +75,13 @@ def update(
     listed, storage, result = list_images(images, labels), index.storage, Update(pruned=prune)
     details = dict(metadata or {})
     hashes = _hashes(listed, result, watch)
-    unread = {name for name, _ in result.skipped}
+    unread = {name for name, _ in result.skipped}  # files, and folders with all that is in them
     items = index.items
     there = {(item.name, item.hash): item for item in items}
     by_hash: dict[str, Item] = {item.hash: item for item in items if item.hash}
     left: dict[str, list[Item]] = {}  # items whose file is gone or has other content, by hash
     for item in items if follow else ():
-        if item.name in unread:
+        if item.name in unread or (unread and not unread.isdisjoint(map(str, PurePosixPath(item.name).parents))):
             result.kept.append(item.id)
         elif hashes.get(item.name) != item.hash:
             left.setdefault(item.hash, []).append(item)

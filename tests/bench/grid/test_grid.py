@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +230,8 @@ def test_a_grid_of_ours_makes_cells(file: Path) -> None:
 
 
 def test_a_grid_is_written_so_that_it_needs_no_other_file(tmp_path: Path) -> None:
-    found = dataclasses.replace(grid.load(GRIDS / "cub.toml"), settings={"loss.margin": (0.1, 0.2), "data.side": (64,)})
+    settings = {"loss.margin": (0.1, 0.2), "data.side": (64,)}
+    found = grid.load(GRIDS / "cub.toml").model_copy(update={"settings": settings})
     (tmp_path / "copy.toml").write_text(grid.to_toml(found), encoding="utf-8")
     assert grid.load(tmp_path / "copy.toml") == found
 
@@ -248,22 +248,30 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
     [
         ({"lossses": {}}, r"unknown key lossses \(did you mean 'losses'\?\)"),
         ({"losses": {}}, "losses is missing"),
-        ({"losses": {"raw": {"los": {}}}}, r"losses.raw: unknown section los \(did you mean 'loss'\?\)"),
-        ({"losses": {"raw": {"loss": "raw"}}}, "losses.raw.loss is 'raw'; it must be a table"),
+        ({"losses": {"raw": {"los": {}}}}, r"unknown key losses.raw.los \(did you mean 'losses.raw.loss'\?\)"),
+        ({"losses": {"raw": {"loss": "raw"}}}, "losses.raw.loss is 'raw'; allowed: a table"),
         ({"losses": {"frozen": {}}}, "'frozen' is the label of the baseline"),
         ({"networks": {"a": {"losses": {"nar": {}}}}}, r"networks.a.losses.nar: no loss has this label \(did you mean"),
-        ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; it must be a table"),
+        ({"networks": {"a": {"losses": 3}}}, "networks.a.losses is 3; allowed: a table"),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\]; numbers must be different"),
-        ({"dims": [0]}, "dims is 0; it must be ≥ 1"),
-        ({"protocol": "folds"}, "protocol is 'folds'; allowed are standard, fixed_validation, k_fold"),
-        ({"protocol_settings": {"share": 0.2}}, "protocol 'standard' has no setting 'share'"),
-        ({"baseline": "yes"}, "baseline is 'yes'; it must be true or false"),
+        ({"dims": [0]}, r"dims is \[0\]; allowed: a list of whole numbers ≥ 1"),
+        (
+            {"protocol": "folds"},
+            'protocol is .folds. .did you mean .k_fold...; allowed: "standard", "fixed_validation" or "k_fold"',
+        ),
+        (
+            {"protocol_settings": {"share": 0.2}},
+            "protocol_settings.share is set, and protocol is 'standard', which has no settings",
+        ),
+        ({"baseline": "yes"}, "baseline is 'yes'; allowed: true or false"),
+        ({"seeds": []}, r"seeds is \[\]; allowed: a list of one or more whole numbers ≥ 0"),
+        ({"protocol_settings": {"shares": 0.2}}, r"protocol_settings.shares \(did you mean 'protocol_settings.share'"),
         ({"settings": {"los.alpha": [1]}}, r"settings.los.alpha is not a key of a recipe \(did you mean 'loss'\?\)"),
         ({"settings": {"loss": [1]}}, "settings.loss is not a key of a recipe"),
-        ({"settings": {"loss": {"alpha": 2}}}, "settings.loss.alpha is 2; it must be a list of values"),
+        ({"settings": {"loss": {"alpha": 2}}}, "settings.loss.alpha is 2; allowed: a list of one or more values"),
         ({"settings": {"loss.alpha": [2, 2.0]}}, "values must be different"),
         ({"settings": {"network.dim": [8, 16]}}, "settings.network.dim is not allowed; use dims of the grid instead"),
-        ({"name": "../up"}, "name is '../up'; it must be a folder name"),
+        ({"name": "../up"}, "name is '../up'; allowed: a folder name"),
         ({"recipe": {**RECIPE, "split": {"name": "k_fold"}}}, "define the split"),
         (
             {"protocol": "fixed_validation", "recipe": {**RECIPE, "split": {"share": 0.6}}},
@@ -289,13 +297,13 @@ def test_all_problems_of_a_grid_are_in_one_error() -> None:
     head, *lines = str(error.value).splitlines()
     assert head == "9 problems:"
     begins = [
-        "unknown key sedes (did you mean 'seeds'?)",
-        "baseline is 1; it must be true or false",
-        "protocol is 'folds'; allowed are",
+        "protocol is 'folds' (did you mean 'k_fold'?); allowed: ",
+        "baseline is 1; allowed: true or false",
+        "losses.nra is 3; allowed: a table",
+        "unknown key networks.a.netwrk (did you mean 'networks.a.network'?)",
+        "dims is [0]; allowed: a list of whole numbers ≥ 1",
+        "unknown key sedes (did you mean 'seeds'?); a grid has name, recipe, ",
         "losses.raww: there is no loss 'raww' (did you mean 'raw'?); set loss.name",
-        "losses.nra is 3; it must be a table",
-        "networks.a: unknown section netwrk (did you mean 'network'?)",
-        "dims is 0; it must be ≥ 1",
         "settings.los.alpha is not a key of a recipe (did you mean 'loss'?)",
         "settings.training.seed is not allowed; use seeds of the grid instead",
     ]

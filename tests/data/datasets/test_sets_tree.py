@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees_on_disk import add, write, write_tar, write_zip
+from PIL import Image
+from trees_on_disk import add, lock, write, write_tar, write_zip
 
+from nearfar import data
 from nearfar.data.datasets.archives import DamagedTar, open_tree, tar_members
+from nearfar.data.datasets.base import UnreadableError
+from nearfar.data.store.prepare import prepare
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 
@@ -44,7 +48,35 @@ def test_a_link_to_a_folder_is_followed_but_a_loop_only_once(tmp_path: Path) -> 
 def test_a_broken_link_is_named(tmp_path: Path) -> None:
     write(tmp_path, ["jay/1.jpg"])
     (tmp_path / "jay/2.jpg").symlink_to(tmp_path / "nothing")
-    assert open_tree(tmp_path).remarks == ("jay/2.jpg: a broken link; skipped",)
+    tree = open_tree(tmp_path)
+    assert tree.remarks == ("jay/2.jpg: a broken link; left out",)
+    assert tree.unreadable == (("jay/2.jpg", "a broken link"),)
+
+
+def test_a_loop_of_links_hides_nothing_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, ["jay/1.jpg", "wren/1.jpg"])
+    (tmp_path / "jay/0").symlink_to("0")
+    tree = open_tree(tmp_path)
+    assert tree.names == ("jay/1.jpg", "wren/1.jpg")
+    assert tree.unreadable == (("jay/0", "Too many levels of symbolic links"),)
+
+
+def test_folders_that_cannot_be_listed_are_errors_unless_they_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("jay/1.png", "wren/1.png"):
+        file = tmp_path / "photos" / name
+        file.parent.mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(file)
+    lock(monkeypatch, tmp_path / "photos" / "wren")
+    dataset = data.open("folder", tmp_path / "photos")
+    assert dataset.left_out == ["wren: Permission denied; left out"]
+    with pytest.raises(UnreadableError, match=r"wren \(Permission denied\); on_error=\"skip\" continues"):
+        prepare(dataset, cache=tmp_path / "cache")
+    assert len(prepare(dataset, cache=tmp_path / "cache", on_error="skip")) == 1
+    lock(monkeypatch, tmp_path / "photos")
+    with pytest.raises(PermissionError):
+        open_tree(tmp_path / "photos")
 
 
 def test_members_that_lead_out_of_an_archive_are_named_and_passed_over(tmp_path: Path) -> None:

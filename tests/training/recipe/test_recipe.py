@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nearfar import losses, metrics, networks
-from nearfar.bench.grid.protocols import Protocol
 from nearfar.data import View, splits
 from nearfar.training import Recipe, RecipeError, load_recipe
 from nearfar.training.recipe.files import difference, from_dict, parse_override, to_dict, to_toml
@@ -340,8 +339,8 @@ def test_python_and_recipes_have_the_same_defaults() -> None:
     recipe = load_recipe(table(split={"name": "k_fold"}, network={"name": "mlp"}))
     folds = inspect.signature(splits.k_fold).parameters["folds"].default
     share = inspect.signature(splits.fixed_validation).parameters["share"].default
-    assert folds == recipe.split.folds == Protocol(name="k_fold").folds
-    assert share == recipe.split.share == Protocol(name="fixed_validation").share
+    assert folds == recipe.split.folds
+    assert share == recipe.split.share
     head = inspect.signature(networks.Embedder.param_groups).parameters["head_multiplier"].default
     assert head == inspect.signature(networks.Ensemble.param_groups).parameters["head_multiplier"].default
     assert head == recipe.optimizer.head_multiplier

@@ -160,7 +160,7 @@ def _cell(draft: _Draft, changes: Mapping[str, Any], roots: Sequence[str]) -> Ce
         root = _root(str(tables.get("data", {}).get("name", "digits")), draft.labels, roots)
         recipe = load(apply(tables, {"data.root": root}) if root else tables)
     except RecipeError as error:
-        raise RecipeError(f"cell {name}: {error}") from None
+        raise RecipeError(f"cell {name}: {error}", tuple(f"cell {name}: {line}" for line in error.problems)) from None
     return Cell(_key(recipe, draft.what, draft.labels), name, draft.labels, recipe, draft.what)
 
 
@@ -188,7 +188,7 @@ def _baselines(grid: Grid) -> Iterator[_Draft]:
 def _frames(grid: Grid, settings: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Tables, dict[str, str], Tables]]:
     """Yield all combinations of axes but the loss: tables, labels, and changes to apply after those of the loss."""
     nothing: Mapping[str, Tables] = {"": {}}
-    axes = grid.seeds, grid.data or nothing, grid.networks or nothing, grid.dims or (None,), grid.protocol.splits()
+    axes = grid.seeds, grid.data or nothing, grid.networks or nothing, grid.dims or (None,), grid.splits()
     for seed, data, network, dim, (fold, split), *values in itertools.product(*axes, *settings.values()):
         chosen = dict(zip(settings, values, strict=True))
         numbers = {"dim": dim, "fold": fold, **chosen}

@@ -12,7 +12,7 @@ Example:
     ...     "losses": {"raw": {}, "sharp": {"loss": {"name": "raw", "alpha": 8.0}}},
     ...     "dims": [16, 32],
     ... })
-    >>> list(grid.losses), grid.dims, grid.seeds, grid.protocol.name
+    >>> list(grid.losses), grid.dims, grid.seeds, grid.protocol
     (['raw', 'sharp'], (16, 32), (0,), 'standard')
 """
 
@@ -20,34 +20,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
 from nearfar import losses as loss_registry
-from nearfar.bench.grid import protocols
-from nearfar.bench.grid.protocols import Protocol
-from nearfar.training.recipe.files import apply
-from nearfar.training.recipe.schema import SECTIONS
+from nearfar.training.recipe.checks import read_section
+from nearfar.training.recipe.files import RecipeError, apply, section_tables
+from nearfar.training.recipe.schema import SECTIONS, Count, Fraction, Index, Section, SplitSection, file_schema
 from nearfar.utils.toml import read
-from nearfar.utils.validation import listed, nearest, whole
+from nearfar.utils.validation import listed, nearest
 
 Tables = Mapping[str, Any]
-KEYS = (
-    "name",
-    "recipe",
-    "changes",
-    "protocol",
-    "protocol_settings",
-    "baseline",
-    "seeds",
-    "losses",
-    "networks",
-    "dims",
-    "data",
-    "settings",
-)
-PARTS = (*SECTIONS, "stages")  # of a recipe
+Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 FROZEN = "frozen"  # label of the baseline
 # Keys that cannot be under [settings], and what defines them instead.
 OWN_AXES = {
@@ -59,39 +46,125 @@ OWN_AXES = {
     "split.fold": "protocol",
     "training.seed": "seeds",
 }
+_CLOSED = ConfigDict(extra="forbid", strict=True)
 
 
-class GridError(ValueError):
-    """Raised for an invalid grid; the message names the file and has a line for each problem."""
+class Changes(TypedDict, total=False):
+    """Sections of a recipe, with the keys that are set."""
+
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    data: dict[str, Any]
+    split: dict[str, Any]
+    sampler: dict[str, Any]
+    augmentation: dict[str, Any]
+    network: dict[str, Any]
+    loss: dict[str, Any]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+    selection: dict[str, Any]
+    stages: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A comparison: every loss with every network, dimension, dataset, setting and seed.
+class AxisChanges(Changes, total=False):
+    """Changes for a network or a dataset; ``losses`` has changes for one loss with it."""
 
-    Args:
-        name: Name of the grid and of its folder.
-        recipe: Sections of the recipe that all cells share.
-        losses: Changes to the recipe by label of the loss: [loss], and other sections where the loss needs them.
-        networks: Changes by label of the network; "losses" in them holds changes for one loss on this network.
-        data: Changes by label of the dataset, in the same way.
-        dims: Dimensions of the embeddings.
-        settings: Values to compare by key of the recipe, {"loss.alpha": (2, 4)}, each with each.
-        seeds: Seeds of the training.
-        protocol: Evaluation protocol: which classes validate.
-        baseline: Whether features without training are measured as well.
-    """
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    losses: dict[str, Changes]
 
-    name: str
-    recipe: Tables
-    losses: Mapping[str, Tables]
-    networks: Mapping[str, Tables] = field(default_factory=dict)
-    data: Mapping[str, Tables] = field(default_factory=dict)
-    dims: tuple[int, ...] = ()
-    settings: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
-    protocol: Protocol = field(default_factory=Protocol)
+
+class ProtocolSettings(TypedDict, total=False):
+    """Settings of an evaluation protocol, as in [split] of a recipe."""
+
+    __pydantic_config__ = _CLOSED  # type: ignore[misc]
+    share: Fraction
+    folds: Annotated[int, Field(ge=2)]
+    seed: Index
+
+
+class GridError(RecipeError):
+    """A grid with problems; the message names the file and has a line for each problem."""
+
+
+class Grid(Section):
+    """A comparison: every loss with every network, dimension, dataset, setting and seed."""
+
+    section = "grid"
+    name: str = ""
+    """Name of the grid and of its folder; that of the file if not given."""
+    recipe: Changes = Field(default_factory=Changes)
+    """Sections of the recipe that all cells share; in a file also the path of a recipe, relative to the grid."""
+    changes: Changes = Field(default_factory=Changes)
+    """Changes to that recipe for all cells."""
+    protocol: Literal["standard", "fixed_validation", "k_fold"] = "standard"
+    """Evaluation protocol of the thesis; all share the same test classes. "standard": the last epoch is tested;
+    "fixed_validation": a share of the training classes selects the epoch to test; "k_fold": the training classes take
+    turns to validate, each fold is a run, and the result is the mean of their tests."""
+    protocol_settings: ProtocolSettings = Field(default_factory=ProtocolSettings)
+    """Settings of the protocol."""
     baseline: bool = True
+    """Whether features without training are measured as well."""
+    seeds: Annotated[tuple[Index, ...], Field(min_length=1)] = (0,)
+    """Seeds of the training."""
+    losses: dict[str, Changes] = Field(default_factory=dict)
+    """Changes by label of the loss: [loss], and other sections where the loss needs them."""
+    networks: dict[str, AxisChanges] = Field(default_factory=dict)
+    """Changes by label of the network."""
+    dims: tuple[Count, ...] = ()
+    """Dimensions of the embeddings."""
+    data: dict[str, AxisChanges] = Field(default_factory=dict)
+    """Changes by label of the dataset."""
+    settings: dict[str, Values] = Field(default_factory=dict)
+    """Values to compare by key of the recipe, "loss.alpha" = [2, 4], each with each."""
+
+    def splits(self) -> list[tuple[int | None, dict[str, Any]]]:
+        """Return the fold (None without folds) and the section [split] of each run of a result.
+
+        Example:
+            >>> Grid(name="one", losses={"raw": {}}, protocol="fixed_validation").splits()
+            [(None, {'name': 'fixed_validation', 'share': 0.1, 'seed': 0})]
+        """
+        split = SplitSection.model_validate({"name": self.protocol, **self.protocol_settings})
+        if split.name != "k_fold":
+            return [(None, section_tables(split))]
+        return [(fold, {**section_tables(split), "fold": fold}) for fold in range(split.folds)]
+
+    def conflicts(self) -> Iterator[str]:
+        if not self.name or Path(self.name).name != self.name or self.name.startswith("."):
+            yield f"name is {self.name!r}; allowed: a folder name"
+        for key in self.protocol_settings:
+            if SplitSection.is_foreign(self.protocol, key):
+                has = ", ".join(SplitSection.keys[self.protocol]) or "no settings"
+                yield f"protocol_settings.{key} is set, and protocol is {self.protocol!r}, which has {has}"
+        for key, value in apply(self.recipe, self.changes).get("split", {}).items():
+            if key != "name" or value != self.protocol:
+                yield (
+                    f"protocol is {self.protocol!r}, but the recipe has split.{key} {value!r}; protocol and "
+                    "protocol_settings define the split, so remove it from the recipe"
+                )
+        if not self.losses:
+            yield "losses is missing; at least one [losses.LABEL] is required"
+        axes: dict[str, Mapping[str, Any]] = {"losses": self.losses, "networks": self.networks, "data": self.data}
+        for axis, labels in axes.items():
+            for label, changes in labels.items():
+                yield from self._label_conflicts(axis, label, changes)
+        for key, numbers in (("dims", self.dims), ("seeds", self.seeds)):
+            if len(set(numbers)) < len(numbers):
+                yield f"{key} is {list(numbers)}; numbers must be different"
+        for key, values in self.settings.items():
+            yield from _setting_conflicts(key, values)
+
+    def _label_conflicts(self, axis: str, label: str, changes: Tables) -> Iterator[str]:
+        if label == FROZEN:
+            yield f"{axis}.{label}: {FROZEN!r} is the label of the baseline; choose another one"
+        for own in changes.get("losses", {}):
+            if own not in self.losses:
+                yield f"{axis}.{label}.losses.{own}: no loss has this label{nearest(own, self.losses)}"
+        loss = changes.get("loss", {})
+        if axis == "losses" and "name" not in loss and (not changes or loss) and not _loss_of(label):
+            word = _first_word(label)
+            yield f"losses.{label}: there is no loss {word!r}{nearest(word, loss_registry.names())}; set loss.name"
 
 
 def load(grid: str | Path | Tables | Grid) -> Grid:
@@ -102,7 +175,7 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
             ``changes`` are applied to it for all cells.
 
     Raises:
-        GridError: If the file is invalid.
+        GridError: If the file is invalid; all problems are named.
     """
     if isinstance(grid, Grid):
         return grid
@@ -113,7 +186,7 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
     try:
         return _read(table, file.parent, file.stem)
     except (TypeError, ValueError) as error:
-        raise GridError(f"{file}: {error}") from None
+        raise GridError(f"{file}: {error}", getattr(error, "problems", ())) from None
 
 
 def to_toml(grid: Grid) -> str:
@@ -130,159 +203,59 @@ def to_toml(grid: Grid) -> str:
     """
     import tomli_w
 
-    axes = {"losses": grid.losses, "networks": grid.networks, "data": grid.data}
-    tables = {
-        "name": grid.name,
-        "protocol": grid.protocol.name,
-        "protocol_settings": grid.protocol.settings(),
-        "baseline": grid.baseline,
-        "seeds": list(grid.seeds),
-        "dims": list(grid.dims),
-        "recipe": grid.recipe,
-        "settings": {key: list(values) for key, values in grid.settings.items()},
-    }
-    return tomli_w.dumps({key: each for key, each in (tables | axes).items() if each not in ({}, [])})
+    return tomli_w.dumps({key: value for key, value in grid.model_dump().items() if value not in ({}, ())})
+
+
+def json_schema() -> dict[str, Any]:
+    """Return a JSON schema of grids, for editors.
+
+    Example:
+        >>> json_schema()["properties"]["seeds"]["items"]
+        {'minimum': 0, 'type': 'integer'}
+    """
+    schema = Grid.model_json_schema()
+    properties = schema["properties"]
+    properties["recipe"] = {"anyOf": [{"type": "string"}, properties["recipe"]]}
+    # Keys may also be written as tables: [settings.loss] alpha = [2, 4].
+    properties["settings"]["additionalProperties"] = {"type": ["array", "object"]}
+    return file_schema(schema, "nearfar grid")
 
 
 def _read(table: Tables, here: Path, name: str) -> Grid:
-    table = {"name": name, "recipe": {}, "protocol": "standard", "baseline": True, "seeds": (0,), **table}
-    if isinstance(table["recipe"], str):
-        table["recipe"] = _recipe(here, table["recipe"])
-    found = list(_problems(table))
-    if found:
-        raise GridError(listed(found))
-    losses = {label: _named(label, changes) for label, changes in table["losses"].items()}
-    return Grid(
-        name=table["name"],
-        recipe=apply(table["recipe"], table.get("changes", {})),
-        losses=losses,
-        networks=dict(table.get("networks", {})),
-        data=dict(table.get("data", {})),
-        dims=tuple(table.get("dims", ())),
-        settings={key: tuple(values) for key, values in _flat(table.get("settings", {}))},
-        seeds=tuple(table["seeds"]) or (0,),
-        protocol=protocols.create(table["protocol"], table.get("protocol_settings", {})),
-        baseline=table["baseline"],
-    )
+    table = {"name": name, **table}
+    if isinstance(table.get("recipe"), str):
+        file = here / table["recipe"]
+        if not file.is_file():
+            raise FileNotFoundError(f"recipe is {table['recipe']!r}; {file} does not exist")
+        table["recipe"] = read(file, "a recipe")
+    if isinstance(table.get("settings"), Mapping):
+        table["settings"] = dict(_flat(table["settings"]))
+    found, problems, _ = read_section(Grid, "", table, owner="a grid")
+    if found is None or problems:
+        raise GridError(listed(problems), tuple(problems))
+    losses = {label: _named(label, changes) for label, changes in found.losses.items()}
+    recipe = apply(found.recipe, found.changes)
+    return found.model_copy(update={"recipe": recipe, "changes": {}, "losses": losses})
 
 
-def _recipe(here: Path, recipe: str) -> Tables:
-    file = here / recipe
-    if not file.is_file():
-        raise FileNotFoundError(f"recipe is {recipe!r}; {file} does not exist")
-    return read(file, "a recipe")
-
-
-def _problems(table: Tables) -> Iterator[str]:
-    """Yield everything that is wrong with the content of a file."""
-    for key in table:
-        if key not in KEYS:
-            yield f"unknown key {key}{nearest(key, KEYS)}; allowed are {', '.join(KEYS)}"
-    name, baseline = table["name"], table["baseline"]
-    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
-        yield f"name is {name!r}; it must be a folder name"
-    if not isinstance(baseline, bool):
-        yield f"baseline is {baseline!r}; it must be true or false"
-    tables: dict[str, Tables] = {}
-    for key in ("protocol_settings", "changes", "settings", "losses", "networks", "data"):
-        tables[key] = table.get(key, {})
-        if not isinstance(tables[key], Mapping):
-            yield f"{key} is {tables[key]!r}; it must be a table, [{key}]"
-            tables[key] = {}
-    try:
-        protocols.create(table["protocol"], tables["protocol_settings"])
-    except (TypeError, ValueError) as error:
-        yield str(error)
-    parts = [*_part_problems("recipe", table["recipe"]), *_part_problems("changes", tables["changes"])]
-    yield from parts
-    split = {} if parts else apply(table["recipe"], tables["changes"]).get("split", {})
-    for key, value in split.items():
-        if key != "name" or value != table["protocol"]:
-            yield (
-                f"protocol is {table['protocol']!r}, but the recipe has split.{key} {value!r}; protocol and "
-                "protocol_settings define the split, so remove it from the recipe"
-            )
-    if not tables["losses"]:
-        yield "losses is missing; at least one [losses.LABEL] is required"
-    for key in ("losses", "networks", "data"):
-        for label, changes in tables[key].items():
-            yield from _label_problems(f"{key}.{label}", label, changes, None if key == "losses" else tables["losses"])
-    for key, low in (("dims", 1), ("seeds", 0)):
-        yield from _number_problems(key, table.get(key, ()), low)
-    for key, values in _flat(tables["settings"]):
-        yield from _setting_problems(key, values)
-
-
-def _part_problems(where: str, changes: Any) -> Iterator[str]:
-    """Yield what is wrong with a table of sections of a recipe."""
-    if not isinstance(changes, Mapping):
-        yield f"{where} is {changes!r}; it must be a table with sections of a recipe"
-        return
-    for part, content in changes.items():
-        if part not in PARTS:
-            yield f"{where}: unknown section {part}{nearest(part, PARTS)}; allowed are {', '.join(PARTS)}"
-        elif part != "stages" and not isinstance(content, Mapping):
-            yield f"{where}.{part} is {content!r}; it must be a table, as in {part}.name = …"
-
-
-def _label_problems(where: str, label: str, changes: Any, losses: Tables | None) -> Iterator[str]:
-    """Yield what is wrong with a label of an axis; with ``losses``, it may contain changes for single losses."""
-    if label == FROZEN:
-        yield f"{where}: {FROZEN!r} is the label of the baseline; choose another one"
-    if not isinstance(changes, Mapping):
-        yield f"{where} is {changes!r}; it must be a table, [{where}]"
-        return
-    if losses is None:
-        yield from _part_problems(where, changes)
-        loss = changes.get("loss", {})
-        if isinstance(loss, Mapping) and "name" not in loss and (not changes or loss) and not _loss_of(label):
-            word = _first_word(label)
-            yield f"losses.{label}: there is no loss {word!r}{nearest(word, loss_registry.names())}; set loss.name"
-        return
-    yield from _part_problems(where, {part: one for part, one in changes.items() if part != "losses"})
-    inner = changes.get("losses", {})
-    if not isinstance(inner, Mapping):
-        yield f"{where}.losses is {inner!r}; it must be a table, [{where}.losses.LABEL]"
-        return
-    for own, content in inner.items():
-        if own not in losses:
-            yield f"{where}.losses.{own}: no loss has this label{nearest(own, losses)}"
-        yield from _part_problems(f"{where}.losses.{own}", content)
-
-
-def _number_problems(key: str, values: Any, low: int) -> Iterator[str]:
-    if not isinstance(values, (list, tuple)):
-        yield f"{key} is {values!r}; it must be a list of integers"
-        return
-    for each in values:
-        try:
-            whole(key, each, low=low)
-        except (TypeError, ValueError) as error:
-            yield str(error)
-    if any(values.count(each) > 1 for each in values):
-        yield f"{key} is {list(values)}; numbers must be different"
-
-
-def _setting_problems(key: str, values: Any) -> Iterator[str]:
+def _setting_conflicts(key: str, values: tuple[Any, ...]) -> Iterator[str]:
     section = key.partition(".")[0]
     if section not in SECTIONS or section == key:
         known = ", ".join(f"{one}.…" for one in SECTIONS)
-        yield f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed are {known}"
+        yield f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed: {known}"
     elif key in OWN_AXES:
         yield f"settings.{key} is not allowed; use {OWN_AXES[key]} of the grid instead"
-    elif not isinstance(values, (list, tuple)) or not values:
-        yield f"settings.{key} is {values!r}; it must be a list of values"
     elif any(values.count(each) > 1 for each in values):
-        yield f"settings.{key} is {values!r}; values must be different"
+        yield f"settings.{key} is {list(values)}; values must be different"
 
 
 def _flat(settings: Tables, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by key of the recipe: {"loss": {"alpha": [2, 4]}} gives ("loss.alpha", [2, 4])."""
+    """Yield settings by key of the recipe: {"loss": {"alpha": [2, 4]}} gives ("loss.alpha", (2, 4))."""
     for word, values in settings.items():
         if isinstance(values, Mapping):
             yield from _flat(values, f"{above}{word}.")
         else:
-            yield f"{above}{word}", values
+            yield f"{above}{word}", tuple(values) if isinstance(values, list) else values
 
 
 def _first_word(label: str) -> str:

@@ -11,40 +11,60 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from nearfar.training.recipe.checks import read_section
 from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
-from nearfar.training.recipe.schema import Recipe
+from nearfar.training.recipe.schema import Recipe, Section, file_schema
 from nearfar.utils.toml import read
-from nearfar.utils.validation import listed, nearest
+from nearfar.utils.validation import listed
 
-WORDS = ("low", "high", "step", "log", "choices")
+Number = Annotated[int | float, WithJsonSchema({"type": "number"})]  # an integer stays one
 # Keys that define how a model is evaluated. Tuning them would tune the evaluation, not the model.
 FIXED = ("data.name", "data.root", "data.settings", "evaluation", "selection", "split", "training.seed")
 DIGITS = 12  # that sums of steps are rounded to: 0.30000000000000004 is 0.3
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers between two bounds.
+class SpaceError(RecipeError):
+    """A space with problems; the message names the file and has a line for each problem."""
 
-    Args:
-        key: Key of the recipe.
-        low: Smallest value.
-        high: Largest value.
-        step: Distance between two values; None for all numbers.
-        log: Whether to search on a logarithmic scale.
-    """
 
-    key: str
-    low: float
-    high: float
-    step: float | None = None
+class _Parameter(Section):
+    """What is common to all parameters."""
+
+    key: SkipJsonSchema[str]
+    """Key of the recipe."""
+
+    def conflicts(self) -> Iterator[str]:
+        for place in FIXED:
+            if self.key == place or self.key.startswith(f"{place}."):
+                yield f"{self.key} defines the evaluation and cannot be tuned; set it in the recipe"
+            elif place.startswith(f"{self.key}."):
+                yield (
+                    f"{self.key} contains {place}, which defines the evaluation and cannot be tuned; list the other "
+                    f"keys of {self.key} one by one"
+                )
+                break
+
+
+class Range(_Parameter):
+    """Numbers between two bounds."""
+
+    section = "range"
+    low: Number
+    """Smallest value."""
+    high: Number
+    """Largest value."""
+    step: Number | None = None
+    """Distance between two values; without it all numbers are possible."""
     log: bool = False
+    """Whether to search on a logarithmic scale."""
 
     @property
     def whole(self) -> bool:
@@ -55,8 +75,8 @@ class Range:
         """Return all values, or None for a continuous range.
 
         Example:
-            >>> Range("loss.margin", 0.0, 0.5, 0.2).values(), Range("sampler.classes", 4, 9, 2).values()
-            ([0.0, 0.2, 0.4], [4, 6, 8])
+            >>> Range(key="loss.margin", low=0.0, high=0.5, step=0.2).values()
+            [0.0, 0.2, 0.4]
         """
         if self.step is None:
             return None
@@ -78,18 +98,28 @@ class Range:
             return trial.suggest_int(self.key, low, high, step=self.step)
         return self.decode(trial.suggest_float(self.key, low, high, step=self.step, log=self.log))
 
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        key, low, high, step = self.key, self.low, self.high, self.step
+        if high <= low:
+            yield f"{key}.high is {high}; it must be > {key}.low, {low}"
+        elif step is not None and not 0 < step <= high - low:
+            yield f"{key}.step is {step}; it must be > 0 and ≤ {high - low} (high − low)"
+        elif step is None and isinstance(low, int) and isinstance(high, int):
+            yield (
+                f"{key} has integer bounds {low} and {high} and no step; write {low}.0 and {high}.0 for all numbers "
+                "between them, or add step = 1 for integers"
+            )
+        if self.log and (step is not None or low <= 0):
+            yield f"{key}.log is true; this requires low > 0 and no step"
 
-@dataclass(frozen=True)
-class Choices:
-    """A list of values.
 
-    Args:
-        key: Key of the recipe.
-        choices: The values.
-    """
+class Choices(_Parameter):
+    """A list of values."""
 
-    key: str
-    choices: tuple[Any, ...]
+    section = "choices"
+    choices: Annotated[tuple[Any, ...], Field(min_length=1)]
+    """The values."""
 
     def values(self) -> list[Any]:
         """Return all values as Optuna stores them: lists and tables as JSON."""
@@ -108,6 +138,11 @@ class Choices:
         """Return a value that Optuna stores as the recipe has it."""
         return self.choices[self.values().index(kept)]
 
+    def conflicts(self) -> Iterator[str]:
+        yield from super().conflicts()
+        if len(set(map(repr, self.values()))) < len(self.choices):
+            yield f"{self.key}.choices is {list(self.choices)}; values must be different"
+
 
 Parameter = Range | Choices
 Space = tuple[Parameter, ...]
@@ -122,14 +157,14 @@ def load(file: str | Path) -> Space:
             ``{choices = ["semi_hard", "hard"]}``.
 
     Raises:
-        ValueError: If an entry is invalid; the message names the file and the key.
+        SpaceError: If entries are invalid.
     """
     file = Path(file)
-    table = read(file, "a space")
+    table = read(file, "a space", SpaceError)
     try:
         return from_dict(table)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from None
+    except SpaceError as error:
+        raise SpaceError(f"{file}: {error}", error.problems) from None
 
 
 def from_dict(table: Mapping[str, Any]) -> Space:
@@ -139,32 +174,49 @@ def from_dict(table: Mapping[str, Any]) -> Space:
         table: Keys of the recipe with their ranges or choices.
 
     Raises:
-        ValueError: If entries are invalid; the message has a line for each problem.
+        SpaceError: If entries are invalid.
     """
     space: list[Parameter] = []
-    problems: list[str] = []
+    problems = [] if table else ["the space is empty; at least one key of the recipe is required"]
     for key, content in _entries(table):
-        try:
-            space.append(_parameter(key, content))
-        except (TypeError, ValueError) as error:
-            problems.append(str(error))
-    if not table:
-        problems.append("the space is empty; at least one key of the recipe is required")
+        if not isinstance(content, Mapping) or not content:
+            problems.append(f"{key} is {content!r}; allowed: a table with low and high, or with choices")
+            continue
+        kind: type[Parameter] = Choices if "choices" in content else Range
+        found, lines, _ = read_section(kind, key, {**content, "key": key}, owner=key)
+        problems += lines
+        if found is not None:
+            space.append(found)
     if problems:
-        raise ValueError(listed(problems))
+        raise SpaceError(listed(problems), tuple(problems))
     return tuple(space)
+
+
+def is_space(table: Mapping[str, Any]) -> bool:
+    """Return whether the content of a file is that of a space: some entry has a range or choices.
+
+    Args:
+        table: Content of a TOML file.
+    """
+    words = {"choices", "low", "high"}
+    return any(isinstance(content, Mapping) and words & content.keys() for _, content in _entries(table))
 
 
 def to_dict(space: Space) -> dict[str, dict[str, Any]]:
     """Return a space as nested dictionaries that ``from_dict`` reads."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in space:
-        if isinstance(one, Choices):
-            found[one.key] = {"choices": list(one.choices)}
-        else:
-            entries = {"low": one.low, "high": one.high, "step": one.step, "log": one.log or None}
-            found[one.key] = {word: value for word, value in entries.items() if value is not None}
-    return found
+    return {one.key: one.model_dump(mode="json", exclude={"key"}, exclude_defaults=True) for one in space}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return a JSON schema of spaces, for editors.
+
+    Example:
+        >>> [kind["required"] for kind in json_schema()["additionalProperties"]["anyOf"][:2]]
+        [['low', 'high'], ['choices']]
+    """
+    kinds = [Range.model_json_schema(), Choices.model_json_schema()]
+    entries = {"type": "object", "additionalProperties": {"anyOf": [*kinds, {"$ref": "#"}]}, "minProperties": 1}
+    return file_schema(entries, "nearfar space")
 
 
 def check(space: Space, recipe: Recipe) -> None:
@@ -231,62 +283,3 @@ def _entries(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, A
             yield from _entries(content, path)
         else:
             yield path, content
-
-
-def _parameter(key: str, content: Any) -> Parameter:
-    if not isinstance(content, Mapping):
-        raise TypeError(f"{key} is {content!r}; it must be a table with low and high, or with choices")
-    if "." not in key and not content:
-        raise ValueError(f"[{key}] is empty; it must contain keys of a recipe")
-    for word in content:
-        if word not in WORDS:
-            raise ValueError(f"{key} has {word!r}{nearest(word, WORDS)}; allowed are {', '.join(WORDS)}")
-    if any(key == place or key.startswith(f"{place}.") for place in FIXED):
-        raise ValueError(f"{key} defines the evaluation and cannot be tuned; set it in the recipe")
-    for place in FIXED:
-        if place.startswith(f"{key}."):
-            raise ValueError(
-                f"{key} contains {place}, which defines the evaluation and cannot be tuned; list the other keys of "
-                f"{key} one by one"
-            )
-    if "choices" in content:
-        return _choices(key, content)
-    for word in ("low", "high"):
-        if word not in content:
-            raise ValueError(f"{key} has no {word}; low and high, or choices, are required")
-    return _range(key, content)
-
-
-def _choices(key: str, content: Mapping[str, Any]) -> Choices:
-    choices = content["choices"]
-    if len(content) > 1:
-        others = ", ".join(word for word in content if word != "choices")
-        raise ValueError(f"{key} has choices and {others}; choices cannot be combined with others")
-    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
-        raise ValueError(f"{key}.choices is {choices!r}; it must be a list with at least one value")
-    found = Choices(key, tuple(choices))
-    if len(set(map(repr, found.values()))) < len(choices):
-        raise ValueError(f"{key}.choices is {choices!r}; values must be different")
-    return found
-
-
-def _range(key: str, content: Mapping[str, Any]) -> Range:
-    for word in ("low", "high", "step"):
-        value = content.get(word, 1)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise TypeError(f"{key}.{word} is {value!r}; it must be a number")
-    low, high, step, log = content["low"], content["high"], content.get("step"), content.get("log", False)
-    if not isinstance(log, bool):
-        raise TypeError(f"{key}.log is {log!r}; it must be true or false")
-    if high <= low:
-        raise ValueError(f"{key} has low {low} and high {high}; high must be > low")
-    if step is not None and not 0 < step <= high - low:
-        raise ValueError(f"{key}.step is {step}; it must be > 0 and ≤ {high - low} (high − low)")
-    if log and (step is not None or low <= 0):
-        raise ValueError(f"{key}.log is true; this requires low > 0 and no step")
-    if step is None and isinstance(low, int) and isinstance(high, int):
-        raise ValueError(
-            f"{key} has integer bounds {low} and {high} and no step; write {low}.0 and {high}.0 for all numbers "
-            "between them, or add step = 1 for integers"
-        )
-    return Range(key, low, high, step, log)

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from nearfar.data.datasets.base import PART_WORDS
+from nearfar.data.datasets.base import PART_WORDS, UnreadableError, left_out
 from nearfar.data.store.sources import Files, Ints, Tars, Zips, is_inside, open_tar_stream
 
 IMAGES = (
@@ -40,11 +40,13 @@ class Tree:
         root: The path that was opened, for messages.
         files: All files, images and others.
         remarks: Entries that were skipped and why, one line each.
+        unreadable: Paths of files and folders that could not be looked at, each with the reason.
     """
 
     root: Path
     files: Files | Zips | Tars
     remarks: tuple[str, ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -65,6 +67,11 @@ class Tree:
         ends = tuple("/" + end for end in ending)
         found = [index for index, name in enumerate(self.names) if ("/" + name).endswith(ends)]
         return min(found, key=lambda index: (self.names[index].count("/"), self.names[index]), default=None)
+
+    def check_readable(self) -> None:
+        """Raise UnreadableError if there are files or folders that could not be looked at."""
+        if self.unreadable:
+            raise UnreadableError(str(self.root), self.unreadable)
 
     def read(self, index: int) -> bytes:
         """Return the contents of a file.
@@ -132,6 +139,7 @@ def _walk(root: Path) -> Tree:
     """List a folder. Symbolic links to folders are followed; loops are visited once."""
     paths: list[str] = []
     remarks: list[str] = []
+    unreadable: list[tuple[str, str]] = []
     seen: set[tuple[int, int]] = set()
     pending = [""]
     while pending:
@@ -142,22 +150,30 @@ def _walk(root: Path) -> Tree:
                 remarks.append(f"{folder}: the same folder as one visited before; skipped")
                 continue
             seen.add((stat.st_dev, stat.st_ino))
-            with os.scandir(root / folder) as entries:
-                for entry in entries:
-                    path = f"{folder}/{entry.name}" if folder else entry.name
-                    if is_hidden(path):
-                        continue
-                    if entry.is_dir():
-                        pending.append(path)
-                    elif entry.is_file():
-                        paths.append(path)
-                    else:
-                        remarks.append(
-                            f"{path}: {'a broken link' if entry.is_symlink() else 'not a regular file'}; skipped"
-                        )
+            with os.scandir(root / folder) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name, reverse=True)
         except OSError as error:
-            remarks.append(f"{folder or root}: {error.strerror or error}; skipped")
-    return Tree(root, Files(root, sorted(paths)), tuple(sorted(remarks)))
+            if not folder:
+                raise
+            unreadable.append((folder, error.strerror or str(error)))
+            continue
+        for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if is_hidden(path):
+                continue
+            try:
+                if entry.is_dir():
+                    pending.append(path)
+                elif entry.is_file():
+                    paths.append(path)
+                elif entry.is_symlink():
+                    unreadable.append((path, "a broken link"))
+                else:
+                    remarks.append(f"{path}: not a regular file; skipped")
+            except OSError as error:
+                unreadable.append((path, error.strerror or str(error)))
+    remarks += [left_out(*one) for one in unreadable]
+    return Tree(root, Files(root, sorted(paths)), tuple(sorted(remarks)), tuple(sorted(unreadable)))
 
 
 def is_hidden(path: str) -> bool:

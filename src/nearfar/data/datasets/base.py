@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.store.sources import Arrays, Ints, Source, Vectors
+from nearfar.utils.validation import few
+
+SHOWN = 8  # entries in an error
 
 PARTS = ("train", "validation", "test", "query", "gallery", "all")
 # Names of folders, archives and table entries that denote a part.
@@ -56,6 +59,21 @@ def left_out(what: str, why: str) -> Note:
     return Note(f"{what}: {why}; left out", left_out=True)
 
 
+class UnreadableError(OSError):
+    """Files or folders of a dataset could not be looked at, so that it is unknown what they contain.
+
+    Args:
+        name: The dataset or folder.
+        entries: Paths, each with the reason; the message lists the first.
+        advice: End of the message.
+    """
+
+    def __init__(self, name: str, entries: Sequence[tuple[str, str]], advice: str = "") -> None:
+        listed = few([f"{path} ({reason})" for path, reason in entries], SHOWN)
+        super().__init__(f"{name}: {len(entries):,} files or folders cannot be read: {listed}{advice}")
+        self.entries = tuple(entries)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Images or vectors, their classes, and the parts they belong to.
@@ -68,6 +86,7 @@ class Dataset:
         parts: Sorted, disjoint indices: "train" and "test", or "train", "query" and "gallery", or "all".
         columns: Further columns, each [n].
         notes: Differences from the published dataset and files that were left out, one line each.
+        unreadable: Paths of files and folders that could not be looked at, each with the reason.
 
     Example:
         >>> from nearfar.data.store.sources import Vectors
@@ -84,6 +103,7 @@ class Dataset:
     parts: Mapping[str, Ints]
     columns: Mapping[str, Column] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)
@@ -116,8 +136,8 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A MappingProxyType cannot be pickled.
-        values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns), self.notes)
-        return Dataset, values
+        values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns))
+        return Dataset, (*values, self.notes, self.unreadable)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {len(part)}" for name, part in self.parts.items())

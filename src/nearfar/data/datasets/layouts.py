@@ -246,6 +246,7 @@ def assemble(
         parts={part: np.flatnonzero(words == part) for part in sorted(set(parts), key=PARTS.index)},
         columns={key: column[order] for key, column in (columns or {}).items()},
         notes=(*notes, *(_differences(groups, parts, classes, published) if published else ())),
+        unreadable=tree.unreadable,
     )
 
 
@@ -274,6 +275,7 @@ def refuse(name: str, tree: Tree, looked_for: str) -> NoReturn:
         tree: Files that were searched.
         looked_for: Layouts that are recognized.
     """
+    tree.check_readable()
     top = sorted({path.split("/")[0] + ("/" if "/" in path else "") for path in tree.names})
     raise FileNotFoundError(
         f"{name} was not recognized in {tree.root}; looked for {looked_for}; found {few(top, 8) or 'nothing'}"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, UnreadableError
 from nearfar.data.store.decode import ASPECTS, BadImage, decode, shrink
 from nearfar.data.store.sources import Arrays, Source
 from nearfar.data.store.store import FORMAT, BadFile, Store, finalize
@@ -144,6 +144,7 @@ def prepare(
 
     Raises:
         BadFilesError: If files cannot be decoded and ``on_error`` is "fail", or if none can be decoded.
+        UnreadableError: If files or folders could not be looked at and ``on_error`` is "fail".
 
     Example:
         >>> from nearfar.data.store.sources import Arrays
@@ -159,6 +160,8 @@ def prepare(
         raise ValueError(f"dataset {dataset.name} holds vectors; only images are prepared")
     if not len(dataset):
         raise ValueError(f"dataset {dataset.name} is empty; there is nothing to prepare")
+    if dataset.unreadable and on_error == "fail":
+        raise UnreadableError(dataset.name, dataset.unreadable, '; on_error="skip" continues without them')
     if isinstance(dataset.source, Arrays):
         return _of_array(dataset.source.array, side, aspect, channels)
     about = {"source": dataset.source.stamp(), **settings}

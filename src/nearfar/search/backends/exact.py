@@ -1,7 +1,14 @@
-"""Exact search: all similarities, one tile at a time."""
+"""Exact search: all similarities, one tile at a time.
+
+Cosines are ranked as float32 computes them. Distances are ranked as float64 computes them from differences, so that
+answers depend neither on the offset of the vectors nor on the batch: the matrix product of a tile only finds
+candidates. It is taken of vectors relative to their mean and bounds the distances of all others, so that it is known
+which queries need more candidates.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +26,31 @@ from nearfar.utils.validation import one_of
 
 ROWS, COLUMNS = 256, 32_768  # of a tile
 FEW = 8  # if at most one in so many rows is allowed, they are copied and searched alone
+SPARE = 4  # candidates beyond k of a search by distance
+FAR = 16.0  # squared ratio of offset to spread from which vectors are centered
+LONGEST, SHORTEST = 1e10, 1e-10  # lengths between which float32 computes squares safely
+UNIT = 2.0**-24  # rounding error of float32
+SAME = 1e-6  # relative difference of squared distances that may round to the same score
+TINY = 1e-36  # more than what is lost where products of float32 underflow
+LARGEST = float(np.finfo(np.float32).max)
+BLOCK = 4096  # rows whose differences are computed at once
+
+Squares = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where products are computed: relative to a center, and scaled so that squares stay in the range of float32."""
+
+    center: Tensor  # [d] of float64
+    factor: float
+
+    def place(self, vectors: Tensor) -> Tensor:
+        """Vectors [n, d] in the frame."""
+        found = torch.empty_like(vectors)
+        for start in range(0, len(vectors), COLUMNS):
+            found[start : start + COLUMNS] = (vectors[start : start + COLUMNS].double() - self.center) * self.factor
+        return found
 
 
 @dataclass(frozen=True)
@@ -26,9 +58,22 @@ class _Part:
     """A block of vectors, and which of them still exist."""
 
     vectors: Tensor  # [n, d]
-    squares: Tensor  # [n], squared lengths; empty for cosines
     ids: Ids  # [n]
+    frame: _Frame | None = None
+    placed: Tensor | None = None  # [n, d], the vectors in the frame, if there is one
+    squares: Tensor | None = None  # [n], lower bounds of squared lengths in the frame; None for cosines
     alive: NDArray[np.bool_] | None = None  # [n]; None where all are
+
+    @property
+    def columns(self) -> Tensor:
+        """The vectors that products are computed of."""
+        return self.vectors if self.placed is None else self.placed
+
+    def only(self, rows: Ids) -> _Part:
+        """Some of the rows."""
+        picked = torch.from_numpy(rows).to(self.vectors.device)
+        placed, squares = (None if each is None else each[picked] for each in (self.placed, self.squares))
+        return _Part(self.vectors[picked], self.ids[rows], self.frame, placed, squares)
 
     def rows(self, allowed: Ids | None) -> Ids | None:
         """The rows to search; None for all."""
@@ -59,7 +104,8 @@ class Exact(Backend):
     """Computes all similarities with PyTorch.
 
     Args:
-        vectors: Vectors [n, d] of float32. A memory map is not copied on a CPU.
+        vectors: Vectors [n, d] of float32. On a CPU, a memory map is copied only if distances are compared and the
+            vectors are far from the origin, very long or very short.
         ids: Their ids [n], in ascending order.
         measure: "cosine", for vectors of length one, or "euclidean".
         device: Where to compute; a GPU gets a copy.
@@ -80,23 +126,35 @@ class Exact(Backend):
         self.device = torch.device(device)
         self.dim = int(vectors.shape[1])
         self._lock = threading.Lock()
-        base, tail = self._part(vectors, ids), self._part(vectors[:0], ids[:0])
-        self._tail, self._tail_squares, self._tail_ids = (
-            _Rows(tail.vectors),
-            _Rows(tail.squares),
-            GrowingArray(tail.ids),
-        )
-        self._parts = base, tail
+        self._error = 2 * (self.dim + 16) * UNIT  # relative; bounds that of a product of two vectors in the frame
+        self._frame: _Frame | None = None  # of the first vectors, for all later ones
+        self._longest = -1.0  # length of a vector; −1 without vectors, and where cosines are compared
+        base = self._part(vectors, ids)
+        self._tail: tuple[_Rows, ...] = ()  # vectors, placed, squares; those that there are
+        self._tail_ids = GrowingArray(base.ids[:0])
+        self._parts = base, self._part(vectors[:0], ids[:0])
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
         with self._lock:
             base, tail = self._parts
             new = self._part(vectors, ids)
-            self._tail.append(new.vectors)
-            self._tail_squares.append(new.squares)
+            given = [each for each in (new.vectors, new.placed, new.squares) if each is not None]
+            self._tail = self._tail or tuple(_Rows(each[:0]) for each in given)
+            for rows, more in zip(self._tail, given, strict=True):
+                rows.append(more)
             self._tail_ids.append(new.ids)
-            alive = None if tail.alive is None else np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)])
-            self._parts = base, _Part(self._tail.tensor, self._tail_squares.tensor, self._tail_ids.array, alive)
+            grown = iter(self._tail)
+            self._parts = (
+                base,
+                _Part(
+                    next(grown).tensor,
+                    self._tail_ids.array,
+                    new.frame,
+                    None if new.placed is None else next(grown).tensor,
+                    None if new.squares is None else next(grown).tensor,
+                    None if tail.alive is None else np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)]),
+                ),
+            )
 
     def remove(self, ids: Ids) -> None:
         with self._lock:
@@ -119,6 +177,41 @@ class Exact(Backend):
         if short.any():
             scores[short], ids[short] = self.search(queries[short], ids.shape[1], allowed)
 
+    def refine(
+        self, queries: Vectors, k: int, found: tuple[Scores, Ids], error: Squares, allowed: Ids | None
+    ) -> tuple[Scores, Ids]:
+        """Rank candidates that were found by distances in float32 as this backend ranks them.
+
+        Args:
+            queries: The queries [q, d].
+            k: Number of neighbors.
+            found: Squared distances [q, m] with m > k in ascending order, and ids; −1 where there are no more.
+            error: Bounds [q] of the errors of the squared distances.
+            allowed: Only these ids, in ascending order; None for all.
+
+        Returns:
+            Scores and ids [q, k]. Queries whose neighbors may not be among the candidates are searched again.
+        """
+        nearest, ids = found
+        if (ids[:, -1] == NO_ID).any():  # something was not looked at, or there are few vectors
+            return self.search(queries, k, allowed)
+        squared = _squared(torch.from_numpy(queries).to(self.device), self._vectors(ids))
+        unsure = ~(_kth(squared, k) * (1 + SAME) < nearest[:, -1] - error - TINY)
+        scores, ids = best(_scores(squared), ids, k)
+        if unsure.any():
+            scores[unsure], ids[unsure] = self.search(queries[unsure], k, allowed)
+        return scores, ids
+
+    def product_error(self, queries: Vectors) -> Squares:
+        """Return bounds [q] of the errors of squared distances that float32 computes as |q|² − 2qv + |v|².
+
+        Args:
+            queries: The queries [q, d].
+        """
+        lengths = np.sqrt(np.einsum("qd,qd->q", queries, queries, dtype=np.float64))
+        bounds: Squares = self._error * (lengths + self._longest) ** 2
+        return bounds
+
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Write nothing: the vectors are all that is needed."""
         return {}
@@ -136,58 +229,148 @@ class Exact(Backend):
         """Nothing to do: all data is in the index folder."""
 
     def _part(self, vectors: Vectors, ids: Ids) -> _Part:
-        tensor = as_vectors("vectors", vectors) if len(vectors) else torch.empty(0, self.dim, device=self.device)
-        tensor = tensor.to(self.device)
-        squares = torch.empty(0, device=self.device)
-        if self.measure == "euclidean":
-            squares = (
-                torch.cat([block.square().sum(dim=1) for block in torch.split(tensor, COLUMNS)])
-                if len(tensor)
-                else squares
-            )
-        return _Part(tensor, squares, np.asarray(ids, dtype=np.int64))
+        ids = np.asarray(ids, dtype=np.int64)
+        if not len(vectors):
+            return _Part(torch.empty(0, self.dim, device=self.device), ids)
+        tensor = as_vectors("vectors", vectors).to(self.device)
+        if self.measure == "cosine":
+            return _Part(tensor, ids)
+        total, lengths = _summed(tensor)
+        if self._longest < 0:  # these are the first vectors
+            self._frame = _frame(total, lengths)
+        self._longest = max(self._longest, float(lengths.max()))
+        frame = self._frame
+        placed = None if frame is None else frame.place(tensor)
+        squares = lengths.square() if placed is None else _summed(placed)[1].square()
+        return _Part(tensor, ids, frame, placed, (squares * (1 - 3 * self._error)).float())
+
+    def _vectors(self, ids: Ids) -> Tensor:
+        """The vectors [q, m, d] of ids [q, m]."""
+        base, tail = self._parts
+        rows = torch.from_numpy(np.searchsorted(base.ids, ids)).to(self.device)
+        if not len(tail.ids):
+            return base.vectors[rows]
+        old = rows < len(base.ids)
+        vectors = base.vectors.new_empty((*ids.shape, self.dim))
+        vectors[old] = base.vectors[rows[old]]
+        later = torch.from_numpy(np.searchsorted(tail.ids, ids)).to(self.device)
+        vectors[~old] = tail.vectors[later[~old]]
+        return vectors
 
     @torch.no_grad()
     def _search(self, queries: Tensor, k: int, part: _Part, allowed: Ids | None) -> tuple[Scores, Ids]:
         rows = part.rows(allowed)
         if rows is not None and len(rows) * FEW < len(part.ids):
-            picked = torch.from_numpy(rows).to(self.device)
-            squares = part.squares[picked] if len(part.squares) else part.squares
-            part, rows = _Part(part.vectors[picked], squares, part.ids[rows]), None
+            part, rows = part.only(rows), None
+        if not len(part.ids):
+            return np.empty((len(queries), 0), dtype=np.float32), np.empty((len(queries), 0), dtype=np.int64)
         out: Tensor | None = None
         if rows is not None:
             out = torch.ones(len(part.ids), dtype=torch.bool, device=self.device)
             out[torch.from_numpy(rows).to(self.device)] = False
+        search = self._tile if part.squares is None else self._by_distance
         with full_precision(self.device):
-            tiles = [self._tile(some, part, out, k) for some in torch.split(queries, ROWS)]
-        scores, places = (torch.cat(each).cpu().numpy() for each in zip(*tiles, strict=True))
-        return scores, part.ids[places] if len(part.ids) else places
+            tiles = [search(some, part, out, k) for some in torch.split(queries, ROWS)]
+        scores, places = (np.concatenate(each) for each in zip(*tiles, strict=True))
+        return scores, part.ids[places]
 
-    def _tile(self, queries: Tensor, part: _Part, out: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    def _tile(self, queries: Tensor, part: _Part, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
         """The best of a few queries, tile by tile of columns."""
         scores = queries.new_empty(len(queries), 0)
         places = torch.empty(len(queries), 0, dtype=torch.int64, device=self.device)
         for start in range(0, len(part.ids), COLUMNS):
-            stop = min(start + COLUMNS, len(part.ids))
-            values = self._similarity(queries, part, start, stop)
-            if out is not None:
-                values.masked_fill_(out[start:stop], -torch.inf)
-            top = values.topk(min(k, stop - start), dim=1)
+            values = _products(queries, part, out, start)
+            top = values.topk(min(k, values.shape[1]), dim=1)
             scores, places = torch.cat([scores, top.values], 1), torch.cat([places, top.indices + start], 1)
             if scores.shape[1] > k:
                 scores, order = scores.topk(k, dim=1)
                 places = places.gather(1, order)
-        if self.measure == "euclidean" and places.shape[1]:
-            # From the difference itself: |q|² − 2qv + |v|² of near vectors loses its digits.
-            near = part.vectors[places].double() - queries.double().unsqueeze(1)
-            scores = torch.where(scores.isneginf(), scores, -near.square().sum(dim=2).sqrt().float())
+        return scores.cpu().numpy(), places.cpu().numpy()
+
+    def _by_distance(self, queries: Tensor, part: _Part, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
+        """The nearest of a few queries.
+
+        With products as ``_products`` returns them, the squared distance of a vector from a query q is at least
+        |q|² (1 − 2 error) − product, in the frame.
+        """
+        placed, scale = queries, 1.0
+        if part.frame is not None:
+            placed, scale = part.frame.place(queries), part.frame.factor**2
+        squares = placed.square().sum(dim=1, dtype=torch.float64)
+        extreme = ~(squares < LONGEST**2)  # compared with the vectors: products could overflow
+        lengths = (squares * (1 - 2 * self._error) - TINY).masked_fill_(extreme, -torch.inf).cpu().numpy()
+        placed = placed.masked_fill(extreme.unsqueeze(1), 0.0) if np.isneginf(lengths).any() else placed
+        products, places = self._tile(placed, part, out, k + SPARE)
+        squared = _squared(queries, part.vectors[places])
+        squared[np.isneginf(products)] = np.inf
+        scores = _scores(squared)
+        if places.shape[1] == len(part.ids):
+            return scores, places
+        farthest = _kth(squared, k) * (1 + SAME) * scale
+        for row in np.flatnonzero(~(farthest < lengths - products[:, -1])):
+            rows = _above(placed[row], part, out, float(lengths[row] - farthest[row]))
+            blocks = [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
+            every = np.concatenate([_squared(queries[row, None], part.vectors[block][None])[0] for block in blocks])
+            found = best(_scores(every[None]), rows[None], places.shape[1])
+            scores[row], places[row] = found[0][0], found[1][0].clip(min=0)
         return scores, places
 
-    def _similarity(self, queries: Tensor, part: _Part, start: int, stop: int) -> Tensor:
-        columns = part.vectors[start:stop].T
-        if self.measure == "cosine":
-            return queries @ columns
-        return torch.addmm(part.squares[start:stop].neg(), queries, columns, alpha=2.0)
+
+def _summed(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum [d] of vectors, and their lengths [n], in float64."""
+    parts = torch.split(vectors, COLUMNS)
+    total = torch.stack([part.sum(dim=0, dtype=torch.float64) for part in parts]).sum(dim=0)
+    return total, torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+
+
+def _frame(total: Tensor, lengths: Tensor) -> _Frame | None:
+    """A frame for vectors of which float32 cannot compute distances from products; None if it can."""
+    mean = total / len(lengths)
+    offset, mean_square = float(mean.square().sum()), float(lengths.square().mean())
+    is_far = offset > FAR * (mean_square - offset)
+    longest = float(lengths.max()) if not is_far else math.sqrt(max(mean_square - offset, 0.0))
+    fits = longest == 0.0 or SHORTEST <= longest <= LONGEST
+    if fits and not is_far:
+        return None
+    return _Frame(mean if is_far else torch.zeros_like(mean), 1.0 if fits else 2.0 ** -round(math.log2(longest)))
+
+
+def _products(queries: Tensor, part: _Part, out: Tensor | None, start: int) -> Tensor:
+    """Cosines with a tile of columns, or 2qv − |v|² with |v|² rounded down; −inf for rows that are left out."""
+    columns = part.columns[start : start + COLUMNS].T
+    if part.squares is None:
+        values = queries @ columns
+    else:
+        values = torch.addmm(part.squares[start : start + COLUMNS].neg(), queries, columns, alpha=2.0)
+    return values if out is None else values.masked_fill_(out[start : start + COLUMNS], -torch.inf)
+
+
+def _above(query: Tensor, part: _Part, out: Tensor | None, limit: float) -> Ids:
+    """The rows whose product with a query [d] reaches a limit."""
+    found = []
+    for start in range(0, len(part.ids), COLUMNS):
+        values = _products(query[None], part, out, start)[0].double()
+        found.append(((values >= limit) & ~values.isneginf()).nonzero()[:, 0] + start)
+    return torch.cat(found).cpu().numpy()
+
+
+def _squared(queries: Tensor, points: Tensor) -> Squares:
+    """Squared distances [q, m] of queries [q, d] from points [q, m, d]."""
+    found: Squares = (points.double() - queries.double().unsqueeze(1)).square_().sum(dim=2).cpu().numpy()
+    return found
+
+
+def _scores(squared: Squares) -> Scores:
+    """Minus the distances; −inf, which means that there is no vector, only for infinity."""
+    scores: Scores = -np.minimum(np.sqrt(squared), LARGEST).astype(np.float32)
+    scores[np.isinf(squared)] = -np.inf
+    return scores
+
+
+def _kth(squared: Squares, k: int) -> Squares:
+    """The k-th lowest value of each row."""
+    found: Squares = np.partition(squared, k - 1, axis=1)[:, k - 1]
+    return found
 
 
 def _without(part: _Part, ids: Ids) -> _Part:

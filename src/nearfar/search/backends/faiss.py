@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, best, rows_of
-from nearfar.search.backends.exact import Exact
+from nearfar.search.backends.exact import SPARE, UNIT, Exact
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Progress
 from nearfar.utils.validation import one_of
@@ -74,6 +74,7 @@ class Faiss(Backend):
         gone = ~np.isin(own, ids, assume_unique=True)
         self._alive: NDArray[np.bool_] | None = ~gone if gone.any() else None
         self.recall: float | None = None
+        self._many = int(_faiss().cvar.distance_compute_blas_threshold)  # queries
 
     @property
     def name(self) -> str:
@@ -202,23 +203,51 @@ class Faiss(Backend):
 
     def _search(self, queries: Vectors, k: int, allowed: Ids | None) -> tuple[Scores, Ids]:
         """Search with FAISS, without vectors that were added later."""
-        alive = self._alive
+        alive, queries = self._alive, _plain(queries)
+        by_distance = self.kind == "flat" and self.measure == "euclidean"
+        wanted = k + SPARE if by_distance else k  # more candidates, to know what is near a tie
         if not len(self._own):
             return best(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
         if allowed is None and alive is None:
-            values, rows = self._find(_plain(queries), k)
+            values, rows = self._find(queries, wanted)
         else:
             mask = np.zeros(len(self._own), dtype=bool) if allowed is not None else alive
             assert mask is not None
             if allowed is not None:
                 mask[rows_of(self._own, allowed)] = True
                 mask = mask if alive is None else mask & alive
-            values, rows = self._find(_plain(queries), k, params=self._parameters(mask))
+            values, rows = self._find(queries, wanted, params=self._parameters(mask))
         ids = self._own[rows]
+        short = rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0)  # fewer than wanted were found
+        if by_distance:
+            return (
+                self._exact.search(queries, k, allowed) if short else self._ranked(queries, k, (values, ids), allowed)
+            )
         scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
-        if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # fewer than k were found
+        if short:
             nothing = rows < 0
             ids[nothing], scores[nothing] = NO_ID, -np.inf
+        return scores, ids
+
+    def _ranked(self, queries: Vectors, k: int, found: tuple[Scores, Ids], allowed: Ids | None) -> tuple[Scores, Ids]:
+        """Neighbors by distance as exact search ranks them.
+
+        FAISS computes distances of many queries from products. Those of few queries are computed from differences, so
+        they are accurate, but not enough to decide near ties.
+        """
+        values, ids = found
+        if len(queries) >= self._many:
+            return self._exact.refine(queries, k, found, self._exact.product_error(queries), allowed)
+        error = (queries.shape[1] / 8 + 8) * UNIT  # relative; sums have eight or more lanes
+        later = values[:, 1 : k + 1]
+        near_tie = later - values[:, :k] <= 2 * error * later
+        scores: Scores = -np.sqrt(values[:, :k])
+        ids = ids[:, :k]
+        if self._tail or near_tie.any():
+            rows = slice(None) if self._tail else near_tie.any(axis=1)
+            some = values[rows], found[1][rows]
+            bounds = error * some[0][:, -1].astype(np.float64)
+            scores[rows], ids[rows] = self._exact.refine(queries[rows], k, some, bounds, allowed)
         return scores, ids
 
     def _parameters(self, mask: NDArray[np.bool_]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, best
-from nearfar.search.backends.exact import Exact
+from nearfar.search.backends.exact import SPARE, Exact
 
 FILE = "milvus.db"
 TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is in no index and no command line
@@ -127,26 +127,30 @@ class Milvus(Backend):
                 self._client.delete(self.collection, ids=ids.tolist())
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
-        if (allowed is not None and len(allowed) * FEW < self._count) or k > MOST:
+        by_distance = self.measure == "euclidean"
+        wanted = k + SPARE if by_distance else k
+        if (allowed is not None and len(allowed) * FEW < self._count) or wanted > MOST:
             return self._exact.search(queries, k, allowed)
         words = {} if allowed is None else {"filter": f"id in {allowed.tolist()}"}
-        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-        ids = np.full((len(queries), k), NO_ID, dtype=np.int64)
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        values = np.full((len(queries), wanted), -np.inf, dtype=np.float32)
+        ids = np.full((len(queries), wanted), NO_ID, dtype=np.int64)
         for start in range(0, len(queries), MOST):
             found = self._client.search(
                 self.collection,
-                data=np.ascontiguousarray(queries[start : start + MOST], dtype=np.float32),
-                limit=k,
+                data=queries[start : start + MOST],
+                limit=wanted,
                 anns_field="vector",
                 output_fields=["id"],
                 **words,
             )
             for row, hits in enumerate(found, start=start):
                 ids[row, : len(hits)] = [hit["id"] for hit in hits]
-                scores[row, : len(hits)] = [hit["distance"] for hit in hits]
-        if self.measure == "euclidean":  # Milvus returns squared distances
-            scores = np.where(ids == NO_ID, -np.inf, -np.sqrt(scores.clip(min=0))).astype(np.float32)
-        found = best(scores, ids, k)
+                values[row, : len(hits)] = [hit["distance"] for hit in hits]
+        if by_distance:  # values are squared distances
+            error = self._exact.product_error(queries)
+            return self._exact.refine(queries, k, (values, ids), error, allowed)
+        found = best(values, ids, k)
         self._exact.fill_up(found, queries, allowed)
         return found
 

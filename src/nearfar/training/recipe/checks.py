@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -25,13 +25,14 @@ from nearfar.utils.validation import nearest
 RETRIEVAL = ("map", "map@r", "mrr", "precision@1", "r_precision")
 CLUSTERING = ("ami", "f1", "nmi")
 RENAMED = {"split.kind": "split.name"}  # keys of earlier versions
+Model = TypeVar("Model", bound=Section)
 _WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
 _PLURALS = {"integer": "whole numbers", "number": "numbers", "string": "words"}
 _BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 
 
-class Reading(NamedTuple):
-    """What was read from one table of a recipe.
+class Reading(NamedTuple, Generic[Model]):
+    """What was read from one table of a file.
 
     Attributes:
         section: The section; with problems, the defaults are in place of wrong values, for further checks, and it is
@@ -40,43 +41,45 @@ class Reading(NamedTuple):
         wrong: The keys these are about.
     """
 
-    section: Section | None
+    section: Model | None
     problems: list[str]
     wrong: set[str]
 
 
-def read_section(kind: type[Section], where: str, table: Any) -> Reading:
-    """Read one table of a recipe.
+def read_section(kind: type[Model], where: str, table: Any, *, owner: str = "") -> Reading[Model]:
+    """Read one table of a recipe, a grid or a space.
 
     Args:
         kind: The model of the section.
-        where: Its name, for problems.
+        where: Its name, for problems; empty for a whole file.
         table: The table in the file.
+        owner: Whose keys they are, for problems; by default the section.
     """
     if not isinstance(table, Mapping):
         return Reading(None, [f"{where} is {table!r}; allowed: a table, [{where}]"], {where})
     found: list[str] = []
-    if kind is LossSection and "name" in table:
+    if issubclass(kind, LossSection) and "name" in table:
         table = {"name": table["name"], "settings": {key: value for key, value in table.items() if key != "name"}}
-    elif kind is LossSection:
+    elif issubclass(kind, LossSection):
         return Reading(None, [f"{where}.name is missing"], {f"{where}.name"})
-    elif kind is StageSection and table.get("loss") is not None:
+    elif issubclass(kind, StageSection) and table.get("loss") is not None:
         loss, found, _ = read_section(LossSection, f"{where}.loss", table["loss"])
         table = {**table, "loss": loss}
+    owner = owner or f"[{where}]"
     try:
         return Reading(kind.model_validate(table), found, set())
     except ValidationError as error:
-        found += _lines(error, kind, where, f"[{where}]", table)
-        keys = {str(one["loc"][0]) for one in error.errors() if one["loc"]}
-    wrong = {f"{where}.{key}" for key in keys}
+        first = _lines(error, kind, where, owner, table)
+    found += first
+    wrong = {_path(where, *keys) for keys in first.values() if keys}
     wrong |= {RENAMED[key] for key in wrong if key in RENAMED}
-    if not keys:
+    if not wrong:
         return Reading(None, found, wrong)
-    rest = {key: value for key, value in table.items() if key not in keys}
+    rest = _without(table, first.values())
     try:
         return Reading(kind.model_validate(rest), found, wrong)
     except ValidationError as error:
-        found += without_consequences(_lines(error, kind, where, f"[{where}]", rest), wrong)
+        found += without_consequences(_lines(error, kind, where, owner, rest), wrong)
         return Reading(None, found, wrong)
 
 
@@ -136,7 +139,8 @@ def _words(schema: Mapping[str, Any]) -> list[str]:
     if kind == "array":
         each = (schema.get("prefixItems") or [schema.get("items", {})])[0]
         many = f"{len(schema['prefixItems'])} " if "prefixItems" in schema else ""
-        inner = describe(each)
+        many = many or ("one or more " if schema.get("minItems") else "")
+        inner = describe(each) if each else "values"
         inner = inner.replace(_WORDS.get(each.get("type"), "?"), _PLURALS.get(each.get("type"), "?"), 1)
         return [f"a list of {many}{inner}"]
     word = '"none"' if kind == "null" else _WORDS.get(str(kind), "a table")
@@ -145,26 +149,63 @@ def _words(schema: Mapping[str, Any]) -> list[str]:
 
 def _lines(
     error: ValidationError, model: type[BaseModel], where: str, owner: str, table: Mapping[str, Any]
-) -> Iterator[str]:
-    """A line for each wrong key of a table, whatever pydantic says of its parts."""
-    fields = model.model_json_schema().get("properties", {})
-    seen: set[str] = set()
+) -> dict[str, tuple[str, ...]]:
+    """A line for each wrong key, whatever pydantic says of its parts, with the keys that lead to it in the table."""
+    schema = model.model_json_schema()
+    found: dict[str, tuple[str, ...]] = {}
     for one in error.errors():
-        key = str(one["loc"][0]) if one["loc"] else ""
-        if not key:
-            yield from str(one["ctx"]["error"]).splitlines()
-        elif key not in seen:
-            path = f"{where}.{key}"
-            if path in RENAMED:
-                yield f"{path} is now called {RENAMED[path]}"
-            elif one["type"] == "extra_forbidden":
-                yield unknown_key(where, key, fields, owner)
-            elif one["type"] == "missing" and key not in table:
-                yield f"{path} is missing"
-            else:
-                value, field = table[key], fields[key]
-                yield f"{path} is {_shown(value)}{_meant(value, field)}; allowed: {describe(field)}"
-        seen.add(key)
+        keys, place, value, above = _locate(one["loc"], table, schema)
+        path = _path(where, *keys)
+        if not keys:
+            found |= dict.fromkeys(str(one["ctx"]["error"]).splitlines(), ())
+        elif keys in found.values():
+            continue
+        elif path in RENAMED:
+            found[f"{path} is now called {RENAMED[path]}"] = keys
+        elif one["type"] == "extra_forbidden":
+            inner = _path(where, *keys[:-1])
+            has = owner if inner == where else inner
+            found[unknown_key(inner, keys[-1], above.get("properties", {}), has)] = keys
+        elif one["type"] == "missing" and value is None:
+            found[f"{path} is missing"] = keys
+        else:
+            found[f"{path} is {_shown(value)}{_meant(value, place)}; allowed: {describe(place)}"] = keys
+    return found
+
+
+def _locate(
+    location: tuple[int | str, ...], table: Mapping[str, Any], schema: dict[str, Any]
+) -> tuple[tuple[str, ...], dict[str, Any], Any, dict[str, Any]]:
+    """Follow a location of pydantic through tables, and not into lists or alternatives.
+
+    Returns:
+        The keys, the schema and the value there, and the schema of the table around it.
+    """
+    keys: tuple[str, ...] = ()
+    value: Any = table
+    place = above = schema
+    for key in location:
+        if not isinstance(value, Mapping):
+            break
+        above, keys, value = place, (*keys, str(key)), value.get(str(key))
+        inner = above.get("additionalProperties")
+        place = above.get("properties", {}).get(key, inner if isinstance(inner, dict) else {})
+        if "$ref" in place:
+            place = schema["$defs"][place["$ref"].rpartition("/")[2]]
+    return keys, place, value, above
+
+
+def _path(where: str, *keys: str) -> str:
+    return ".".join([where, *keys] if where else keys)
+
+
+def _without(table: Any, paths: Collection[tuple[str, ...]], at: tuple[str, ...] = ()) -> Any:
+    """A table without the values at some paths."""
+    if not isinstance(table, Mapping):
+        return table
+    return {
+        key: _without(value, paths, (*at, str(key))) for key, value in table.items() if (*at, str(key)) not in paths
+    }
 
 
 def unknown_key(where: str, key: str, known: Collection[str], owner: str) -> str:
@@ -177,13 +218,15 @@ def unknown_key(where: str, key: str, known: Collection[str], owner: str) -> str
         owner: Whose keys those are.
     """
     has = ", ".join(known) or "no settings"
-    return f"unknown key {where}.{key}{nearest(key, known, f'{where}.')}; {owner} has {has}"
+    return f"unknown key {_path(where, key)}{nearest(key, known, f'{where}.' if where else '')}; {owner} has {has}"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()  # as in TOML
-    return f"a table ({', '.join(map(str, value)) or 'empty'})" if isinstance(value, Mapping) else repr(value)
+    if isinstance(value, Mapping):
+        return f"a table ({', '.join(map(str, value)) or 'empty'})"
+    return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _meant(value: Any, schema: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ import tomli_w
 from nearfar.training.recipe.checks import problems, read_section, without_consequences
 from nearfar.training.recipe.schema import NONE, SECTIONS, LossSection, Recipe, Section, StageSection
 from nearfar.utils.toml import parse_value, read
-from nearfar.utils.validation import nearest
+from nearfar.utils.validation import listed, nearest
 
 NAME = "recipe.toml"
 OLD_SPLITS = {"default": "standard", "kfold": "k_fold"}  # words of earlier versions
@@ -104,8 +104,7 @@ def from_dict(table: Mapping[str, Any]) -> Recipe:
     defaults = {name: kind() for name, kind in SECTIONS.items() if name not in needed and name not in table}
     found += without_consequences(problems({**defaults, **sections}), wrong)
     if found:
-        lines = [f"{len(found)} problems:", *(f"  {line}" for line in found)]
-        raise RecipeError(found[0] if len(found) == 1 else "\n".join(lines), tuple(found))
+        raise RecipeError(listed(found), tuple(found))
     return Recipe.model_construct(**{**defaults, "stages": (), **sections})
 
 
@@ -136,9 +135,9 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     Args:
         recipe: The recipe.
     """
-    table: dict[str, Any] = {name: _plain(getattr(recipe, name)) for name in SECTIONS}
+    table: dict[str, Any] = {name: section_tables(getattr(recipe, name)) for name in SECTIONS}
     if recipe.stages:
-        table["stages"] = [_plain(stage) for stage in recipe.stages]
+        table["stages"] = [section_tables(stage) for stage in recipe.stages]
     return table
 
 
@@ -194,8 +193,12 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     return f"{file}: ", read(file, "a recipe", RecipeError)
 
 
-def _plain(section: Section) -> dict[str, Any]:
-    """The keys of a section that belong to its name, with plain values."""
+def section_tables(section: Section) -> dict[str, Any]:
+    """The keys of a section that belong to its name, with plain values.
+
+    Args:
+        section: A section of a recipe.
+    """
     if isinstance(section, LossSection):
         return {"name": section.name, **section.settings}
     name = getattr(section, "name", "")
@@ -205,7 +208,7 @@ def _plain(section: Section) -> dict[str, Any]:
         if section.is_foreign(name, key) or (value is None and field.default is None) or value == {}:
             continue
         if isinstance(value, LossSection):
-            value = _plain(value)
+            value = section_tables(value)
         table[key] = NONE if value is None else list(value) if isinstance(value, tuple) else value
     return table
 

@@ -642,8 +642,17 @@ def json_schema() -> dict[str, Any]:
     tables["NetworkSection"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
     variants = [_loss_schema(name) for name in losses.names()]
     tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
-    found: dict[str, Any] = _without_null(schema)
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **found, "title": "nearfar recipe"}
+    return file_schema(schema, "nearfar recipe")
+
+
+def file_schema(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    """A JSON schema of pydantic as one of TOML files.
+
+    Args:
+        schema: The schema.
+        title: What it describes.
+    """
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **_without_null(schema), "title": title}
 
 
 def _by_name(kind: type[Section], table: dict[str, Any]) -> dict[str, Any]:
@@ -710,6 +719,7 @@ __all__ = [
     "StageSection",
     "TrainingSection",
     "data_settings",
+    "file_schema",
     "json_schema",
     "loss_settings",
     "network_settings",
