@@ -20,6 +20,8 @@ from nearfar.utils import plugins
 from nearfar.utils.validation import nearest
 
 KEY_DIGITS = 8  # of a key in a folder name
+# Keys of recipes that came later, with the default under which finished cells keep their digests.
+ADDED = {"network.independent": False, "network.concatenation": "normalized"}
 FEATURE_SECTIONS = ("data", "augmentation", "network", "evaluation")  # of a recipe, that untrained features depend on
 BASELINE_SECTIONS = (*FEATURE_SECTIONS, "split")  # and that their metrics depend on
 
@@ -234,6 +236,10 @@ def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
     for path in FREE:
         section, _, key = path.partition(".")
         tables[section].pop(key, None)
+    for path, default in ADDED.items():
+        section, _, key = path.partition(".")
+        if tables[section].get(key) == default:
+            del tables[section][key]
     if what == FROZEN:
         kept = ("precision",) if recipe.network.pretrained is not False else ("precision", "seed")
         training = {key: tables["training"][key] for key in kept}
