@@ -1,13 +1,13 @@
-"""File locks and the number of usable processors."""
+"""Locks among processes, and the number of usable processors."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 
 def processors() -> int:
@@ -18,30 +18,11 @@ def processors() -> int:
 
 
 @contextmanager
-def locked(file: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold an exclusive lock on a file; it is released when the process ends, however it ends.
-
-    Args:
-        file: The lock file; it is created.
-        waiting: Called repeatedly while another process holds the lock.
-    """
-    with open(file, "ab") as handle:
-        while not _try_lock(handle):
-            waiting()
-            time.sleep(0.2)
-        yield
-
-
-def _try_lock(handle: IO[bytes]) -> bool:
+def exclusive(file: Path, busy: Exception) -> Iterator[None]:
+    """Hold a lock file, which may be released in another thread; raise ``busy`` at once if another process has it."""
     try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+        lock = FileLock(file, thread_local=False).acquire(blocking=False)
+    except Timeout:
+        raise busy from None
+    with lock:
+        yield

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from training_runs import Interrupts, recipe, train, vectors
 
 from nearfar.bench.tuning import results, samplers, tuner, workers
@@ -421,8 +422,12 @@ def each_once(found: results.StudyResults) -> bool:
 
 def when_one_waits(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
     """Call something when a worker waits for its turn."""
-    locked = tuning_study.locked
-    monkeypatch.setattr(tuning_study, "locked", lambda file, waiting: locked(file, lambda: (call(), waiting())))
+
+    class Lock(FileLock):
+        def __enter__(self) -> Any:
+            return self.acquire(cancel_check=lambda: call() is self).__enter__()  # never canceled
+
+    monkeypatch.setattr(tuning_study, "FileLock", Lock)
 
 
 @contextmanager

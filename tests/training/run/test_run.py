@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from nearfar.training.run import checkpoints, manifest
 from nearfar.training.run import folder as run_module
 from nearfar.training.run.checkpoints import NoCheckpoint
 from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
-from nearfar.utils.system import locked
 
 
 def test_a_folder_that_somebody_writes_to_is_refused(tmp_path: Path) -> None:
@@ -45,22 +44,21 @@ def test_who_is_refused_leaves_the_folder_to_who_has_it(tmp_path: Path, monkeypa
         assert (tmp_path / "run" / ".lock").is_file()
 
 
-def test_a_lock_is_held_where_others_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process, to whom nothing came of the folder, removes it between two looks of this one."""
-    removals = [lambda lock: lock.unlink(), lambda lock: (lock.unlink(), lock.parent.rmdir())]
+def test_only_one_holds_a_folder_that_others_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each removes the folder, as nothing was written to it, while others are about to lock a file in it."""
+    monkeypatch.setattr(run_module, "PATIENCE", 60.0)
+    inside: list[int] = []
 
-    @contextmanager
-    def removed(lock: Path, waiting: Callable[[], None]) -> Iterator[None]:
-        with locked(lock, waiting):
-            if removals:
-                removals.pop()(lock)
-            yield
+    def own(number: int) -> None:
+        with RunFolder(tmp_path / "run").owned():
+            inside.append(number)
+            assert (tmp_path / "run" / ".lock").is_file()
+            time.sleep(0.01)
+            assert inside.pop() == number
+            assert inside == []
 
-    monkeypatch.setattr(run_module, "locked", removed)
-    with RunFolder(tmp_path / "run").owned():
-        assert removals == []
-        with pytest.raises(RunError, match="in use by another process"), RunFolder(tmp_path / "run").owned():
-            pass
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(own, range(12)))
 
 
 def test_a_folder_that_was_there_stays_and_nothing_in_it(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
-from nearfar.utils.system import locked
+from nearfar.utils.system import exclusive
 from nearfar.utils.validation import one_of
 
 OUT = Path("bench")
@@ -259,16 +259,11 @@ def _set_state(record: CellRecord, code: int) -> None:
         record.error = failure_reason(code, record.last_lines)
 
 
-@contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> AbstractContextManager[None]:
     """Lock a grid: two processes would train the same cells."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{folder} cannot be the folder of a grid: a file of this name exists") from None
-
-    def refuse() -> None:
-        raise RunError(f"{folder} is in use: another process runs this grid; wait for it or stop it")
-
-    with locked(folder / ".lock", waiting=refuse):
-        yield
+    busy = f"{folder} is in use: another process runs this grid; wait for it or stop it"
+    return exclusive(folder / ".lock", RunError(busy))

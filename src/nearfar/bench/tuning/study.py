@@ -15,13 +15,15 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from nearfar.bench.tuning.samplers import TakenPoint
 from nearfar.bench.tuning.space import Space, to_dict
 from nearfar.training.recipe.files import from_dict, upgrade
 from nearfar.training.recipe.files import to_dict as recipe_tables
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
-from nearfar.utils.system import locked
+from nearfar.utils.system import exclusive
 
 HEARTBEAT, GRACE = 60, 180  # seconds between heartbeats, and without one until a worker counts as dead
 DATABASE = "study.db"
@@ -102,9 +104,9 @@ class Study:
             for trial in latest.values()
         ]
 
-    def exclusive(self) -> AbstractContextManager[None]:
+    def exclusive(self) -> AbstractContextManager[object]:
         """Lock the choice of the next trial among workers with this folder: SQLite could give one trial to two."""
-        return locked(self._lock("turn"), waiting=lambda: None)
+        return FileLock(self._lock("turn"))
 
     def enqueue(self, point: dict[str, Any]) -> None:
         """Queue a trial at a point."""
@@ -150,11 +152,7 @@ class Study:
         """Lock the folder of a trial and return it; the lock ends with this process at the latest."""
         name = trial.user_attrs.get("folder") or f"{trial.number + 1:04d}"
         folder = self.out / TRIALS / name
-
-        def refuse() -> None:
-            raise RuntimeError(f"{folder} is in use by another process")
-
-        with locked(self._lock(name), waiting=refuse):
+        with exclusive(self._lock(name), RuntimeError(f"{folder} is in use by another process")):
             trial.set_user_attr("folder", name)
             trial.set_user_attr("worker", self._worker())
             yield folder
@@ -170,7 +168,13 @@ class Study:
 
     def _is_held(self, trial: Any) -> bool:
         """Whether a process has locked the folder of a trial."""
-        return "folder" in trial.user_attrs and _is_held(self._lock(trial.user_attrs["folder"]))
+        if "folder" not in trial.user_attrs:
+            return False
+        try:
+            with FileLock(self._lock(trial.user_attrs["folder"]), blocking=False):
+                return False
+        except Timeout:
+            return True
 
     def _lock(self, folder: str) -> Path:
         return self.out / LOCKS / folder
@@ -229,16 +233,3 @@ def _storage(url: str) -> Any:
 def _point(trial: Any) -> dict[str, Any] | None:
     found: dict[str, Any] | None = trial.user_attrs.get("point")
     return found
-
-
-def _is_held(lock: Path) -> bool:
-    """Whether a process has locked a file."""
-
-    def refuse() -> None:
-        raise BlockingIOError
-
-    try:
-        with locked(lock, waiting=refuse):
-            return False
-    except BlockingIOError:
-        return True

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from nearfar.data.datasets.base import Dataset, UnreadableError
@@ -24,7 +25,7 @@ from nearfar.data.store.store import FORMAT, BadFile, Store, finalize
 from nearfar.data.store.writer import JOURNAL, Draft, Result, files_done
 from nearfar.utils.paths import cache_folder
 from nearfar.utils.progress import Progress
-from nearfar.utils.system import locked, processors
+from nearfar.utils.system import processors
 from nearfar.utils.validation import one_of, whole
 
 ON_ERROR = ("fail", "skip")
@@ -223,9 +224,13 @@ def _make(
         if progress is not None:
             progress(now, count)
 
+    def keep_waiting() -> bool:
+        report(files_done(drafted))  # by the process that holds the lock
+        return False
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock"), waiting=lambda: report(files_done(drafted))):
+        with FileLock(folder.with_name(f".{folder.name}.lock")).acquire(cancel_check=keep_waiting, poll_interval=0.2):
             store = _finished_store(folder, source)  # made by the previous holder of the lock
             if store is not None:
                 return store

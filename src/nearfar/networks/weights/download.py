@@ -11,8 +11,9 @@ from typing import cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from filelock import FileLock
+
 from nearfar.utils.progress import Progress
-from nearfar.utils.system import locked
 
 PIECE = 1 << 20  # bytes per read
 TRIES = 3  # attempts at an interrupted transfer
@@ -75,7 +76,7 @@ def download(url: str, file: Path, *, digits: str = "", progress: Progress | Non
         raise ValueError(f"url is {url!r}; it must begin with http:// or https://")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
-    with locked(file.with_name(f".{file.name}.lock")):
+    with FileLock(file.with_name(f".{file.name}.lock")):
         if file.is_file():  # another process has downloaded it
             return file
         resumed = part.is_file() and part.stat().st_size > 0

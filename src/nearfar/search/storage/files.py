@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from nearfar.search.backends.base import Ids, Vectors
 from nearfar.utils.atomic import sync_folder, whole_file, write_json
-from nearfar.utils.system import locked
+from nearfar.utils.system import exclusive
 
 FORMAT = "nearfar index"
 VERSION = 2  # increased when older versions of nearfar cannot read new folders
@@ -90,19 +90,14 @@ def write_card(folder: Path) -> None:
     sync_folder(folder)
 
 
-@contextmanager
-def write_lock(folder: Path) -> Iterator[None]:
+def write_lock(folder: Path) -> AbstractContextManager[None]:
     """Hold the lock of the only writer among all processes; raise BadIndex if another process has it.
 
     Args:
         folder: The folder of the index.
     """
-
-    def refuse() -> None:
-        raise BadIndex(f"{folder} is open for writing in another process; wait for it, or open the index read-only")
-
-    with locked(folder / LOCK, waiting=refuse):
-        yield
+    busy = f"{folder} is open for writing in another process; wait for it, or open the index read-only"
+    return exclusive(folder / LOCK, BadIndex(busy))
 
 
 def data_folder(folder: Path, generation: int) -> Path:

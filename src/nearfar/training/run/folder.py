@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
 from nearfar.utils.atomic import naming
-from nearfar.utils.system import locked
 
 # Keys that change no result; they may differ when a run is resumed.
 FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
 CHANGEABLE = (*FREE, "training.on_nonfinite")
+PATIENCE = 0.2  # seconds, in which another process that removes its lock has done so
 TRIES = 100  # attempts to lock a folder that other processes create and remove
 
 
@@ -49,7 +51,8 @@ class RunFolder:
     def owned(self) -> Iterator[None]:
         """Hold the lock of the folder; an error is raised at once if another process holds it."""
         new = not self.folder.exists()
-        with self._locked() as lock:
+        lock = self.folder / ".lock"
+        with self._locked(lock):
             try:
                 lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
                 yield
@@ -61,35 +64,19 @@ class RunFolder:
                         if new:
                             self.folder.rmdir()
 
-    @contextmanager
-    def _locked(self) -> Iterator[Path]:
-        """Create the folder, and lock a file in it."""
-        lock = self.folder / ".lock"
+    def _locked(self, file: Path) -> AbstractContextManager[object]:
+        """Create the folder, and lock a file in it; again if another process removes it meanwhile."""
         for _ in range(TRIES):
-            with ExitStack() as held:
-                if self._lock(lock, held):
-                    yield lock
-                    return
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                return FileLock(file, timeout=PATIENCE).acquire()
+            except Timeout:
+                busy = f"{self.folder} is in use by another process{_who(file)}; wait for it, or stop it"
+                raise RunError(busy) from None
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                if isinstance(error, NotADirectoryError) or self.folder.is_file():
+                    raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
         raise RunError(f"{self.folder} cannot be a run folder: other processes keep removing it")
-
-    def _lock(self, lock: Path, held: ExitStack) -> bool:
-        """Lock a file until ``held`` is closed; False if another process was removing it."""
-
-        def refuse() -> None:
-            raise RunError(f"{self.folder} is in use by another process{_who(lock)}; wait for it, or stop it")
-
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock.touch()
-            found = lock.stat().st_ino
-            held.enter_context(locked(lock, waiting=refuse))
-            return lock.stat().st_ino == found  # a removed file can be locked, and locks nobody out
-        except FileNotFoundError:
-            return False
-        except (FileExistsError, NotADirectoryError) as error:
-            if isinstance(error, FileExistsError) and not self.folder.is_file():
-                return False
-            raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
 
     def fingerprint(self) -> str | None:
         """Fingerprint of the data that the run began with; None if there is no manifest."""
