@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nearfar.data import Dataset
 from nearfar.data.store.sources import Arrays
+from nearfar.search.projection import principal_axes, tsne
 from nearfar.utils.validation import one_of
 
 THUMBNAIL = 128  # pixels of the longer side
@@ -179,16 +180,10 @@ def flatten(points: Tensor, method: str = "pca", seed: int = 0) -> NDArray[np.fl
     one_of("map", method, METHODS)
     values = points.double().cpu().numpy()
     if method == "pca":
-        from sklearn.decomposition import PCA
-
-        found = PCA(min(2, values.shape[1]), svd_solver="full").fit_transform(values)
-        return np.pad(found, [(0, 0), (0, 2 - found.shape[1])])
+        mean, axes = principal_axes(values)
+        return np.asarray((values - mean) @ axes, dtype=np.float64)
     if method == "tsne":
-        from sklearn.manifold import TSNE
-
-        perplexity = min(30.0, max(1.0, (len(values) - 1) / 3))
-        moved = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
-        return np.asarray(moved, dtype=np.float64)
+        return np.asarray(tsne(values, seed), dtype=np.float64)
     try:
         from umap import UMAP  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from nearfar.search.storage import Ids
@@ -54,10 +53,12 @@ def project(
         if kept is not None and np.array_equal(kept["ids"], ids):
             return ids, kept["places"]
         if method == "tsne":
-            kept = {"places": _tsne(vectors)}
+            moved = tsne(vectors)
+            moved = moved - (moved.max(axis=0, initial=0.0) + moved.min(axis=0, initial=0.0)) / 2
+            kept = {"places": (moved / max(float(np.abs(moved).max(initial=0.0)), 1e-12)).astype(np.float32)}
         else:
             if kept is None or vectors.shape[1] != len(kept["mean"]) or _stale(kept["fitted"], ids):
-                kept = {"fitted": ids, **_directions(vectors)}
+                kept = {"fitted": ids, **_fit(vectors)}
             kept["places"] = _project(vectors, kept)
         kept["ids"] = ids
         if write:
@@ -80,21 +81,48 @@ def _stale(fitted: NDArray[np.int64], ids: NDArray[np.int64]) -> bool:
     return len(fitted) + len(ids) - 2 * common > STALE * max(1, len(fitted))
 
 
-def _directions(vectors: NDArray[np.float32]) -> dict[str, Any]:
+def principal_axes(vectors: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the mean [d] and the two directions of largest variance [d, 2]; a direction that does not exist is zero.
+
+    Args:
+        vectors: [n, d].
+
+    Example:
+        >>> mean, axes = principal_axes(np.array([[0.0, 1.0], [0.0, 3.0]]))
+        >>> mean.tolist(), axes[:, 0].tolist()
+        ([0.0, 2.0], [0.0, 1.0])
+    """
+    from sklearn.decomposition import PCA
+
+    axes = np.zeros((vectors.shape[1], 2))
+    if len(vectors) < 2:
+        return vectors.sum(axis=0), axes
+    found = PCA(min(2, *vectors.shape), svd_solver="covariance_eigh").fit(vectors)
+    axes[:, : len(found.components_)] = found.components_.T
+    return found.mean_, axes
+
+
+def tsne(vectors: NDArray[Any], seed: int = 0) -> NDArray[Any]:
+    """Return t-SNE coordinates [n, 2]; those of PCA for fewer than four vectors.
+
+    Args:
+        vectors: [n, d].
+        seed: Random seed.
+    """
+    from sklearn.manifold import TSNE
+
+    if len(vectors) < 4:
+        mean, axes = principal_axes(vectors)
+        return np.asarray((vectors - mean) @ axes)
+    perplexity = min(30.0, max(1.0, (len(vectors) - 1) / 3))
+    found = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(np.asarray(vectors))
+    return np.asarray(found)
+
+
+def _fit(vectors: NDArray[np.float32]) -> dict[str, Any]:
     """Mean, two principal axes, and the scale that maps all coordinates to −1 … 1."""
-    count, dim = vectors.shape
-    total, products = (torch.zeros(*shape, dtype=torch.float64, device="cpu") for shape in ((dim,), (dim, dim)))
-    for start in range(0, count, BLOCK):
-        block = torch.from_numpy(np.array(vectors[start : start + BLOCK]))
-        total += block.sum(dim=0, dtype=torch.float64)
-        products += (block.T @ block).double()
-    mean = total / max(1, count)
-    axes = torch.linalg.eigh(products / max(1, count) - torch.outer(mean, mean)).eigenvectors.flip(1)[:, :2]
-    # The sign of an eigenvector is arbitrary: make its largest component positive, so that maps are reproducible.
-    axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
-    if axes.shape[1] < 2:
-        axes = torch.cat([axes, torch.zeros_like(axes)], dim=1)
-    found = {"mean": mean.numpy(), "axes": axes.numpy(), "scale": np.array(1.0)}
+    mean, axes = principal_axes(vectors)
+    found = {"mean": mean, "axes": axes, "scale": np.array(1.0)}
     reach = np.abs(_project(vectors, found)).max(initial=0.0)
     return {**found, "scale": np.array(1.0 / reach if reach > 0 else 1.0)}
 
@@ -106,15 +134,3 @@ def _project(vectors: NDArray[np.float32], kept: dict[str, Any]) -> Places:
     for start in range(0, len(vectors), BLOCK):
         found[start : start + BLOCK] = vectors[start : start + BLOCK] @ axes.astype(np.float32) - shift
     return found
-
-
-def _tsne(vectors: NDArray[np.float32]) -> Places:
-    from sklearn.manifold import TSNE
-
-    if len(vectors) < 4:
-        return _project(vectors, _directions(vectors))
-    perplexity = min(30.0, max(1.0, (len(vectors) - 1) / 3))
-    moved = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(np.asarray(vectors))
-    moved -= (moved.max(axis=0) + moved.min(axis=0)) / 2
-    placed: Places = (moved / max(float(np.abs(moved).max()), 1e-12)).astype(np.float32)
-    return placed
