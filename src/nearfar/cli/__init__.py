@@ -1,14 +1,11 @@
-"""The command line: parses, calls, prints. One file for each command.
+"""The command line: parses, calls, prints. One file for each command or group of commands.
 
 Bad input ends in one readable line and an exit code other than 0; ``--debug`` shows the traceback.
 """
 
-# In the order of `nearfar --help`.
-from nearfar.cli import (
+# Importing a module adds its commands, in the order of `nearfar --help`.
+from nearfar.cli import (  # noqa: F401
     bench,
-    bench_compare,
-    bench_pack,
-    bench_report,
     data,
     demo,
     embed,
@@ -27,26 +24,4 @@ from nearfar.cli import (
 )
 from nearfar.cli.app import app, main
 
-__all__ = [
-    "app",
-    "bench",
-    "bench_compare",
-    "bench_pack",
-    "bench_report",
-    "data",
-    "demo",
-    "embed",
-    "evaluate",
-    "export",
-    "index",
-    "losses",
-    "main",
-    "recipe",
-    "report",
-    "search",
-    "serve",
-    "tournament",
-    "train",
-    "tune",
-    "weights",
-]
+__all__ = ["app", "main"]

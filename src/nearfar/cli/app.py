@@ -7,17 +7,27 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer import Option
 
 import nearfar
 from nearfar.cli.output import visible
 from nearfar.utils import plugins
 
-app = typer.Typer(
-    name="nearfar",
-    add_completion=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(name="nearfar", add_completion=False, rich_markup_mode=None, context_settings=HELP)
+
+
+def group(name: str, summary: str, *, example: str) -> typer.Typer:
+    """Add a group of commands, which prints its help if no command is given."""
+    commands = typer.Typer(rich_markup_mode=None, context_settings=HELP)
+    app.add_typer(commands, name=name, short_help=summary)
+
+    @commands.callback(invoke_without_command=True, help=f"{summary}\n\nExample: nearfar {name} {example}")
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return commands
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,11 +77,11 @@ def _using(words: list[str]) -> list[str]:
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     use: Annotated[
         list[str] | None,
-        typer.Option("--use", metavar="FILE", help="Run a Python file that registers losses, networks or data sets."),
+        Option("--use", metavar="FILE", help="Run a Python file that registers losses, networks or data sets."),
     ] = None,
 ) -> None:
     """Train, compare and serve embedding models: near what is alike, far what is not.

@@ -2,65 +2,57 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from nearfar.cli.app import app
-from nearfar.cli.output import print_table, say
+from nearfar.cli.app import group
+from nearfar.cli.options import Anyway, Cache, Format, Metric, Out, Over, Quiet, RecipeDevice, Runs, Settings
+from nearfar.cli.output import print_table, print_text, say
+from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
     from nearfar.bench.grid.runner import GridResult
 
-bench = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(bench, name="bench", short_help="Compare losses fairly: run a grid, rank its runs, write a report.")
-
-
-@bench.callback(invoke_without_command=True)
-def bench_root(context: typer.Context) -> None:
-    """Compare losses fairly: run a grid, rank its runs, write a report.
-
-    Example: nearfar bench run recipes/grids/digits.toml
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+bench = group(
+    "bench",
+    "Compare losses fairly: run a grid, rank its runs, write a report.",
+    example="run recipes/grids/digits.toml",
+)
 
 
 @bench.command(name="run", short_help="Train all cells of a grid that are not finished yet.")
 def run_grid(
-    grid: Annotated[
-        Path, typer.Argument(metavar="GRID", help="TOML file of the grid, such as recipes/grids/digits.toml.")
-    ],
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder that the folder of the grid is created in.")
-    ] = Path("bench"),
+    grid: Annotated[Path, Argument(metavar="GRID", help="TOML file of the grid, such as recipes/grids/digits.toml.")],
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder that the folder of the grid is created in.")] = Path(
+        "bench"
+    ),
     engine: Annotated[
-        str, typer.Option(help="local (processes), inline (this process; fastest for small cells) or ray.")
+        str, Option(help="local (processes), inline (this process; fastest for small cells) or ray.")
     ] = "local",
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Cells at a time; by default 1 on the CPU, as many as fit on GPUs.")
+        int | None, Option(metavar="N", help="Cells at a time; by default 1 on the CPU, as many as fit on GPUs.")
     ] = None,
-    per_gpu: Annotated[int, typer.Option(metavar="N", help="Cells that share a GPU.")] = 1,
+    per_gpu: Annotated[int, Option(metavar="N", help="Cells that share a GPU.")] = 1,
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="[LABEL=]ROOT", help="Location of the data; repeat for several archives or datasets."),
+        Option(metavar="[LABEL=]ROOT", help="Location of the data; repeat for several archives or datasets."),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of decoded images.")] = None,
+    device: RecipeDevice = None,
+    cache: Cache = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Train only cells with this label; repeatable.")
+        list[str] | None, Option(metavar="LABEL", help="Train only cells with this label; repeatable.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe of every cell; repeatable."),
-    ] = None,
-    ray_address: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster.")] = None,
+    settings: Settings = None,
+    ray_address: Annotated[str | None, Option(metavar="ADDRESS", help="Address of a Ray cluster.")] = None,
     lean: Annotated[
-        bool, typer.Option("--lean", help="Delete weights and embeddings of a cell once its metrics are written.")
+        bool, Option("--lean", help="Delete weights and embeddings of a cell once its metrics are written.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells and their state.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the results.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only list the cells and their state.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train all cells of a grid, each in a process of its own.
 
@@ -120,3 +112,90 @@ def _print(result: GridResult) -> None:
     say(f"{len(finished)} of {len(result.records)} cells are finished in {result.folder}")
     if failed:
         raise typer.Exit(1)
+
+
+@bench.command(name="compare", short_help="Rank losses, if their runs differ in the loss alone.")
+def compare_runs(
+    runs: Runs,
+    metric: Metric = "recall@1",
+    part: Annotated[str, Option(help="The classes to compare on: test, or validation to choose settings.")] = "test",
+    anyway: Anyway = False,
+    format: Format = "text",
+    over: Over = "classes",
+    out: Out = None,
+) -> None:
+    """Rank losses by a metric of the test classes. Runs that differ only in seed or fold make one row.
+
+    If runs differ in more than the loss and its own settings, the table is printed without ranks, with the differences
+    that make the comparison unfair, and the exit code is 1. --anyway ranks them and marks the table UNFAIR.
+
+    Example: nearfar bench compare bench/digits
+
+    Example: nearfar bench compare runs/one runs/two --metric map@r --format latex -o table.tex
+
+    Example: nearfar bench compare docs/results/cub_mining.zip --part validation
+    """
+    from nearfar.bench.comparison import loss_ranking, outcomes
+
+    found = loss_ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
+    show(found, runs, format, out)
+
+
+def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:
+    """Write a ranking or standings, and name unfinished runs; exit code 1 if the comparison is not ranked."""
+    from nearfar.bench.comparison import outcomes
+    from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
+    from nearfar.reports.table_page import write
+
+    assert isinstance(found, (LossRanking, Standings))
+    print_text(out, write(found.table, format))
+    for folder in outcomes.unfinished(*runs):
+        print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
+    if not found.ranked:
+        print("nearfar: not ranked, as the comparison is unfair; --anyway ranks it nevertheless", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@bench.command(name="pack", short_help="Pack the results of a grid into one file.")
+def pack_grid(
+    grid: Annotated[Path, Argument(metavar="GRID", help="The folder of a grid, such as bench/digits.")],
+    out: Annotated[
+        Path | None, Option("-o", "--out", metavar="FILE", help="The file to write; GRID.zip by default.")
+    ] = None,
+) -> None:
+    """Pack the run folders of a grid into one zip file that compare, report and tournament read directly.
+
+    The file holds recipes, manifests, metrics, logs and the metrics of each query, without weights and embeddings.
+
+    Example: nearfar bench pack bench/digits --out results/digits.zip
+    """
+    from nearfar.bench.comparison.packed import SUFFIX, pack
+
+    file = out or grid.with_name(grid.name + SUFFIX)
+    count = pack(grid, file)
+    say(f"wrote {file} with {count} runs")
+
+
+@bench.command(name="report", short_help="Write a leaderboard page: ranks, charts, curves, time and memory.")
+def report_runs(
+    places: Runs,
+    out: Annotated[
+        Path | None,
+        Option("-o", "--out", metavar="FILE", help="The page; leaderboard.html in the first folder by default."),
+    ] = None,
+    title: Annotated[str | None, Option(help="The title; the name of the first folder by default.")] = None,
+    metric: Metric = "recall@1",
+    anyway: Anyway = False,
+) -> None:
+    """Write a leaderboard of many runs: a single HTML file that needs no network.
+
+    Losses are ranked within each experiment (dataset, network, size, protocol), and only if the runs differ in nothing
+    but the loss and its own settings. Otherwise they are listed without ranks, with the reasons.
+
+    Example: nearfar bench report bench/digits -o digits.html
+    """
+    from nearfar.reports import leaderboard
+
+    with bars() as watch:
+        file = leaderboard.write(places, out, title=title, metric=metric, anyway=anyway, watch=watch)
+    say(f"wrote {file}")

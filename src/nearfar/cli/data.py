@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from nearfar.cli.app import app
+from nearfar.cli.app import group
+from nearfar.cli.options import Cache, Everything, Seed
 from nearfar.cli.output import SHOWN, print_list, print_table, say, say_more
 from nearfar.cli.values import setting
 from nearfar.utils.progress import bars
@@ -18,32 +20,16 @@ if TYPE_CHECKING:
     from nearfar.data.datasets.base import Dataset
     from nearfar.data.store.store import BadFile, Store
 
-data = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(data, name="data", short_help="List, check, prepare and preview datasets.")
+data = group("data", "List, check, prepare and preview datasets.", example="verify cub CUB_200_2011/")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a dataset; nearfar data list shows them all.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Name of a dataset; nearfar data list shows them all.")]
 Roots = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[ROOT]...", help="Path of the dataset: a folder, an archive or several archives."),
+    Argument(metavar="[ROOT]...", help="Path of the dataset: a folder, an archive or several archives."),
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the dataset.")]
-Cache = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Folder of stores; default: $NEARFAR_CACHE or ~/.cache/nearfar."),
-]
-Side = Annotated[int, typer.Option(help="Shorter side in pixels; smaller images are not enlarged.")]
-Everything = Annotated[bool, typer.Option("--all", help=f"List everything, not just the first {SHOWN}.")]
-Workers = Annotated[int | None, typer.Option(help="Decoding threads; default: the number of processors.")]
-
-
-@data.callback(invoke_without_command=True)
-def data_root(context: typer.Context) -> None:
-    """List, check, prepare and preview datasets.
-
-    Example: nearfar data verify cub CUB_200_2011/
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+Settings = Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="A setting of the dataset.")]
+Side = Annotated[int, Option(help="Shorter side in pixels; smaller images are not enlarged.")]
+Workers = Annotated[int | None, Option(help="Decoding threads; default: the number of processors.")]
 
 
 @data.command(name="list", short_help="List the datasets.")
@@ -63,11 +49,7 @@ def list_sets() -> None:
 
 @data.command(name="info", short_help="Show what a dataset contains and whether it is prepared.")
 def info(
-    name: Name,
-    roots: Roots = None,
-    settings: Settings = None,
-    cache: Cache = None,
-    everything: Everything = False,
+    name: Name, roots: Roots = None, settings: Settings = None, cache: Cache = None, everything: Everything = False
 ) -> None:
     """Show what a dataset contains and whether it is prepared. Without ROOT, describe the dataset.
 
@@ -104,7 +86,7 @@ def verify(
     name: Name,
     roots: Roots = None,
     settings: Settings = None,
-    pictures: Annotated[bool, typer.Option("--pictures", help="Also decode every image, without storing it.")] = False,
+    pictures: Annotated[bool, Option("--pictures", help="Also decode every image, without storing it.")] = False,
     workers: Workers = None,
     everything: Everything = False,
 ) -> None:
@@ -134,9 +116,9 @@ def prepare_set(
     name: Name,
     roots: Roots = None,
     side: Side = 256,
-    aspect: Annotated[str, typer.Option(help="keep, or squash to side × side.")] = "keep",
-    channels: Annotated[int | None, typer.Option(help="3 for color, 1 for grayscale; default: 3 for files.")] = None,
-    on_error: Annotated[str, typer.Option(help="What to do with files that cannot be decoded: skip or fail.")] = "fail",
+    aspect: Annotated[str, Option(help="keep, or squash to side × side.")] = "keep",
+    channels: Annotated[int | None, Option(help="3 for color, 1 for grayscale; default: 3 for files.")] = None,
+    on_error: Annotated[str, Option(help="What to do with files that cannot be decoded: skip or fail.")] = "fail",
     cache: Cache = None,
     workers: Workers = None,
     settings: Settings = None,
@@ -189,17 +171,17 @@ def prepare_set(
 def show(
     name: Name,
     roots: Roots = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
-    part: Annotated[str, typer.Option(help="train, test, query, gallery, …")] = "train",
+    out: Annotated[Path, Option(metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
+    part: Annotated[str, Option(help="train, test, query, gallery, …")] = "train",
     view: Annotated[
-        str, typer.Option(help="random, random_resized, center or none; auto is random, or none for small images.")
+        str, Option(help="random, random_resized, center or none; auto is random, or none for small images.")
     ] = "auto",
-    size: Annotated[int | None, typer.Option(help="Size of the network's input; default: 224.")] = None,
-    resize: Annotated[int | None, typer.Option(help="Shorter side before cropping; default: 256.")] = None,
-    flip: Annotated[bool, typer.Option("--flip/--no-flip", help="Mirror images at random.")] = True,
-    classes: Annotated[int | None, typer.Option(help="Classes in the batch; default: 8.")] = None,
-    per_class: Annotated[int, typer.Option(help="Images of each class.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the batch, its crops and flips.")] = 0,
+    size: Annotated[int | None, Option(help="Size of the network's input; default: 224.")] = None,
+    resize: Annotated[int | None, Option(help="Shorter side before cropping; default: 256.")] = None,
+    flip: Annotated[bool, Option("--flip/--no-flip", help="Mirror images at random.")] = True,
+    classes: Annotated[int | None, Option(help="Classes in the batch; default: 8.")] = None,
+    per_class: Annotated[int, Option(help="Images of each class.")] = 4,
+    seed: Seed = 0,
     side: Side = 256,
     cache: Cache = None,
     settings: Settings = None,

@@ -5,23 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from nearfar.cli.app import app
+from nearfar.cli.options import BatchSize, Device, Model, NoLabels
 from nearfar.cli.output import print_list, say
 from nearfar.utils.progress import bars
 
 
 @app.command(name="embed", short_help="Write the embeddings of images.")
 def embed_images(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")],
-    photos: Annotated[Path, typer.Argument(metavar="PHOTOS", help="A folder or archive of images, or one image.")],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="An .npz, .safetensors or .npy file.")
-    ] = Path("embeddings.npz"),
-    no_labels: Annotated[bool, typer.Option("--no-labels", help="Do not use folders as classes.")] = False,
-    device: Annotated[str, typer.Option(help="Device for the model: auto, cpu, cuda, cuda:1, …")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Number of images per forward pass.")] = 64,
+    model: Model,
+    photos: Annotated[Path, Argument(metavar="PHOTOS", help="A folder or archive of images, or one image.")],
+    out: Annotated[Path, Option("--out", "-o", metavar="FILE", help="An .npz, .safetensors or .npy file.")] = Path(
+        "embeddings.npz"
+    ),
+    no_labels: NoLabels = False,
+    device: Device = "auto",
+    batch_size: BatchSize = 64,
 ) -> None:
     """Write the embeddings, names and classes of images.
 

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from nearfar.cli.app import app
+from nearfar.cli.options import Device, Json, Seed
 from nearfar.cli.output import STDOUT, print_json, print_table, say
 from nearfar.cli.values import whole_numbers
 from nearfar.utils.progress import bars
@@ -22,47 +23,39 @@ NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 def evaluate_files(
     files: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="EMBEDDINGS",
             help="Vectors, an .npy, .npz, .safetensors or .parquet file, and their labels, unless it has both; or the "
             "folder of a run, or those of several with --ensemble.",
         ),
     ],
-    gallery: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Vectors to look in instead of EMBEDDINGS.")
-    ] = None,
-    gallery_labels: Annotated[Path | None, typer.Option(metavar="FILE", help="Labels of the gallery.")] = None,
+    gallery: Annotated[Path | None, Option(metavar="FILE", help="Vectors to look in instead of EMBEDDINGS.")] = None,
+    gallery_labels: Annotated[Path | None, Option(metavar="FILE", help="Labels of the gallery.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="DATA", help="What to test a run on instead: NAME, NAME:ROOT, or its own data's new ROOT."
-        ),
+        Option(metavar="DATA", help="What to test a run on instead: NAME, NAME:ROOT, or its own data's new ROOT."),
     ] = None,
-    levels: Annotated[bool, typer.Option("--levels", help="Measure each level of a run's network alone, too.")] = False,
+    levels: Annotated[bool, Option("--levels", help="Measure each level of a run's network alone, too.")] = False,
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="Measure the embeddings of several runs side by side, and each alone.")
+        bool, Option("--ensemble", help="Measure the embeddings of several runs side by side, and each alone.")
     ] = False,
     ks: Annotated[
-        str | None, typer.Option(help="The k of recall@k, separated by commas; 1,2,4,8 or as in the run's recipe.")
+        str | None, Option(help="The k of recall@k, separated by commas; 1,2,4,8 or as in the run's recipe.")
     ] = None,
     measure: Annotated[
-        str | None, typer.Option(help="What is near: cosine or euclidean; cosine or as in the run's recipe.")
+        str | None, Option(help="What is near: cosine or euclidean; cosine or as in the run's recipe.")
     ] = None,
     clustering: Annotated[
-        bool, typer.Option("--clustering/--no-clustering", help="Cluster EMBEDDINGS by k-means: NMI, AMI, F1.")
+        bool, Option("--clustering/--no-clustering", help="Cluster EMBEDDINGS by k-means: NMI, AMI, F1.")
     ] = True,
-    normalization: Annotated[str, typer.Option(help="Of NMI: arithmetic, or geometric as in old papers.")] = (
-        "arithmetic"
-    ),
-    intervals: Annotated[bool, typer.Option("--intervals", help="Add bootstrap intervals of 95 %.")] = False,
-    worst: Annotated[int, typer.Option(metavar="N", help="List the N queries that find their class worst.")] = 0,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write everything to this file as well; - prints it instead.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
-    labels_key: Annotated[str | None, typer.Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, cuda:1, …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Seed of clusters and intervals.")] = 0,
+    normalization: Annotated[str, Option(help="Of NMI: arithmetic, or geometric as in old papers.")] = ("arithmetic"),
+    intervals: Annotated[bool, Option("--intervals", help="Add bootstrap intervals of 95 %.")] = False,
+    worst: Annotated[int, Option(metavar="N", help="List the N queries that find their class worst.")] = 0,
+    json: Json = None,
+    key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
+    labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
 ) -> None:
     """Measure how well embeddings find and cluster their classes.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from nearfar.cli.app import app
 
 
 @app.command(name="export", short_help="Export a network as ONNX or as plain weights.")
 def export_network(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder with model.safetensors.")],
-    format: Annotated[str, typer.Option(help="onnx, or safetensors with a .json file next to it.")] = "onnx",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file; default: RUN/model.onnx.")] = None,
+    run: Annotated[Path, Argument(metavar="RUN", help="A run folder, or a folder with model.safetensors.")],
+    format: Annotated[str, Option(help="onnx, or safetensors with a .json file next to it.")] = "onnx",
+    out: Annotated[Path | None, Option(metavar="FILE", help="Output file; default: RUN/model.onnx.")] = None,
 ) -> None:
     """Export a network. The file also describes the preprocessing of images.
 

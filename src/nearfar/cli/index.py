@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from nearfar.cli.app import app
-from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say
+from nearfar.cli.app import group
+from nearfar.cli.options import BatchSize, Device, Everything, IndexFolder, Json, Model, NoLabels, Seed, Where
+from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import bars
 from nearfar.utils.validation import few, whole
@@ -20,51 +21,36 @@ if TYPE_CHECKING:
     from nearfar.search.images import Images, Labels
     from nearfar.search.update import Update
 
-index = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(index, name="index", short_help="Build, change and inspect an index of images.")
+index = group("index", "Build, change and inspect an index of images.", example="build runs/birds photos/ -o my.index")
 
-Place = Annotated[Path, typer.Argument(metavar="INDEX", help="The folder of an index.")]
 Photos = Annotated[
-    Path | None,
-    typer.Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes."),
+    Path | None, Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes.")
 ]
 Backend = Annotated[
-    str, typer.Option(help="auto, exact, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530.")
+    str, Option(help="auto, exact, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530.")
 ]
-Device = Annotated[str, typer.Option(help="Device for the model: auto, cpu, cuda, cuda:1, …")]
 Metadata = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A .csv or .jsonl file with labels and metadata, by 'name'.")
+    Path | None, Option(metavar="FILE", help="A .csv or .jsonl file with labels and metadata, by 'name'.")
 ]
-NoLabels = Annotated[bool, typer.Option("--no-labels", help="Do not use folders as classes.")]
-Data = Annotated[str | None, typer.Option(metavar="NAME", help="PHOTOS is this dataset; see nearfar data list.")]
-Part = Annotated[str | None, typer.Option(metavar="PART", help="With --data: only this part, such as test.")]
-
-
-@index.callback(invoke_without_command=True)
-def index_root(context: typer.Context) -> None:
-    """Build, change and inspect an index of images.
-
-    Example: nearfar index build runs/birds photos/ -o my.index
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+Data = Annotated[str | None, Option(metavar="NAME", help="PHOTOS is this dataset; see nearfar data list.")]
+Part = Annotated[str | None, Option(metavar="PART", help="With --data: only this part, such as test.")]
 
 
 @index.command(name="build", short_help="Embed images and build an index.")
 def build(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")],
+    model: Model,
     photos: Photos = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The new folder of the index.")] = Path(
+    out: Annotated[Path, Option("--out", "-o", metavar="FOLDER", help="The new folder of the index.")] = Path(
         "my.index"
     ),
     backend: Backend = "auto",
-    measure: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    measure: Annotated[str, Option(help="cosine or euclidean.")] = "cosine",
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     data: Data = None,
     part: Part = None,
     device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(help="Number of images per forward pass.")] = 64,
+    batch_size: BatchSize = 64,
 ) -> None:
     """Embed images and build an index. Resume an interrupted build with: nearfar index update
 
@@ -105,8 +91,8 @@ def build(
 
 @index.command(name="add", short_help="Add images.")
 def add(
-    place: Place,
-    photos: Annotated[list[Path], typer.Argument(metavar="PHOTOS...", help="A folder, or image files.")],
+    place: IndexFolder,
+    photos: Annotated[list[Path], Argument(metavar="PHOTOS...", help="A folder, or image files.")],
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     device: Device = "auto",
@@ -124,14 +110,12 @@ def add(
 
 @index.command(name="update", short_help="Update an index from a folder.")
 def update(
-    place: Place,
+    place: IndexFolder,
     photos: Photos = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove items whose images are not in the folder, including uploads.")
+        bool, Option("--prune", help="Remove items whose images are not in the folder, including uploads.")
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Remove them even if they are more than half of the index.")
-    ] = False,
+    yes: Annotated[bool, Option("--yes", help="Remove them even if they are more than half of the index.")] = False,
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     data: Data = None,
@@ -165,11 +149,9 @@ def update(
 
 @index.command(name="remove", short_help="Remove items.")
 def remove(
-    place: Place,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of items.")] = None,
-    where: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="All items that pass this filter; repeatable.")
-    ] = None,
+    place: IndexFolder,
+    ids: Annotated[list[int] | None, Argument(metavar="[ID]...", help="Ids of items.")] = None,
+    where: Where = None,
 ) -> None:
     """Remove items, by id or by filter. Ids are never reused.
 
@@ -190,13 +172,7 @@ def remove(
 
 
 @index.command(name="info", short_help="Show what an index contains.")
-def info(
-    place: Place,
-    everything: Annotated[bool, typer.Option("--all", help=f"List all classes, not just the first {SHOWN}.")] = False,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write JSON to this file; - prints it instead.")
-    ] = None,
-) -> None:
+def info(place: IndexFolder, everything: Everything = False, json: Json = None) -> None:
     """Show what an index contains.
 
     Example: nearfar index info my.index
@@ -214,12 +190,10 @@ def info(
 
 @index.command(name="duplicates", short_help="List near duplicates.")
 def duplicates(
-    place: Place,
-    threshold: Annotated[float, typer.Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
-    everything: Annotated[bool, typer.Option("--all", help=f"List all groups, not just the first {SHOWN}.")] = False,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all groups to this file; - prints them instead.")
-    ] = None,
+    place: IndexFolder,
+    threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
+    everything: Everything = False,
+    json: Json = None,
 ) -> None:
     """List groups of images that are nearly the same.
 
@@ -228,9 +202,9 @@ def duplicates(
     with bars() as watch, _open(place, read_only=True) as opened:
         groups = opened.near_duplicates(threshold, watch=watch)
     lines = []
-    for group in groups:
-        how = "identical files" if group.identical else f"{group.similarity:.3f}"
-        lines.append(f"{how}: " + ", ".join(f"{item.name} ({item.id})" for item in group.items))
+    for same in groups:
+        how = "identical files" if same.identical else f"{same.similarity:.3f}"
+        lines.append(f"{how}: " + ", ".join(f"{item.name} ({item.id})" for item in same.items))
     if not groups and json != STDOUT:
         say(f"{place}: no two images have a cosine of {threshold} or more")
     print_list("groups", lines if json != STDOUT else (), everything)
@@ -248,14 +222,13 @@ def duplicates(
 
 @index.command(name="clusters", short_help="Cluster all images and write a page of contact sheets.")
 def clusters(
-    place: Place,
+    place: IndexFolder,
     k: Annotated[
-        int | None,
-        typer.Option("-k", help="Number of clusters; by default the square root of half the number of images."),
+        int | None, Option("-k", help="Number of clusters; by default the square root of half the number of images.")
     ] = None,
-    html: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
-    shown: Annotated[int, typer.Option(help="Images per cluster on the page.")] = 24,
-    seed: Annotated[int, typer.Option(help="Seed of the initial centers.")] = 0,
+    html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
+    shown: Annotated[int, Option(help="Images per cluster on the page.")] = 24,
+    seed: Seed = 0,
 ) -> None:
     """Cluster all images with k-means, and write a page with the most typical images of each cluster.
 

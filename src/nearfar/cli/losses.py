@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import nearfar
 from nearfar.cli.app import app
+from nearfar.cli.output import print_table, say
 from nearfar.cli.values import setting
 from nearfar.utils.validation import one_of
 
@@ -17,17 +18,17 @@ KINDS = ("weights", "transfer", "ranks")
 
 @app.command(name="losses", short_help="List, explain or draw the losses.")
 def list_losses(
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Explain all of them.")] = False,
+    keys: Annotated[list[str] | None, Argument(metavar="KEY", help="Losses to explain or draw.")] = None,
+    everything: Annotated[bool, Option("--all", help="Explain all of them.")] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw pair weights, or the plot of --kind, to a .png, .svg or .pdf file."),
+        Option(metavar="FILE", help="Draw pair weights, or the plot of --kind, to a .png, .svg or .pdf file."),
     ] = None,
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="The plot: weights, or for nra also transfer or ranks.")
+        str, Option(metavar="KIND", help="The plot: weights, or for nra also transfer or ranks.")
     ] = "weights",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a setting of the losses to draw.")
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="Set a setting of the losses to draw.")
     ] = None,
 ) -> None:
     """List the losses, explain some of them, or draw their pair weights.
@@ -49,7 +50,9 @@ def list_losses(
     elif keys or everything:
         print("\n".join([nearfar.losses.describe(key) for key in keys or nearfar.losses.names()]), end="")
     else:
-        _print_losses()
+        rows = [(key, nearfar.losses.summary(key), nearfar.losses.get(key).source) for key in nearfar.losses.names()]
+        print_table(("loss", "what it does", "source"), rows)
+        say("Formula, settings, reference and example of a loss: nearfar losses KEY; of all: nearfar losses --all")
 
 
 def _draw(kind: str, keys: list[str] | None, settings: dict[str, object], file: Path) -> Path:
@@ -62,25 +65,3 @@ def _draw(kind: str, keys: list[str] | None, settings: dict[str, object], file: 
     loss = nearfar.losses.create("nra", **settings)
     assert isinstance(loss, nearfar.losses.NRA)
     return plots.draw_ranks(loss, file) if kind == "ranks" else plots.draw_transfer(loss, file)
-
-
-def _print_losses() -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("loss", no_wrap=True)
-    table.add_column("what it does")
-    table.add_column("source")
-    for key in nearfar.losses.names():
-        source = nearfar.losses.get(key).source
-        table.add_row(Text(key, "bold"), Text(nearfar.losses.summary(key)), Text(source))
-    console = Console()
-    console.print(table)
-    console.print(
-        "Formula, settings, reference and example of a loss: nearfar losses KEY; of all: nearfar losses --all",
-        markup=False,
-        highlight=False,
-    )

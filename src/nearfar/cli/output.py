@@ -56,6 +56,17 @@ def print_json(file: Path, value: Any) -> None:
     say(f"wrote {file}")
 
 
+def print_text(file: Path | None, text: str) -> None:
+    """Write text to a file and say so, or print it."""
+    from nearfar.utils.atomic import write_text
+
+    if file is None:
+        print(text)
+        return
+    write_text(file, text + "\n")
+    say(f"wrote {file}")
+
+
 def print_list(title: str, lines: Sequence[str], everything: bool | None = None) -> None:
     """Lines below a title that counts them; the first ones unless everything is wanted.
 

@@ -7,33 +7,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from nearfar.cli.app import app
+from nearfar.cli.app import group
+from nearfar.cli.options import Settings
 from nearfar.cli.output import STDOUT, print_json, say
 
-recipe = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-app.add_typer(recipe, name="recipe", short_help="Check and complete recipes; print JSON schemas.")
+recipe = group("recipe", "Check and complete recipes; print JSON schemas.", example="check recipes/folder.toml")
 
 KINDS = ("recipe", "grid", "space")
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe, as in loss.alpha=32; repeatable."),
-]
-
-
-@recipe.callback(invoke_without_command=True)
-def recipe_root(context: typer.Context) -> None:
-    """Check and complete recipes; check grids and spaces; print JSON schemas.
-
-    Example: nearfar recipe check recipes/folder.toml
-    """
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @recipe.command(name="check", short_help="Check recipes, grids and spaces, and name every problem.")
 def check_recipes(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="TOML files, or run folders.")],
+    files: Annotated[list[Path], Argument(metavar="FILE...", help="TOML files, or run folders.")],
     settings: Settings = None,
 ) -> None:
     """Check recipes, grids and spaces, and name every problem. The exit code is 1 if any file has one.
@@ -74,8 +61,7 @@ def _check(file: Path, overrides: Sequence[str]) -> None:
 
 @recipe.command(name="show", short_help="Print a recipe with the defaults of everything that is not given.")
 def show_recipe(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file, or a run folder.")],
-    settings: Settings = None,
+    file: Annotated[Path, Argument(metavar="FILE", help="A TOML file, or a run folder.")], settings: Settings = None
 ) -> None:
     """Print a complete recipe, with the defaults of everything that is not given.
 
@@ -88,8 +74,8 @@ def show_recipe(
 
 @recipe.command(name="schema", short_help="Print the JSON schema of recipes, grids or spaces, for editors.")
 def print_schema(
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="recipe, grid or space.")] = "recipe",
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Write it to this file.")] = STDOUT,
+    kind: Annotated[str, Argument(metavar="[KIND]", help="recipe, grid or space.")] = "recipe",
+    out: Annotated[Path, Option(metavar="FILE", help="Write it to this file.")] = STDOUT,
 ) -> None:
     """Print the JSON schema of recipes, grids or spaces, with which editors complete and check them.
 

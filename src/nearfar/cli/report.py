@@ -5,34 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.output import say
-from nearfar.utils.atomic import write_text
+from nearfar.cli.options import Device, Format, Metric, Seed
+from nearfar.cli.output import print_text, say
 from nearfar.utils.progress import bars
 
 
 @app.command(name="report", short_help="Write a page about a run, or compare runs with the papers.")
 def report_run(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="RUN", help="The run folder; with --papers any number of them.")
+        list[Path] | None, Argument(metavar="RUN", help="The run folder; with --papers any number of them.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page; report.html in RUN by default.")] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="The page; report.html in RUN by default.")] = None,
     papers: Annotated[
-        bool,
-        typer.Option("--papers", help="Compare with published numbers. Without RUN, list the published tables."),
+        bool, Option("--papers", help="Compare with published numbers. Without RUN, list the published tables.")
     ] = False,
     table: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --papers: print that table, such as thesis:7c.")
+        str | None, Option(metavar="NAME", help="With --papers: print that table, such as thesis:7c.")
     ] = None,
-    metric: Annotated[str, typer.Option(help="With --papers: the metric.")] = "recall@1",
-    format: Annotated[str, typer.Option(help="With --papers: text, csv, latex or html.")] = "text",
-    map: Annotated[str, typer.Option(help="Projection of the map: pca, tsne, or umap (needs umap-learn).")] = "pca",
-    queries: Annotated[int, typer.Option(metavar="N", help="Random queries to show with their nearest neighbors.")] = 8,
-    worst: Annotated[int, typer.Option(metavar="N", help="Queries with the lowest average precision to show.")] = 8,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    metric: Metric = "recall@1",
+    format: Format = "text",
+    map: Annotated[str, Option(help="Projection of the map: pca, tsne, or umap (needs umap-learn).")] = "pca",
+    queries: Annotated[int, Option(metavar="N", help="Random queries to show with their nearest neighbors.")] = 8,
+    worst: Annotated[int, Option(metavar="N", help="Queries with the lowest average precision to show.")] = 8,
+    device: Device = "cpu",
+    seed: Seed = 0,
 ) -> None:
     """Write a report of one run: a single HTML file that needs no network.
 
@@ -63,9 +62,4 @@ def _beside_papers(runs: list[Path], out: Path | None, table: str | None, metric
         found = published.printed(table)
     else:
         found = published.beside(outcomes.find(*runs), metric=metric) if runs else published.catalog()
-    written = table_page.write(found, format)
-    if out is None:
-        print(written)
-    else:
-        write_text(out, written + "\n")
-        say(f"wrote {out}")
+    print_text(out, table_page.write(found, format))

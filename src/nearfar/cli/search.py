@@ -5,45 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from nearfar.cli.app import app
+from nearfar.cli.options import Device, IndexFolder, Json, Where
 from nearfar.cli.output import STDOUT, print_json, print_table, say
 
 
 @app.command(name="search", short_help="Find the images of an index that are most similar to an image.")
 def search_index(
-    place: Annotated[Path, typer.Argument(metavar="INDEX", help="The folder of an index.")],
+    place: IndexFolder,
     images: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Query images.", show_default=False)
+        list[Path] | None, Argument(metavar="[IMAGE]...", help="Query images.", show_default=False)
     ] = None,
     ids: Annotated[
-        list[int] | None, typer.Option("--id", metavar="ID", help="Search by the id of an item; repeatable.")
+        list[int] | None, Option("--id", metavar="ID", help="Search by the id of an item; repeatable.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Number of neighbors.")] = 10,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Only items that pass this filter: label=jay, year>=2019, name~garden/*; repeatable.",
-        ),
-    ] = None,
-    expand: Annotated[
-        int, typer.Option(metavar="N", help="Search again with the mean of the query and N neighbors.")
-    ] = 0,
+    k: Annotated[int, Option("-k", help="Number of neighbors.")] = 10,
+    where: Where = None,
+    expand: Annotated[int, Option(metavar="N", help="Search again with the mean of the query and N neighbors.")] = 0,
     rerank: Annotated[
-        str | None, typer.Option(help="k_reciprocal: rank items first that would find the query in turn.")
+        str | None, Option(help="k_reciprocal: rank items first that would find the query in turn.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Class of IMAGE, to mark right and wrong results.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with the results.")] = None,
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results as one image.")] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the results as JSON; - prints it instead of the table.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="Use this copy of the model of the index.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Device for the model: auto, cpu, cuda, cuda:1, …")] = "auto",
+    label: Annotated[str | None, Option(help="Class of IMAGE, to mark right and wrong results.")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with the results.")] = None,
+    png: Annotated[Path | None, Option(metavar="FILE", help="Write the results as one image.")] = None,
+    json: Json = None,
+    model: Annotated[Path | None, Option(metavar="MODEL", help="Use this copy of the model of the index.")] = None,
+    device: Device = "auto",
 ) -> None:
     """Find the images of an index that are most similar to an image, or to one of its own items.
 

@@ -8,35 +8,34 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from nearfar.cli.app import app
+from nearfar.cli.options import Device, IndexFolder
 
 
 @app.command(name="serve", short_help="Serve an index in the browser: search by image, view the map.")
 def serve_index(
-    index: Annotated[Path, typer.Argument(metavar="INDEX", help="Index folder written by `nearfar index build`.")],
+    index: IndexFolder,
     runs: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Folder of runs to compare on the page; repeatable."),
+        list[Path] | None, Option(metavar="FOLDER", help="Folder of runs to compare on the page; repeatable.")
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than the loopback interface requires --token.")
+        str, Option(help="Address to listen on. Other than the loopback interface requires --token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8000,
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(envvar="NEARFAR_TOKEN", help='Token that requests must carry; "new" generates and prints one.'),
+        Option(envvar="NEARFAR_TOKEN", help='Token that requests must carry; "new" generates and prints one.'),
     ] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Additional host name, for example behind a proxy; repeatable."),
+        list[str] | None, Option(metavar="NAME", help="Additional host name, for example behind a proxy; repeatable.")
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse to add and remove items.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    max_upload: Annotated[float, typer.Option(metavar="MIB", help="Largest upload.")] = 20.0,
-    max_pixels: Annotated[float, typer.Option(metavar="MILLIONS", help="Largest image in pixels.")] = 50.0,
-    device: Annotated[str, typer.Option(help="Device of the model: auto, cpu, cuda, cuda:1, …")] = "auto",
+    read_only: Annotated[bool, Option("--read-only", help="Refuse to add and remove items.")] = False,
+    open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    max_upload: Annotated[float, Option(metavar="MIB", help="Largest upload.")] = 20.0,
+    max_pixels: Annotated[float, Option(metavar="MILLIONS", help="Largest image in pixels.")] = 50.0,
+    device: Device = "auto",
 ) -> None:
     """Serve an index in the browser: search by image, view the map, add and remove images. Ctrl-C stops.
 

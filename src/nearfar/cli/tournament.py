@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nearfar.cli.app import app
-from nearfar.cli.bench_compare import Anyway, Format, Metric, Out, Over, Runs, show
+from nearfar.cli.bench import show
+from nearfar.cli.options import Anyway, Format, Metric, Out, Over, Runs
 
 
 @app.command(name="tournament", short_help="Rank losses over many experiments, as the thesis does.")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from nearfar.cli.app import app
+from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Seed, Settings, recipe_overrides
 from nearfar.cli.output import say
 
 if TYPE_CHECKING:
@@ -19,45 +20,36 @@ PAGE = "tuning.html"
 
 @app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
 def tune_recipe(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="TOML file of a recipe with validation classes.")],
+    recipe: Annotated[Path, Argument(metavar="RECIPE", help="TOML file of a recipe with validation classes.")],
     space: Annotated[
-        Path,
-        typer.Option(metavar="SPACE", help="TOML file with the keys to tune and their values; see recipes/spaces."),
+        Path, Option(metavar="SPACE", help="TOML file with the keys to tune and their values; see recipes/spaces.")
     ],
     trials: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of trials, including earlier ones; by default 50, or all of a grid."),
+        Option(metavar="N", help="Number of trials, including earlier ones; by default 50, or all of a grid."),
     ] = None,
     sampler: Annotated[
-        str, typer.Option(help="tpe, random, grid (every combination) or in_turn (one key after the other).")
+        str, Option(help="tpe, random, grid (every combination) or in_turn (one key after the other).")
     ] = "tpe",
     storage: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL", help="Database that workers share, such as postgresql://…; by default SQLite in OUT."
-        ),
+        Option(metavar="URL", help="Database that workers share, such as postgresql://…; by default SQLite in OUT."),
     ] = None,
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the study in the database; by default that of OUT.")
+        str | None, Option(metavar="NAME", help="Name of the study in the database; by default that of OUT.")
     ] = None,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Trials at a time, each in a process of its own.")] = 1,
+    jobs: Annotated[int, Option(metavar="N", help="Trials at a time, each in a process of its own.")] = 1,
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe.")
+        Path | None, Option(metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe of all trials; repeatable."),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ROOT", help="Location of the data (data.root); repeat for several archives."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:1, …")] = None,
-    cache: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of decoded images.")] = None,
-    prune: Annotated[bool, typer.Option(help="End trials early that are worse than the median of the others.")] = True,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep all files of the trials, including checkpoints.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")] = False,
+    settings: Settings = None,
+    data: Roots = None,
+    device: RecipeDevice = None,
+    cache: Cache = None,
+    prune: Annotated[bool, Option(help="End trials early that are worse than the median of the others.")] = True,
+    keep: Annotated[bool, Option("--keep", help="Keep all files of the trials, including checkpoints.")] = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
 ) -> None:
     """Search for the best settings of a recipe on its validation classes. The test classes are never used.
 
@@ -68,14 +60,9 @@ def tune_recipe(
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
     from nearfar.bench.tuning import results, tuner, workers
-    from nearfar.training.recipe.files import parse_override
     from nearfar.training.run import console
 
-    overrides = dict(map(parse_override, settings or ()))
-    if data:
-        overrides["data.root"] = data[0] if len(data) == 1 else data
-    if device is not None:
-        overrides["training.device"] = device
+    overrides = recipe_overrides(settings, data, device)
     plan = tuner.plan(
         recipe,
         space,
@@ -106,12 +93,7 @@ def tune_recipe(
 
 
 def write_page(plan: TuningPlan, found: StudyResults) -> None:
-    """Write the page of a study; workers call this after each trial.
-
-    Args:
-        plan: What is tuned.
-        found: Results so far.
-    """
+    """Write the page of a study; workers call this after each trial."""
     from nearfar.reports import tuning_page
     from nearfar.utils.atomic import write_text
 

@@ -8,12 +8,7 @@ from nearfar.utils.toml import parse_value
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """Parse whole numbers separated by commas.
-
-    Args:
-        option: The option, for the error.
-        text: What was given.
-    """
+    """Parse whole numbers separated by commas."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
@@ -22,9 +17,6 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 def setting(text: str) -> tuple[str, Any]:
     """Parse ``NAME=VALUE`` with a TOML value; "none" is None.
-
-    Args:
-        text: What was given with ``--set``.
 
     Example:
         >>> setting("alpha=4"), setting("mining=semi_hard"), setting("beta=none")

