@@ -253,21 +253,10 @@ class Fetcher(Protocol):
     uses_threads: bool  # whether ``load`` is enough work to run in threads
 
     def load(self, indices: Indices, plan: Plan | None, labels: Indices, effects: Effects | None = None) -> Any:
-        """Do the work of the host.
-
-        Args:
-            indices: Items of the store [b].
-            plan: Crops of the images; None for vectors.
-            labels: Labels [b].
-            effects: Effects on the images, if any.
-        """
+        """Do the work of the host."""
 
     def finish(self, loaded: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images, labels and indices on the device.
-
-        Args:
-            loaded: A result of ``load``.
-        """
+        """Return images, labels and indices on the device."""
 
 
 class Normalizer:
@@ -310,13 +299,7 @@ class Normalizer:
 
 
 class CPUImages(Fetcher):
-    """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache.
-
-    Args:
-        store: Store of the images.
-        pixels: The store's pixels, or a copy of them.
-        normalizer: Converts pixels to the input of the network.
-    """
+    """Fetches images for a CPU: each is cropped and normalized while it is in the processor's cache."""
 
     uses_threads = True
 
@@ -376,13 +359,7 @@ class _DeviceBatch:
 
 
 class ResidentImages(Fetcher):
-    """Fetches images that are on the device; only a table of numbers is sent.
-
-    Args:
-        store: Store of the images.
-        packed: The store's pixels on the device.
-        normalizer: Converts pixels to the input of the network.
-    """
+    """Fetches images that are on the device; only a table of numbers is sent."""
 
     uses_threads = False
 
@@ -405,13 +382,7 @@ class ResidentImages(Fetcher):
 
 
 class StreamedImages(Fetcher):
-    """Fetches images from the host; only the pixels that a batch needs are sent, ahead of their use.
-
-    Args:
-        store: Store of the images.
-        pixels: The store's pixels.
-        normalizer: Converts pixels to the input of the network.
-    """
+    """Fetches images from the host; only the pixels that a batch needs are sent, ahead of their use."""
 
     uses_threads = True
 
@@ -452,11 +423,7 @@ class StreamedImages(Fetcher):
 
 
 class ResidentVectors(Fetcher):
-    """Fetches vectors that are on the device.
-
-    Args:
-        vectors: Vectors [n, d] on the device.
-    """
+    """Fetches vectors that are on the device."""
 
     uses_threads = False
 
@@ -471,13 +438,7 @@ class ResidentVectors(Fetcher):
 
 
 class StreamedVectors(Fetcher):
-    """Fetches vectors from the host.
-
-    Args:
-        vectors: Vectors [n, d] in memory or in a file.
-        dtype: Floating-point type of the batches.
-        device: Device of the batches.
-    """
+    """Fetches vectors from the host."""
 
     uses_threads = True
 
@@ -518,12 +479,7 @@ class BufferPool:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=size)
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Return an uninitialized array.
-
-        Args:
-            shape: Shape of the array.
-            dtype: Type of its elements.
-        """
+        """Return an uninitialized array."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         try:
             memory = self._free.pop()
@@ -537,13 +493,7 @@ class BufferPool:
 
 
 def stored_images(store: Store, pixels: NDArray[np.uint8], indices: Indices) -> list[NDArray[np.uint8]]:
-    """Return images of a store, each [height, width, channels], as views of ``pixels``.
-
-    Args:
-        store: Store of the images.
-        pixels: The store's pixels, or a copy of them.
-        indices: Items of the store.
-    """
+    """Return images of a store, each [height, width, channels], as views of ``pixels``."""
     starts, sizes = store.offsets[indices].tolist(), store.sizes[indices].tolist()
     shapes = [(height, width, store.channels) for height, width in sizes]
     return [
@@ -553,13 +503,7 @@ def stored_images(store: Store, pixels: NDArray[np.uint8], indices: Indices) -> 
 
 
 def to_device(array: NDArray[Any], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copy a large array to a device block by block, so that a memory map need not fit into memory.
-
-    Args:
-        array: The array.
-        device: Target device.
-        dtype: Type of the tensor.
-    """
+    """Copy a large array to a device block by block, so that a memory map need not fit into memory."""
     out = torch.empty(array.shape, dtype=dtype, device=device)
     step = max(1, BLOCK // max(1, array[:1].nbytes))
     with warnings.catch_warnings():

@@ -31,12 +31,7 @@ Ints = NDArray[np.int64]
 
 
 def part_rows(dataset: Dataset, part: str) -> Ints:
-    """Return the rows of a part; without parts, "train" and "test" are the halves of the classes.
-
-    Args:
-        dataset: The dataset.
-        part: Name of the part.
-    """
+    """Return the rows of a part; without parts, "train" and "test" are the halves of the classes."""
     if part in dataset.parts:
         return dataset.parts[part]
     if set(dataset.parts) == {"all"} and part in ("train", "test"):
@@ -144,11 +139,7 @@ def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Im
 
 
 def check_file(file: Path) -> None:
-    """Raise an error if an image cannot be written to a file.
-
-    Args:
-        file: The file.
-    """
+    """Raise an error if an image cannot be written to a file."""
     if file.suffix.lower() not in ENDINGS:
         raise ValueError(f"out is {str(file)!r}; needed is a file that ends with {', '.join(ENDINGS)}")
     if file.is_dir() or not file.absolute().parent.is_dir():
@@ -156,12 +147,7 @@ def check_file(file: Path) -> None:
 
 
 def write(sheet: Image.Image, file: Path) -> None:
-    """Write an image in the format of the file extension.
-
-    Args:
-        sheet: The image.
-        file: The file.
-    """
+    """Write an image in the format of the file extension."""
     check_file(file)
     with whole_file(file) as draft:
         sheet.save(draft, ENDINGS[file.suffix.lower()])

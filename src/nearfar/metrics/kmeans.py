@@ -174,13 +174,7 @@ class TiledVectors:
 
 
 class Lloyd:
-    """One run: the centers, the nearest center of each vector, and the squared distance to it.
-
-    Args:
-        points: The vectors.
-        k: Number of clusters.
-        generator: Draws the initial centers.
-    """
+    """One run: the centers, the nearest center of each vector, and the squared distance to it."""
 
     def __init__(self, points: TiledVectors, k: int, generator: torch.Generator) -> None:
         self.points, self.k = points, k

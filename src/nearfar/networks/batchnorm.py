@@ -15,9 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def layers(module: nn.Module) -> Iterator[nn.Module]:
     """Iterate over all batch norms of a module, including itself.
 
-    Args:
-        module: The module.
-
     Example:
         >>> [layer.num_features for layer in layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))]
         [3]
@@ -29,9 +26,6 @@ def freeze(module: nn.Module) -> None:
     """Freeze statistics and affine parameters of all batch norms until ``module.train()``.
 
     A :class:`~nearfar.networks.Backbone` with frozen batch norms calls this again after ``train()``.
-
-    Args:
-        module: The module.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))

@@ -42,12 +42,6 @@ class Ranked(NamedTuple):
 def ranked(loss: NRA, points: Tensor, labels: Tensor, anchor: int) -> Ranked:
     """Convert distances to ranks and similarities, for one anchor of a batch.
 
-    Args:
-        loss: The loss.
-        points: Embeddings, [n, d].
-        labels: Labels, [n].
-        anchor: Index of the anchor.
-
     Example:
         >>> found = ranked(NRA(), torch.tensor([[0.0], [1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1, 1]), anchor=0)
         >>> found.distance.tolist(), found.rank.tolist(), found.similarity.tolist()

@@ -10,10 +10,6 @@ MISSING = "–"
 def number(value: float | None, digits: int | None = None) -> str:
     """A number with thousands separators, or a dash if there is none.
 
-    Args:
-        value: The number; None and NaN are missing.
-        digits: Digits after the decimal point; None keeps three significant digits.
-
     >>> number(1234.5), number(0.00012345), number(1234.5, 1), number(None)
     ('1,234', '0.000123', '1,234.5', '–')
     """
@@ -27,11 +23,6 @@ def number(value: float | None, digits: int | None = None) -> str:
 def percent(value: float | None, digits: int = 1, *, unit: bool = True) -> str:
     """A share of 1 in percent, or a dash if there is none.
 
-    Args:
-        value: The share; None and NaN are missing.
-        digits: Digits after the decimal point.
-        unit: Whether to add the percent sign.
-
     >>> percent(0.1234), percent(0.1234, 2, unit=False), percent(None)
     ('12.3 %', '12.34', '–')
     """
@@ -41,11 +32,6 @@ def percent(value: float | None, digits: int = 1, *, unit: bool = True) -> str:
 
 def interval(low: float | None, high: float | None, digits: int = 1) -> str:
     """Two shares of 1 in percent, without the sign.
-
-    Args:
-        low: Lower end.
-        high: Upper end.
-        digits: Digits after the decimal point.
 
     >>> interval(0.5, 0.625), interval(None, None)
     ('50.0 – 62.5', '–')
@@ -58,9 +44,6 @@ def interval(low: float | None, high: float | None, digits: int = 1) -> str:
 def duration(seconds: float) -> str:
     """A duration in its two largest units.
 
-    Args:
-        seconds: The duration.
-
     >>> duration(3.24), duration(75), duration(7300)
     ('3.2 s', '1 min 15 s', '2 h 01 min')
     """
@@ -72,11 +55,6 @@ def duration(seconds: float) -> str:
 
 def plural(count: int, noun: str, ending: str = "s") -> str:
     """A count with its noun.
-
-    Args:
-        count: How many.
-        noun: The noun in the singular.
-        ending: Added for any count but 1.
 
     >>> plural(1, "run"), plural(2300, "run")
     ('1 run', '2,300 runs')

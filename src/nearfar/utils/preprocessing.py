@@ -128,9 +128,6 @@ class Preprocessing:
 def default_preprocessing(model: ReadsPixels) -> Preprocessing | None:
     """Return the default preprocessing: shorter side to 8/7 of the input size, then a center crop. None for vectors.
 
-    Args:
-        model: An embedder or ensemble.
-
     Example:
         >>> from nearfar.networks import create
         >>> found = default_preprocessing(create("mobilenet_v2"))
@@ -144,12 +141,7 @@ def default_preprocessing(model: ReadsPixels) -> Preprocessing | None:
 
 
 def from_json(value: Mapping[str, Any], where: str) -> Preprocessing:
-    """Parse a JSON object of :meth:`Preprocessing.to_json`.
-
-    Args:
-        value: The JSON object.
-        where: File that contains it, for errors.
-    """
+    """Parse a JSON object of :meth:`Preprocessing.to_json`."""
     try:
         words = dict(value)
         words.pop("interpolation", None)

@@ -73,10 +73,6 @@ def as_vectors(name: str, array: Array) -> Tensor:
 
     Call :func:`check_finite` afterwards, which reads them.
 
-    Args:
-        name: The name of the argument in error messages.
-        array: A tensor or NumPy array.
-
     Example:
         >>> as_vectors("embeddings", np.zeros((2, 3), dtype=np.float16)).dtype
         torch.float16
@@ -108,16 +104,7 @@ def as_labels(name: str, array: Array, count: int | None = None) -> Tensor:
 def as_label_pair(
     name: str, array: Array, count: int, other_name: str, other: Array, other_count: int
 ) -> tuple[Tensor, Tensor]:
-    """Convert two arrays of labels consistently: the same text gets the same number in both.
-
-    Args:
-        name: The name of the first array in error messages.
-        array: [count].
-        count: Its required length.
-        other_name: The name of the second array in error messages.
-        other: [other_count].
-        other_count: Its required length.
-    """
+    """Convert two arrays of labels consistently: the same text gets the same number in both."""
     array, other = _checked_labels(name, array, count), _checked_labels(other_name, other, other_count)
     if isinstance(array, np.ndarray) and isinstance(other, np.ndarray):
         codes = _codes(np.concatenate([array, other]))

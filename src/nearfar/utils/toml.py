@@ -37,9 +37,6 @@ def parse_value(text: str) -> Any:
 
     ``True``, ``False`` and ``None`` are accepted for TOML's ``true`` and ``false`` and for "none".
 
-    Args:
-        text: The value as it was typed.
-
     Example:
         >>> [parse_value(text) for text in ("32", "[1, 10]", "true", "semi_hard", "None")]
         [32, [1, 10], True, 'semi_hard', 'none']

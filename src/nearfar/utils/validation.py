@@ -122,9 +122,6 @@ def check_constructor(cls: type) -> None:
 def listed(problems: Collection[str]) -> str:
     """Return problems as the message of one error: one problem as it is, several with a line for each.
 
-    Args:
-        problems: At least one problem.
-
     Example:
         >>> print(listed(["seeds is missing", "dims is 0; it must be ≥ 1"]))
         2 problems:

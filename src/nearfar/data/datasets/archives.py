@@ -59,11 +59,7 @@ class Tree:
         return tuple(index for index, name in enumerate(self.names) if is_image(name))
 
     def find(self, *ending: str) -> int | None:
-        """Return the index of the file whose path ends with one of these, the topmost if there are several, or None.
-
-        Args:
-            ending: File names, or ends of paths.
-        """
+        """Return the index of the file whose path ends with one of these, the topmost if there are several, or None."""
         ends = tuple("/" + end for end in ending)
         found = [index for index, name in enumerate(self.names) if ("/" + name).endswith(ends)]
         return min(found, key=lambda index: (self.names[index].count("/"), self.names[index]), default=None)
@@ -74,27 +70,16 @@ class Tree:
             raise UnreadableError(str(self.root), self.unreadable)
 
     def read(self, index: int) -> bytes:
-        """Return the contents of a file.
-
-        Args:
-            index: Index of the file.
-        """
+        """Return the contents of a file."""
         return self.files.read(index)
 
     def text(self, index: int) -> str:
-        """Return the contents of a file as text.
-
-        Args:
-            index: Index of the file.
-        """
+        """Return the contents of a file as text."""
         return self.read(index).decode("utf-8-sig", errors="replace")
 
 
 def is_image(name: str) -> bool:
     """Return whether a file has the extension of an image.
-
-    Args:
-        name: Name or path of the file.
 
     Example:
         >>> is_image("jay/1.JPG"), is_image("jay/notes.txt")
@@ -104,20 +89,12 @@ def is_image(name: str) -> bool:
 
 
 def is_archive(file: Path) -> bool:
-    """Return whether a file has the extension of a zip or tar archive.
-
-    Args:
-        file: Path of the file.
-    """
+    """Return whether a file has the extension of a zip or tar archive."""
     return file.name.lower().endswith((*TAR_ENDINGS, *ZIP_ENDINGS)) and not file.name.startswith(".")
 
 
 def open_tree(root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Tree:
-    """Open a folder, an archive, several archives, or a folder without images that contains archives.
-
-    Args:
-        root: The folder or archive, or a list of archives.
-    """
+    """Open a folder, an archive, several archives, or a folder without images that contains archives."""
     if not isinstance(root, (str, os.PathLike)):
         paths = [Path(path) for path in root]
         if not paths:
@@ -177,11 +154,7 @@ def _walk(root: Path) -> Tree:
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a component of a path is hidden or created by a file manager.
-
-    Args:
-        path: Relative path with ``/``.
-    """
+    """Return whether a component of a path is hidden or created by a file manager."""
     return any(part.startswith(".") or part.lower() in _LITTER for part in path.split("/"))
 
 

@@ -50,12 +50,7 @@ class Note(str):
 
 
 def left_out(what: str, why: str) -> Note:
-    """Return the note that a file or row was left out.
-
-    Args:
-        what: The file or row.
-        why: The reason.
-    """
+    """Return the note that a file or row was left out."""
     return Note(f"{what}: {why}; left out", left_out=True)
 
 
@@ -165,12 +160,7 @@ class Dataset:
 
 
 def indices(name: str, array: Column) -> Ints:
-    """Return whole numbers [n] as a read-only int64 copy.
-
-    Args:
-        name: Name of the argument, for errors.
-        array: The numbers.
-    """
+    """Return whole numbers [n] as a read-only int64 copy."""
     if not isinstance(array, np.ndarray) or array.ndim != 1:
         shape = list(array.shape) if isinstance(array, np.ndarray) else type(array).__name__
         raise ValueError(f"{name} is {shape}; a NumPy array of shape [n] is needed")
@@ -185,9 +175,6 @@ def encode_labels(values: Column) -> tuple[tuple[str, ...], Ints]:
     """Return the names of the classes and the class number of each value.
 
     Classes are sorted by number if all are whole numbers, and by name otherwise.
-
-    Args:
-        values: Labels [n], integers or text.
 
     Example:
         >>> encode_labels(np.array(["10", "9", "10"]))
@@ -228,9 +215,6 @@ def encode_parts(words: Sequence[str] | Column | None, count: int) -> dict[str, 
 
 def is_whole(word: str) -> bool:
     """Return whether text is a decimal integer.
-
-    Args:
-        word: The text.
 
     Example:
         >>> is_whole("-3"), is_whole("007"), is_whole("3.0")

@@ -67,9 +67,6 @@ def class_folders(tree: Tree) -> ClassFolders:
     """Find one folder per class, optionally below train/ and test/, optionally inside further folders.
 
     Folders inside a class folder belong to the class.
-
-    Args:
-        tree: Files of the dataset.
     """
     paths = [(index, tree.names[index].split("/")) for index in tree.images]
     depth = 0
@@ -164,17 +161,7 @@ def from_list(
 ) -> Dataset:
     """Create a dataset from a list of its images; missing and unlisted images are noted.
 
-    Args:
-        name: Name of the dataset.
-        tree: Files of the dataset.
-        listing: Name of the list, for messages.
-        paths: Listed paths.
-        groups: Class number of each path.
-        parts: Part of each path.
-        classes: Names of the classes by number.
-        columns: Further columns, by path.
-        published: Published numbers to compare with.
-        folder: Folder in which the images are expected.
+    ``groups``, ``parts`` and each of ``columns`` have a value for each path. The images are expected in ``folder``.
     """
     notes = list(tree.remarks)
     first: dict[str, int] = {}
@@ -268,13 +255,7 @@ def _differences(
 
 
 def refuse(name: str, tree: Tree, looked_for: str) -> NoReturn:
-    """Raise the error that a dataset was not recognized.
-
-    Args:
-        name: Name of the dataset.
-        tree: Files that were searched.
-        looked_for: Layouts that are recognized.
-    """
+    """Raise the error that a dataset was not recognized."""
     tree.check_readable()
     top = sorted({path.split("/")[0] + ("/" if "/" in path else "") for path in tree.names})
     raise FileNotFoundError(
@@ -283,14 +264,7 @@ def refuse(name: str, tree: Tree, looked_for: str) -> NoReturn:
 
 
 def lines(tree: Tree, index: int, fields: int, *, skip: int = 0) -> list[list[str]]:
-    """Return the lines of a list, split at whitespace; the last field takes the rest of the line.
-
-    Args:
-        tree: Files of the dataset.
-        index: Index of the list.
-        fields: Number of fields.
-        skip: Number of header lines.
-    """
+    """Return the lines of a list, split at whitespace; the last field takes the rest of the line."""
     rows = []
     for number, line in enumerate(tree.text(index).splitlines(), start=1):
         if number <= skip or not line.strip():
@@ -305,13 +279,7 @@ def lines(tree: Tree, index: int, fields: int, *, skip: int = 0) -> list[list[st
 
 
 def number(tree: Tree, index: int, word: str) -> int:
-    """Parse a whole number of a list.
-
-    Args:
-        tree: Files of the dataset.
-        index: Index of the list, for errors.
-        word: The number as text.
-    """
+    """Parse a whole number of a list."""
     if not word.isdecimal():
         raise ValueError(f"{tree.names[index]} in {tree.root} has {word!r} in place of a whole number")
     return int(word)

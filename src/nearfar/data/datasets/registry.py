@@ -68,21 +68,13 @@ def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """Return the settings of a dataset and their defaults (``inspect.Parameter.empty`` if required).
-
-    Args:
-        name: Name of the dataset.
-    """
+    """Return the settings of a dataset and their defaults (``inspect.Parameter.empty`` if required)."""
     parameters = inspect.signature(get(name)).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
 
 
 def takes_root(name: str) -> bool | None:
-    """Return True if a dataset needs a root, False if it is optional, and None if there is none.
-
-    Args:
-        name: Name of the dataset.
-    """
+    """Return True if a dataset needs a root, False if it is optional, and None if there is none."""
     parameter = inspect.signature(get(name)).parameters.get("root")
     return None if parameter is None else parameter.default is inspect.Parameter.empty
 
@@ -134,11 +126,7 @@ def problems(dataset: Dataset) -> list[str]:
 
 
 def get(name: str) -> Callable[..., Dataset]:
-    """Return the function that opens a dataset.
-
-    Args:
-        name: Name of the dataset.
-    """
+    """Return the function that opens a dataset."""
     if name not in _OPENERS:
         raise ValueError(f"dataset is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
     return _OPENERS[name]

@@ -12,9 +12,8 @@ Example:
 """
 
 from nearfar.data.sampling.base import BatchSampler, Sampler
-from nearfar.data.sampling.class_balanced import ClassBalanced
+from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
 from nearfar.data.sampling.hard_classes import HardClasses
-from nearfar.data.sampling.pairs import Pairs
 from nearfar.data.sampling.random import Random
 from nearfar.data.sampling.registry import create, fitting_classes, names
 

@@ -203,9 +203,6 @@ class BatchSampler:
 def checked_labels(labels: Labels) -> Indices:
     """Return integer labels [n] as an int64 copy.
 
-    Args:
-        labels: An array, a tensor or a list.
-
     Example:
         >>> checked_labels([3, 1]).tolist()
         [3, 1]

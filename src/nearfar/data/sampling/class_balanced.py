@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -13,33 +12,46 @@ from nearfar.data.transforms.random_streams import stream
 from nearfar.utils.validation import whole
 
 
-class ClassSampler(Sampler):
-    """Base class of samplers that fill a batch with ``classes`` × ``per_class`` items, class by class.
+class ClassBalanced(Sampler):
+    """Draws classes uniformly and the same number of items of each (n-group sampling).
 
-    If a class has fewer than ``per_class`` items, further classes are added until the batch is full.
+    If a class has fewer than ``per_class`` items, further classes are added until the batch is full; the last one may
+    then contribute fewer items. Batches are independent draws: an epoch is a number of batches and does not visit every
+    item once.
 
     Args:
         labels: Integer labels [n], one per item.
         classes: Classes per batch.
-        per_class: Items of each class.
+        per_class: Items of each class. NRA uses 16 × 8 on CUB and Cars and 32 × 4 on SOP; ranked list loss 60 × 3.
         steps: Batches per epoch; None for n // batch_size.
         seed: Seed of all random draws.
         rank: Which share of each batch this sampler returns.
         ranks: Number of shares; ``classes`` must be a multiple of it.
+
+    Reference:
+        Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", MMSP 2019,
+        section III.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 2, 2])
+        >>> sampler = ClassBalanced(labels, classes=2, per_class=3)
+        >>> sorted(labels[sampler.batch(epoch=0, step=0)].tolist())  # small classes: all three are needed
+        [0, 0, 0, 1, 2, 2]
     """
 
+    key = "groups"
     min_items = 1  # classes with fewer items are never drawn
 
     def __init__(
         self,
         labels: Labels,
+        *,
         classes: int,
         per_class: int,
-        *,
-        steps: int | None,
-        seed: int,
-        rank: int,
-        ranks: int,
+        steps: int | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.classes, self.per_class = whole("classes", classes), whole("per_class", per_class)
         super().__init__(labels, classes * per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
@@ -66,9 +78,9 @@ class ClassSampler(Sampler):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "classes": self.classes, "per_class": self.per_class}
 
-    @abstractmethod
     def _class_order(self) -> Callable[[np.random.Generator], Indices]:
         """Return a function that draws at least ``self._enough`` classes, in the order in which they are used."""
+        return lambda rng: self._eligible[rng.choice(len(self._eligible), self._enough, replace=False)]
 
     def _batch_function(self, epoch: int) -> Callable[[int], Indices]:
         class_order = self._class_order()
@@ -98,50 +110,32 @@ class ClassSampler(Sampler):
         return batch
 
 
-class ClassBalanced(ClassSampler):
-    """Draws classes uniformly and the same number of items of each (n-group sampling).
-
-    If a class has fewer than ``per_class`` items, further classes are added until the batch is full; the last one may
-    then contribute fewer items. Batches are independent draws: an epoch is a number of batches and does not visit every
-    item once.
+class Pairs(ClassBalanced):
+    """Draws two items of each of several classes, for the N-pair loss; classes with one item are never drawn.
 
     Args:
         labels: Integer labels [n], one per item.
-        classes: Classes per batch.
-        per_class: Items of each class. NRA uses 16 × 8 on CUB and Cars and 32 × 4 on SOP; ranked list loss 60 × 3.
+        classes: Pairs per batch; the papers use 64.
         steps: Batches per epoch; None for n // batch_size.
         seed: Seed of all random draws.
         rank: Which share of each batch this sampler returns.
         ranks: Number of shares; ``classes`` must be a multiple of it.
 
     Reference:
-        Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", MMSP 2019,
-        section III.
+        Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
 
     Example:
-        >>> labels = np.array([0, 0, 0, 1, 2, 2])
-        >>> sampler = ClassBalanced(labels, classes=2, per_class=3)
-        >>> sorted(labels[sampler.batch(epoch=0, step=0)].tolist())  # small classes: all three are needed
-        [0, 0, 0, 1, 2, 2]
+        >>> sorted(Pairs([0, 0, 1, 1, 2], classes=2).batch(epoch=0, step=0).tolist())
+        [0, 1, 2, 3]
     """
 
-    key = "groups"
+    key = "pairs"
+    min_items = 2
 
     def __init__(
-        self,
-        labels: Labels,
-        *,
-        classes: int,
-        per_class: int,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, labels: Labels, *, classes: int, steps: int | None = None, seed: int = 0, rank: int = 0, ranks: int = 1
     ) -> None:
-        super().__init__(labels, classes, per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
-
-    def _class_order(self) -> Callable[[np.random.Generator], Indices]:
-        return lambda rng: self._eligible[rng.choice(len(self._eligible), self._enough, replace=False)]
+        super().__init__(labels, classes=classes, per_class=2, steps=steps, seed=seed, rank=rank, ranks=ranks)
 
 
 def _sorted_by_label(labels: Indices) -> Indices:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.data.sampling.base import Indices, Labels
-from nearfar.data.sampling.class_balanced import ClassSampler
+from nearfar.data.sampling.class_balanced import ClassBalanced
 from nearfar.utils.validation import whole
 
 
-class HardClasses(ClassSampler):
+class HardClasses(ClassBalanced):
     """Draws classes that are similar to each other: the hard negative class mining of the N-pair loss.
 
     Draws candidate classes at random, takes the first, and then repeatedly takes the candidate that is most similar to
@@ -60,7 +60,7 @@ class HardClasses(ClassSampler):
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        super().__init__(labels, classes, per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
+        super().__init__(labels, classes=classes, per_class=per_class, steps=steps, seed=seed, rank=rank, ranks=ranks)
         wanted = max(512, 2 * classes) if candidates is None else whole("candidates", candidates, low=classes)
         self.candidates = min(max(wanted, self._enough), len(self._eligible))
         self._means: NDArray[np.float32] | None = None
@@ -91,12 +91,7 @@ class HardClasses(ClassSampler):
         self._means = means / np.maximum(lengths, np.finfo(np.float32).tiny)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return the state of :meth:`Sampler.state` and ``means``, an array or None.
-
-        Args:
-            epoch: Epoch of the next batch.
-            step: Step of the next batch.
-        """
+        """Return the state of :meth:`Sampler.state` and ``means``, an array or None."""
         return {**super().state(epoch, step), "means": self._means}
 
     def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:

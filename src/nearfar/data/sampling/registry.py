@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.sampling.base import Labels, Sampler, checked_labels
-from nearfar.data.sampling.class_balanced import ClassBalanced
+from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
 from nearfar.data.sampling.hard_classes import HardClasses
-from nearfar.data.sampling.pairs import Pairs
 from nearfar.data.sampling.random import Random
 from nearfar.utils.validation import nearest, refuse_missing, refuse_unknown, whole
 

@@ -41,11 +41,7 @@ class Effects:
     erased: IntArray | None = None
 
     def table(self, count: int) -> Floats:
-        """Return all numbers as one table [ROWS, count]: cosine, sine, three factors, gray, erased rectangle.
-
-        Args:
-            count: Number of windows.
-        """
+        """Return all numbers as one table [ROWS, count]: cosine, sine, three factors, gray, erased rectangle."""
         table = np.zeros((ROWS, count))
         if self.angles is not None:
             table[:2] = np.cos(np.deg2rad(self.angles)), np.sin(np.deg2rad(self.angles))
@@ -58,13 +54,7 @@ class Effects:
         return table
 
     def recolor(self, pixels: Tensor, table: Tensor, *, reverse: bool = False) -> Tensor:
-        """Rotate windows and change their colors.
-
-        Args:
-            pixels: Windows [b, channels, h, w], float32 from 0 to 255.
-            table: The result of :meth:`table` as float32 on the same device.
-            reverse: Whether blue is the first channel.
-        """
+        """Rotate windows [b, channels, h, w] and change their colors; the table is on their device, as float32."""
         with torch.no_grad():
             if self.angles is not None:
                 pixels = _rotate(pixels, table[0], table[1])
@@ -75,12 +65,7 @@ class Effects:
         return pixels
 
     def erase(self, images: Tensor, table: Tensor) -> Tensor:
-        """Set the erased rectangles to zero, in place.
-
-        Args:
-            images: Normalized images [b, channels, h, w].
-            table: The result of :meth:`table` as float32 on the same device.
-        """
+        """Set the erased rectangles of normalized images to zero, in place."""
         if self.erased is not None:
             top, left, height, width = table[6:, :, None]
             down, across = (torch.arange(side, device=images.device) for side in images.shape[2:])
@@ -89,16 +74,7 @@ class Effects:
         return images
 
     def recolor_one(self, window: NDArray[Any], i: int, *, reverse: bool = False) -> NDArray[Any]:
-        """Rotate one window on the CPU and change its colors.
-
-        Args:
-            window: Window [channels, h, w], uint8.
-            i: Its position in the batch.
-            reverse: Whether blue is the first channel.
-
-        Returns:
-            float32, or the window itself if it has no effect.
-        """
+        """Rotate window ``i`` [channels, h, w] on the CPU and change its colors; itself if it has no effect."""
         if self.angles is None and self.factors is None and (self.greys is None or not self.greys[i]):
             return window
         pixels: NDArray[np.float32] = window.astype(np.float32)[None]
@@ -112,12 +88,7 @@ class Effects:
         return pixels.reshape(window.shape)
 
     def erase_one(self, image: NDArray[Any], i: int) -> None:
-        """Set the erased rectangle of one image on the CPU to zero, in place.
-
-        Args:
-            image: Normalized image [channels, h, w].
-            i: Its position in the batch.
-        """
+        """Set the erased rectangle of one image on the CPU to zero, in place."""
         if self.erased is not None:
             top, left, height, width = self.erased[i].tolist()
             image[:, top : top + height, left : left + width] = 0

@@ -42,15 +42,7 @@ class Layout:
     def of(
         cls, plan: Plan, touched: NDArray[np.int64], starts: NDArray[np.int64], pitch: NDArray[np.int64], channels: int
     ) -> Layout:
-        """Create the layout of a plan.
-
-        Args:
-            plan: Plan of the batch.
-            touched: The result of ``plan.touched()``.
-            starts: Position of the first of these pixels, [b].
-            pitch: Distance between their rows, [b].
-            channels: Channels of the images.
-        """
+        """Create the layout of a plan; the touched pixels begin at ``starts``, in rows of distance ``pitch``."""
         before = touched[:, :2] - plan.crops[:, :2]
         columns = [starts, pitch, *touched[:, 2:].T]
         for side in (0, 1):
@@ -60,13 +52,7 @@ class Layout:
         return cls(table, channels, plan.size, bool((plan.crops[:, 2:] != plan.resized).any()))
 
     def render(self, packed: Tensor, table: Tensor, *, reverse: bool = False) -> Tensor:
-        """Return the windows, float32 [b, channels, *size] from 0 to 255.
-
-        Args:
-            packed: The flat tensor of pixels.
-            table: ``self.table`` on the device of the pixels.
-            reverse: Reverse the order of the channels.
-        """
+        """Return the windows, float32 [b, channels, *size] from 0 to 255."""
         channels = torch.arange(self.channels, device=packed.device)
         if reverse:
             channels = channels.flip(0)

@@ -246,13 +246,7 @@ def random_boxes(
 ) -> tuple[IntArray, NDArray[np.bool_]]:
     """Return boxes of random area and, on a logarithmic scale, random shape, and whether each fits into its image.
 
-    Several boxes are drawn for each image at once; the first that fits is used.
-
-    Args:
-        sizes: Heights and widths of the images, [b, 2].
-        scale: Smallest and largest share of the area.
-        ratio: Smallest and largest width / height.
-        rng: Random generator.
+    Several boxes are drawn for each image at once; the first that fits is used. Arguments as for :func:`random_crops`.
     """
     height, width = sizes[:, 0, None], sizes[:, 1, None]
     area = height * width * rng.uniform(*scale, size=(len(sizes), TRIES))
@@ -274,10 +268,6 @@ Pixels = NDArray[np.uint8]
 def render(images: Sequence[Pixels], plan: Plan) -> Tensor:
     """Return the windows of a plan, uint8 [b, channels, *size].
 
-    Args:
-        images: Images [height, width, channels].
-        plan: Plan of these images.
-
     Example:
         >>> from nearfar.data.transforms.view import View
         >>> image = np.arange(24, dtype=np.uint8).reshape(4, 6, 1)
@@ -291,13 +281,7 @@ def render(images: Sequence[Pixels], plan: Plan) -> Tensor:
 
 
 def window(image: Pixels, plan: Plan, i: int) -> Pixels:
-    """Return the window of one image, [*size, channels]; a view of the image if it is not resized.
-
-    Args:
-        image: Image [height, width, channels].
-        plan: Plan of a batch.
-        i: Position of the image in the batch.
-    """
+    """Return the window of one image, [*size, channels]; a view of the image if it is not resized."""
     top, left, height, width = plan.crops[i].tolist()
     crop = image[top : top + height, left : left + width]
     tall, wide = plan.resized[i].tolist()
@@ -312,11 +296,7 @@ def window(image: Pixels, plan: Plan, i: int) -> Pixels:
 
 
 def planar(shown: Pixels) -> Pixels:
-    """Copy an image [h, w, channels] to [channels, h, w].
-
-    Args:
-        shown: The image.
-    """
+    """Copy an image [h, w, channels] to [channels, h, w]."""
     return np.array(shown.transpose(2, 0, 1), order="C")
 
 

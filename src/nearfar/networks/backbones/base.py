@@ -17,11 +17,6 @@ LEVELS = ("low", "mid", "high")
 def by_level(low: int, mid: int, high: int) -> Mapping[str, int]:
     """Return the numbers of channels of the three levels.
 
-    Args:
-        low: Channels of the level "low".
-        mid: Channels of the level "mid".
-        high: Channels of the level "high".
-
     Example:
         >>> by_level(512, 1024, 2048)["high"]
         2048
@@ -66,36 +61,20 @@ class Backbone(nn.Module):
         self._batchnorm_frozen = False
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the map of each level in ``channels``.
-
-        Args:
-            x: Checked input.
-        """
+        """Return the map of each level in ``channels``."""
         raise NotImplementedError
 
     def token(self, x: Tensor) -> Tensor:
-        """Return the class tokens [b, c].
-
-        Args:
-            x: Checked input.
-        """
+        """Return the class tokens [b, c]."""
         raise NotImplementedError
 
     def level_maps(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the map [b, c, h, w] or vector [b, c] of each level.
-
-        Args:
-            x: Normalized images [b, c, h, w] or vectors [b, d].
-        """
+        """Return the map [b, c, h, w] or vector [b, c] of each level."""
         self._check(x)
         return self.maps(x)
 
     def class_token(self, x: Tensor) -> Tensor:
-        """Return the class tokens [b, c] of a backbone that has them.
-
-        Args:
-            x: Normalized images [b, c, h, w].
-        """
+        """Return the class tokens [b, c] of a backbone that has them."""
         self._check(x)
         return self.token(x)
 
@@ -133,11 +112,7 @@ class Backbone(nn.Module):
         return self._batchnorm_frozen
 
     def train(self, mode: bool = True) -> Self:
-        """Set training mode for everything that is not frozen.
-
-        Args:
-            mode: Whether to set training mode or evaluation mode.
-        """
+        """Set training mode for everything that is not frozen."""
         super().train(mode)
         if self.frozen:
             for child in self.children():

@@ -115,11 +115,7 @@ class Adapter(Backbone):
         self.has_token = self.prefix > 0 and self.declares_token()
 
     def raw(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the maps [b, c, h, w] or tokens [b, n, c] of each level.
-
-        Args:
-            x: Normalized images.
-        """
+        """Return the maps [b, c, h, w] or tokens [b, n, c] of each level."""
         raise NotImplementedError
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
@@ -212,14 +208,7 @@ def _img_side(key: str, given: Any) -> int | None:
 
 
 class Torchvision(Adapter):
-    """A network of torchvision that is a sequence of parts; levels are the last maps of strides 8 and 16.
-
-    Args:
-        key: Name of the network, with the library.
-        model: The network.
-        normalization: Normalization of pixels that it expects.
-        input_size: Side of the images that it expects.
-    """
+    """A network of torchvision that is a sequence of parts; levels are the last maps of strides 8 and 16."""
 
     def __init__(self, key: str, model: nn.Module, normalization: Normalization, input_size: int) -> None:
         parts = {name: part for name, part in model.named_children() if name not in AFTER_LAST_MAP}

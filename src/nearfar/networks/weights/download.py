@@ -29,11 +29,7 @@ class ChecksumError(DownloadError):
 
 
 def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits.
-
-    Args:
-        file: The file.
-    """
+    """Return the SHA-256 of a file in hexadecimal digits."""
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

@@ -23,22 +23,6 @@ from nearfar.utils.atomic import whole_file
 from nearfar.utils.paths import cache_folder, expanded
 from nearfar.utils.progress import Progress, bars
 
-__all__ = [
-    "KNOWN",
-    "LoadReport",
-    "Place",
-    "Weights",
-    "fetch",
-    "find",
-    "folder",
-    "get",
-    "import_file",
-    "load_into",
-    "load_pretrained",
-    "locate",
-    "recognize",
-]
-
 PYTORCH = "https://download.pytorch.org/models/"
 CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
 IMPORTED = "imported"  # folder of the cache for files of the user
@@ -149,11 +133,7 @@ def folder() -> Path:
 
 
 def locate(weights: Weights) -> Place | None:
-    """Return where the weights are on this machine, or None.
-
-    Args:
-        weights: The published weights.
-    """
+    """Return where the weights are on this machine, or None."""
     candidates = [(folder() / IMPORTED / (weights.name + ending), "imported") for ending in ENDINGS]
     package = _in_package(weights)
     if package is not None:
@@ -239,11 +219,7 @@ def load_pretrained(
 
 
 def recognize(file: Path) -> str:
-    """Return the network that a file's keys and shapes belong to.
-
-    Args:
-        file: The file.
-    """
+    """Return the network that a file's keys and shapes belong to."""
     state = read_state(file)
     for weights in KNOWN:
         backbone = _empty(weights.name)

@@ -98,11 +98,7 @@ def load(where: str | Path) -> Model:
 
 
 def load_preprocessing(where: str | Path) -> Preprocessing | None:
-    """Load the preprocessing of a saved network; None if it reads vectors.
-
-    Args:
-        where: As for :func:`load`.
-    """
+    """Load the preprocessing of a saved network; None if it reads vectors."""
     file, header = read_card(where)
     found = header.get("preprocessing")
     return None if found is None else preprocessing.from_json(found, str(file.with_suffix(".json")))
@@ -110,9 +106,6 @@ def load_preprocessing(where: str | Path) -> Preprocessing | None:
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
     """Return the preprocessing that a network was loaded with, or the default; None if it reads vectors.
-
-    Args:
-        model: An embedder or ensemble.
 
     Example:
         >>> preprocessing_of(registry.create("mlp", in_dim=8, dim=2)) is None
@@ -145,12 +138,7 @@ def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
 
 
 def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
-    """Return the description that is stored with the weights, a JSON object.
-
-    Args:
-        model: An embedder or ensemble.
-        given: Preprocessing of images; None for that of the network.
-    """
+    """Return the description that is stored with the weights, a JSON object."""
     used = given or preprocessing_of(model)
     header = {
         "format": FORMAT,
@@ -192,11 +180,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def read_card(where: str | Path) -> tuple[Path, dict[str, Any]]:
-    """Return the weights file and the description next to it.
-
-    Args:
-        where: As for :func:`load`.
-    """
+    """Return the weights file and the description next to it."""
     file = _weights_file(where)
     card_file = file.with_suffix(".json")
     if not file.parent.exists():

@@ -39,9 +39,6 @@ def read_state(file: Path) -> dict[str, Tensor]:
     """Read the tensors of a .safetensors file or of a PyTorch checkpoint, recognized by the content.
 
     No code is executed: a checkpoint that contains other objects than tensors is an error.
-
-    Args:
-        file: The file.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist or is not a file")
@@ -52,11 +49,7 @@ def read_state(file: Path) -> dict[str, Tensor]:
 
 
 def is_safetensors(file: Path) -> bool:
-    """Return whether a file starts like a .safetensors file, with the length of a JSON object and the object.
-
-    Args:
-        file: The file.
-    """
+    """Return whether a file starts like a .safetensors file, with the length of a JSON object and the object."""
     with open(file, "rb") as content:
         start = content.read(9)
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < file.stat().st_size
