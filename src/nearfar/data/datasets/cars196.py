@@ -12,7 +12,7 @@ import numpy as np
 
 from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.layouts import ClassFolders, Published, Roots, assemble, class_folders, from_list, refuse
+from nearfar.data.datasets.layouts import ClassFolders, Published, Roots, class_folders, from_folders, from_list, refuse
 from nearfar.data.datasets.registry import register
 
 TRAINED = 98  # classes 1 to 98 are training classes
@@ -130,27 +130,16 @@ def _folders(tree: Tree) -> Dataset:
     ordered = sorted(first, key=first.__getitem__)
     place = {group: at for at, group in enumerate(ordered, start=1)}
     part = _folder_parts(grouped) or {group: _part(label) for group, label in place.items()}
-    notes = [*tree.remarks, *grouped.notes]
-    if len(place) == 2 * TRAINED:
-        for group, label in place.items():
-            if part[group] != _part(label):
-                notes.append(
-                    f"class {group} is below {part[group]}/, but by its image numbers it belongs to {_part(label)}"
-                )
+    notes = [
+        f"class {group} is below {part[group]}/, but by its image numbers it belongs to {_part(label)}"
+        for group, label in place.items()
+        if len(place) == 2 * TRAINED and part[group] != _part(label)
+    ]
     seen = sorted(numbers.values())
     there = set(seen)
     notes += [f"{number:06d}: missing" for number in range(1, IMAGES + 1) if number not in there]
     notes += [f"{number:06d}: occurs twice" for number, after in pairwise(seen) if number == after]
-    return assemble(
-        "cars196",
-        tree,
-        [row.file for row in grouped.rows],
-        [place[row.group] for row in grouped.rows],
-        [part[row.group] for row in grouped.rows],
-        classes={label: group for group, label in place.items()},
-        published=PUBLISHED,
-        notes=notes,
-    )
+    return from_folders("cars196", tree, grouped, place, lambda row: part[row.group], published=PUBLISHED, notes=notes)
 
 
 def _image_number(tree: Tree, index: int) -> int:

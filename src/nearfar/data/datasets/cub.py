@@ -9,8 +9,8 @@ from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import (
     Published,
     Roots,
-    assemble,
     class_folders,
+    from_folders,
     from_list,
     lines,
     number,
@@ -98,24 +98,14 @@ def _folders(tree: Tree) -> Dataset:
     if nameless:
         refuse("cub", tree, f"{LOOKED_FOR}; there is no number at the start of {', '.join(nameless[:5])}")
     labels = {group: int(prefix[1]) for group, prefix in prefixes.items() if prefix}
-    classes = {label: group for group, label in sorted(labels.items(), reverse=True)}
-    notes = [*tree.remarks, *grouped.notes]
-    if len(classes) < len(labels):
-        twice = sorted(group for group, label in labels.items() if classes[label] != group)
+    first = {label: group for group, label in sorted(labels.items(), reverse=True)}
+    if len(first) < len(labels):
+        twice = sorted(group for group, label in labels.items() if first[label] != group)
         raise ValueError(f"cub in {tree.root}: several class folders have the same number: {', '.join(twice[:5])}")
-    for row in grouped.rows:
-        if row.part and row.part != _part(labels[row.group]):
-            notes.append(
-                f"{tree.names[row.file]}: below {row.part}/, but its class belongs to {_part(labels[row.group])}"
-            )
-    groups = [labels[row.group] for row in grouped.rows]
-    return assemble(
-        "cub",
-        tree,
-        [row.file for row in grouped.rows],
-        groups,
-        [_part(label) for label in groups],
-        classes=classes,
-        published=PUBLISHED,
-        notes=notes,
-    )
+    part = {group: _part(label) for group, label in labels.items()}
+    notes = [
+        f"{tree.names[row.file]}: below {row.part}/, but its class belongs to {part[row.group]}"
+        for row in grouped.rows
+        if row.part and row.part != part[row.group]
+    ]
+    return from_folders("cub", tree, grouped, labels, lambda row: part[row.group], published=PUBLISHED, notes=notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.data.datasets.archives import open_tree
 from nearfar.data.datasets.base import Dataset, left_out
-from nearfar.data.datasets.layouts import Roots, assemble, class_folders, refuse
+from nearfar.data.datasets.layouts import Roots, class_folders, from_folders, refuse
 from nearfar.data.datasets.registry import register
 
 
@@ -33,14 +33,5 @@ def folder(root: Roots, *, name: str = "folder") -> Dataset:
     ordered = sorted(groups, key=lambda group: (int(group) if numbered else 0, group))
     place = {group: at for at, group in enumerate(ordered)}
     others = sorted(set(range(len(tree.names))) - set(tree.images))
-    notes = [*tree.remarks, *grouped.notes]
-    notes += [left_out(tree.names[index], "no image by its file extension") for index in others]
-    return assemble(
-        name,
-        tree,
-        [row.file for row in grouped.rows],
-        [place[row.group] for row in grouped.rows],
-        [row.part or "all" for row in grouped.rows],
-        classes={label: group for group, label in place.items()},
-        notes=notes,
-    )
+    notes = [left_out(tree.names[index], "no image by its file extension") for index in others]
+    return from_folders(name, tree, grouped, place, lambda row: row.part or "all", notes=notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.layouts import Published, Roots, assemble, class_folders, from_list, lines, refuse
+from nearfar.data.datasets.layouts import Published, Roots, class_folders, from_folders, from_list, lines, refuse
 from nearfar.data.datasets.registry import register
 
 PARTS = ("train", "query", "gallery")
@@ -59,18 +59,8 @@ def _folders(tree: Tree) -> Dataset:
     grouped = class_folders(tree)
     if grouped.parts != set(PARTS):
         refuse("inshop", tree, LOOKED_FOR)
-    rows = [(row.file, row.group, row.part or "") for row in grouped.rows]
-    place = _class_numbers([(group, part) for _, group, part in rows])
-    return assemble(
-        "inshop",
-        tree,
-        [index for index, _, _ in rows],
-        [place[group] for _, group, _ in rows],
-        [part for _, _, part in rows],
-        classes={label: group for group, label in place.items()},
-        published=PUBLISHED,
-        notes=[*tree.remarks, *grouped.notes],
-    )
+    place = _class_numbers([(row.group, row.part or "") for row in grouped.rows])
+    return from_folders("inshop", tree, grouped, place, lambda row: row.part or "", published=PUBLISHED)
 
 
 def _class_numbers(rows: list[tuple[str, str]]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -193,6 +193,29 @@ def from_list(
         columns={key: np.array([column[row] for row, _ in there]) for key, column in columns.items()},
         published=published,
         notes=notes,
+    )
+
+
+def from_folders(
+    name: str,
+    tree: Tree,
+    folders: ClassFolders,
+    numbers: Mapping[str, int],
+    part: Callable[[ClassFile], str],
+    *,
+    published: Published | None = None,
+    notes: Iterable[str] = (),
+) -> Dataset:
+    """Create a dataset from class folders, given the number of each class and the part of each image."""
+    return assemble(
+        name,
+        tree,
+        [row.file for row in folders.rows],
+        [numbers[row.group] for row in folders.rows],
+        [part(row) for row in folders.rows],
+        classes={number: group for group, number in numbers.items()},
+        published=published,
+        notes=[*tree.remarks, *folders.notes, *notes],
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset
 from nearfar.data.datasets.layouts import (
+    ClassFile,
     Published,
     Roots,
-    assemble,
     class_folders,
+    from_folders,
     from_list,
     lines,
     number,
@@ -70,17 +71,8 @@ def _folders(tree: Tree) -> Dataset:
     if not names or (grouped.parts != {"train", "test"} and not numbered):
         refuse("sop", tree, LOOKED_FOR)
     place = {name: int(name) if numbered else at for at, name in enumerate(names, start=1)}
-    groups = [place[row.group] for row in grouped.rows]
-    parts = [
-        row.part or ("train" if label <= TRAINED else "test") for row, label in zip(grouped.rows, groups, strict=True)
-    ]
-    return assemble(
-        "sop",
-        tree,
-        [row.file for row in grouped.rows],
-        groups,
-        parts,
-        classes={label: name for name, label in place.items()},
-        published=PUBLISHED,
-        notes=[*tree.remarks, *grouped.notes],
-    )
+
+    def part(row: ClassFile) -> str:
+        return row.part or ("train" if place[row.group] <= TRAINED else "test")
+
+    return from_folders("sop", tree, grouped, place, part, published=PUBLISHED)

@@ -30,14 +30,7 @@ class Random(Sampler):
     key = "random"
 
     def __init__(
-        self,
-        labels: Labels,
-        *,
-        batch_size: int,
-        steps: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
+        self, labels: Labels, *, batch_size: int, steps: int | None = None, seed: int = 0, rank: int = 0, ranks: int = 1
     ) -> None:
         super().__init__(labels, whole("batch_size", batch_size), steps=steps, seed=seed, rank=rank, ranks=ranks)
         if batch_size > len(self.labels):
