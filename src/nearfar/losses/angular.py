@@ -50,8 +50,7 @@ class Angular(Loss):
 
     key = "angular"
     source = "Wang et al. 2017"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
 
     def __init__(self, *, angle: float = 40.0) -> None:
         super().__init__()

@@ -52,9 +52,7 @@ class ArcFace(ClassificationLoss):
 
     key = "arcface"
     source = "Thesis 2.29"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(
         self,

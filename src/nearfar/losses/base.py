@@ -335,11 +335,7 @@ CheckedBatch = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
 
 
 def check_batch(
-    embeddings: Tensor,
-    labels: Tensor,
-    gallery: Tensor | None,
-    gallery_labels: Tensor | None,
-    positions: Tensor | None,
+    embeddings: Tensor, labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor | None, positions: Tensor | None
 ) -> CheckedBatch:
     """Check and convert the arguments of a loss; ``gallery_labels`` are ``labels`` if there is no gallery."""
     embeddings, labels = check_vectors("embeddings", embeddings, "labels", labels)

@@ -38,9 +38,7 @@ class BinomialDeviance(PairLoss):
 
     key = "binomial_deviance"
     source = "Unified View 12"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
     minings = tuple(minings.names())
     closed_form = True
 

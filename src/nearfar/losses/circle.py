@@ -44,8 +44,7 @@ class Circle(PairLoss):
 
     key = "circle"
     source = "Sun et al. 2020"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     minings = tuple(minings.names())
     closed_form = True
 

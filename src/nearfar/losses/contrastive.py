@@ -48,8 +48,7 @@ class Contrastive(PairLoss):
 
     key = "contrastive"
     source = "Thesis 2.15, Unified View 5, NRA 1"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     closed_form = True
     minings = tuple(minings.names())
     fixed = ("form", "normalize")

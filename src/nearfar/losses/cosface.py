@@ -38,9 +38,7 @@ class CosFace(ClassificationLoss):
 
     key = "cosface"
     source = "Wang et al. 2018"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(
         self,

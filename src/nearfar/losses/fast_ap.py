@@ -41,8 +41,7 @@ class FastAP(PairLoss):
 
     key = "fast_ap"
     source = "Cakir et al. 2019"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     measure = "squared_euclidean"
     closed_form = True
     row_bytes = 40

@@ -37,8 +37,7 @@ class Histogram(PairLoss):
 
     key = "histogram"
     source = "Ustinova and Lempitsky 2016"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     closed_form = True
     from_totals = True
     row_bytes = 40

@@ -42,8 +42,7 @@ class LiftedStructure(PairLoss):
 
     key = "lifted_structure"
     source = "NRA 3, RLL 3"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     measure = "euclidean"
     normalize = False
     needs_column_values = True
@@ -95,9 +94,7 @@ class LiftedStructureGeneralized(PairLoss):
 
     key = "lifted_structure_generalized"
     source = "Thesis 2.21, Unified View 9"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
     minings = tuple(minings.names())
     closed_form = True
 

@@ -50,8 +50,7 @@ class Margin(PairLoss):
 
     key = "margin"
     source = "Thesis 2.23"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     measure = "euclidean"
     closed_form = True
     minings = tuple(minings.names())

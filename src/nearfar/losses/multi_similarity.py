@@ -42,9 +42,7 @@ class MultiSimilarity(PairLoss):
 
     key = "multi_similarity"
     source = "Thesis 2.24, Unified View 17"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
     minings = ("valid_triplet",)
     fixed = ("mining",)
     closed_form = True

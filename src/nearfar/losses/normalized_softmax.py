@@ -35,9 +35,7 @@ class NormalizedSoftmax(ClassificationLoss):
 
     key = "normalized_softmax"
     source = "Group Loss [52]"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(
         self,

@@ -42,8 +42,7 @@ class NTXent(PairLoss):
 
     key = "nt_xent"
     source = "Chen et al. 2020"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     minings = tuple(minings.names())
     closed_form = True
 

@@ -40,18 +40,11 @@ class ProxyAnchor(ProxyLoss, RowLoss):
 
     key = "proxy_anchor"
     source = "Thesis 2.31–2.32"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     closed_form = True
 
     def __init__(
-        self,
-        *,
-        num_classes: int,
-        dim: int,
-        alpha: float = 32.0,
-        margin: float = 0.1,
-        lr_multiplier: float = 100.0,
+        self, *, num_classes: int, dim: int, alpha: float = 32.0, margin: float = 0.1, lr_multiplier: float = 100.0
     ) -> None:
         super().__init__(num_classes, dim, lr_multiplier)
         self.alpha, self.margin = positive("alpha", alpha), number("margin", margin)

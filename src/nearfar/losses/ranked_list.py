@@ -47,8 +47,7 @@ class RankedList(PairLoss):
 
     key = "ranked_list"
     source = "RLL 8–14"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     measure = "euclidean"
     query_only = True
     closed_form = True

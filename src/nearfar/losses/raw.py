@@ -38,9 +38,7 @@ class Raw(PairLoss):
 
     key = "raw"
     source = "Unified View 15–17"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
     minings = tuple(minings.names())
     closed_form = True
 

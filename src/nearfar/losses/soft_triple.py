@@ -48,9 +48,7 @@ class SoftTriple(ClassificationLoss):
 
     key = "soft_triple"
     source = "Thesis 2.30"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
     pools = True
     penalizes = True
 

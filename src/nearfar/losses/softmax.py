@@ -36,9 +36,7 @@ class Softmax(ClassificationLoss):
 
     key = "softmax"
     source = "Thesis 2.25–2.26"
-    cuda_graph = True
-    deterministic = True
-    mean_over_anchors = True
+    cuda_graph = deterministic = mean_over_anchors = True
     measure = "dot"
     normalize = False
 

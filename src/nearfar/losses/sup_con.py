@@ -42,8 +42,7 @@ class SupCon(PairLoss):
 
     key = "sup_con"
     source = "Khosla et al. 2020"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     minings = tuple(minings.names())
     closed_form = True
 

@@ -57,8 +57,7 @@ class Triplet(PairLoss):
 
     key = "triplet"
     source = "Thesis 2.17 and 2.20, NRA 2, RLL 1"
-    cuda_graph = True
-    deterministic = True
+    cuda_graph = deterministic = True
     minings = tuple(minings.names())
     closed_form = True
     fixed = ("form", "normalize")
