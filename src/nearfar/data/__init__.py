@@ -23,24 +23,9 @@ if TYPE_CHECKING:
     from nearfar.data.store.prepare import prepare
 
 __all__ = [
-    "BadFile",
-    "Batch",
-    "Dataset",
-    "Loader",
-    "Split",
-    "Store",
-    "View",
-    "describe",
-    "from_arrays",
-    "names",
-    "open",
-    "prepare",
-    "problems",
-    "register",
-    "sampling",
-    "splits",
-    "summary",
-]
+    "BadFile", "Batch", "Dataset", "Loader", "Split", "Store", "View", "describe", "from_arrays", "names", "open",
+    "prepare", "problems", "register", "sampling", "splits", "summary",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import textwrap
 from typing import Any, TypeVar
 
 from nearfar.losses.base import Loss
-from nearfar.utils.validation import nearest, refuse_missing, refuse_unknown
+from nearfar.utils.validation import check_settings, defaults_of, known
 
 L = TypeVar("L", bound=type[Loss])
 _LOSSES: dict[str, type[Loss]] = {}
@@ -48,9 +48,7 @@ def get(key: str) -> type[Loss]:
         >>> get("raw").__name__
         'Raw'
     """
-    if key not in _LOSSES:
-        raise ValueError(f"loss is {key!r}{nearest(key, names())}; allowed are {', '.join(names())}")
-    return _LOSSES[key]
+    return known("loss", key, _LOSSES)
 
 
 def create(key: str, **settings: Any) -> Loss:
@@ -68,11 +66,8 @@ def create(key: str, **settings: Any) -> Loss:
         >>> create("raw", alpha=3.0).alpha
         3.0
     """
-    loss = get(key)
-    allowed = defaults(key)
-    refuse_unknown(key, settings, allowed)
-    refuse_missing(key, settings, allowed)
-    return loss(**settings)
+    check_settings(key, settings, defaults(key))
+    return get(key)(**settings)
 
 
 def defaults(key: str) -> dict[str, Any]:
@@ -85,8 +80,7 @@ def defaults(key: str) -> dict[str, Any]:
         >>> defaults("circle")
         {'margin': 0.4, 'scale': 80.0, 'mining': 'all'}
     """
-    parameters = inspect.signature(get(key).__init__).parameters
-    return {name: parameter.default for name, parameter in parameters.items() if name != "self"}
+    return defaults_of(get(key).__init__, "self")
 
 
 def describe(key: str) -> str:

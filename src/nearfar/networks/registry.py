@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.embedder import Embedder
-from nearfar.utils.validation import nearest, refuse_missing, refuse_unknown
+from nearfar.utils.validation import check_settings, defaults_of, known
 
 B = TypeVar("B", bound=type[Backbone])
 _BACKBONES: dict[str, type[Backbone]] = {}
@@ -44,9 +43,7 @@ def get(name: str) -> type[Backbone]:
     Args:
         name: Name of the backbone.
     """
-    if name not in _BACKBONES:
-        raise ValueError(f"network is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
-    return _BACKBONES[name]
+    return known("network", name, _BACKBONES)
 
 
 def defaults(name: str) -> dict[str, Any]:
@@ -59,8 +56,7 @@ def defaults(name: str) -> dict[str, Any]:
         >>> defaults("resnet50"), list(defaults("linear"))
         ({}, ['in_dim'])
     """
-    parameters = inspect.signature(get(name)).parameters
-    return {key: parameter.default for key, parameter in parameters.items()}
+    return defaults_of(get(name))
 
 
 def create(
@@ -121,9 +117,7 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
         from nearfar.networks.backbones import external
 
         return external.create(name, pretrained=pretrained, settings=settings)
-    allowed = defaults(name)
-    refuse_unknown(name, settings, allowed)
-    refuse_missing(name, settings, allowed)
+    check_settings(name, settings, defaults(name))
     backbone = get(name)(**settings)
     if pretrained is not False:
         from nearfar.networks.weights import published

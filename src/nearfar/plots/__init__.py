@@ -20,16 +20,6 @@ from nearfar.plots.pair_weights import (
 from nearfar.plots.style import check_file
 
 __all__ = [
-    "CLASSES",
-    "DIMENSIONS",
-    "Curves",
-    "check_file",
-    "check_loss",
-    "classic",
-    "create",
-    "curves",
-    "draw_ranks",
-    "draw_transfer",
-    "draw_weights",
-    "has_weights",
-]
+    "CLASSES", "DIMENSIONS", "Curves", "check_file", "check_loss", "classic", "create", "curves", "draw_ranks",
+    "draw_transfer", "draw_weights", "has_weights",
+]  # fmt: skip

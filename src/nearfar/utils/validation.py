@@ -6,10 +6,12 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def number(name: str, value: float, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
@@ -72,6 +74,14 @@ def few(words: Collection[object], most: int) -> str:
     return ", ".join(map(str, islice(words, most))) + (", …" if len(words) > most else "")
 
 
+def known(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """The entry of a table, or an error that lists all names."""
+    if name not in table:
+        names = sorted(table)
+        raise ValueError(f"{kind} is {name!r}{nearest(name, names)}; allowed are {', '.join(names)}")
+    return table[name]
+
+
 def refuse_unknown(owner: str, given: Iterable[str], allowed: Collection[str]) -> None:
     """That whoever is called ``owner`` has all settings that are given."""
     for name in given:
@@ -81,8 +91,15 @@ def refuse_unknown(owner: str, given: Iterable[str], allowed: Collection[str]) -
             )
 
 
-def refuse_missing(owner: str, given: Collection[str], defaults: Mapping[str, object]) -> None:
-    """That all settings without a default (``inspect.Parameter.empty``) are given."""
+def defaults_of(function: Callable[..., Any], *without: str) -> dict[str, Any]:
+    """The parameters of a function and their defaults (``inspect.Parameter.empty`` if there is none)."""
+    parameters = inspect.signature(function).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name not in without}
+
+
+def check_settings(owner: str, given: Collection[str], defaults: Mapping[str, object]) -> None:
+    """That ``owner`` has all settings that are given, and that all settings without a default are given."""
+    refuse_unknown(owner, given, defaults)
     missing = [name for name, value in defaults.items() if value is inspect.Parameter.empty and name not in given]
     if missing:
         raise TypeError(f"{owner} needs {' and '.join(missing)}")

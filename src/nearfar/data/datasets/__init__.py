@@ -12,16 +12,6 @@ from nearfar.data.datasets.sop import sop
 from nearfar.data.datasets.table import table
 
 __all__ = [
-    "arrays",
-    "cars196",
-    "cub",
-    "digits",
-    "fashion_mnist",
-    "folder",
-    "from_arrays",
-    "glyphs",
-    "inshop",
-    "mnist",
-    "sop",
+    "arrays", "cars196", "cub", "digits", "fashion_mnist", "folder", "from_arrays", "glyphs", "inshop", "mnist", "sop",
     "table",
-]
+]  # fmt: skip

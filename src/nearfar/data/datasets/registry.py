@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nearfar.data.datasets.base import Dataset
-from nearfar.utils.validation import few, nearest, refuse_missing, refuse_unknown
+from nearfar.utils.validation import check_settings, defaults_of, few, known, refuse_unknown
 
 Opener = TypeVar("Opener", bound=Callable[..., Dataset])
 Root = str | os.PathLike[str]
@@ -56,27 +56,25 @@ def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
         >>> open("digits")
         Dataset('digits': 1797 of 10 classes; train 901, test 896; 0 notes)
     """
-    allowed = settings_of(name)
-    needs_root = takes_root(name)
+    allowed, needs_root = settings_of(name), takes_root(name)
     refuse_unknown(name, settings, allowed)
     if needs_root is None and root is not None:
         raise TypeError(f"root is {root!r}; {name} takes none")
     if needs_root and root is None:
         raise TypeError(f"{name} needs root, the path of the dataset")
-    refuse_missing(name, settings, allowed)
+    check_settings(name, settings, allowed)
     return _OPENERS[name](**settings) if root is None else _OPENERS[name](root, **settings)
 
 
 def settings_of(name: str) -> dict[str, Any]:
     """Return the settings of a dataset and their defaults (``inspect.Parameter.empty`` if required)."""
-    parameters = inspect.signature(get(name)).parameters
-    return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
+    return defaults_of(get(name), "root")
 
 
 def takes_root(name: str) -> bool | None:
     """Return True if a dataset needs a root, False if it is optional, and None if there is none."""
-    parameter = inspect.signature(get(name)).parameters.get("root")
-    return None if parameter is None else parameter.default is inspect.Parameter.empty
+    defaults = defaults_of(get(name))
+    return defaults["root"] is inspect.Parameter.empty if "root" in defaults else None
 
 
 def summary(name: str) -> str:
@@ -127,6 +125,4 @@ def problems(dataset: Dataset) -> list[str]:
 
 def get(name: str) -> Callable[..., Dataset]:
     """Return the function that opens a dataset."""
-    if name not in _OPENERS:
-        raise ValueError(f"dataset is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
-    return _OPENERS[name]
+    return known("dataset", name, _OPENERS)

@@ -18,13 +18,5 @@ from nearfar.data.sampling.random import Random
 from nearfar.data.sampling.registry import create, fitting_classes, names
 
 __all__ = [
-    "BatchSampler",
-    "ClassBalanced",
-    "HardClasses",
-    "Pairs",
-    "Random",
-    "Sampler",
-    "create",
-    "fitting_classes",
-    "names",
-]
+    "BatchSampler", "ClassBalanced", "HardClasses", "Pairs", "Random", "Sampler", "create", "fitting_classes", "names",
+]  # fmt: skip

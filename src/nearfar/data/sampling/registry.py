@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from nearfar.data.sampling.base import Labels, Sampler, checked_labels
 from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
 from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.sampling.random import Random
-from nearfar.utils.validation import nearest, refuse_missing, refuse_unknown, whole
+from nearfar.utils.validation import check_settings, defaults_of, known, whole
 
 SAMPLERS: dict[str, type[Sampler]] = {sampler.key: sampler for sampler in (ClassBalanced, HardClasses, Pairs, Random)}
 
@@ -37,14 +36,9 @@ def create(name: str, labels: Labels, **settings: Any) -> Sampler:
         >>> np.unique(labels[batch], return_counts=True)[1].tolist()
         [2, 2, 2]
     """
-    if name not in SAMPLERS:
-        raise ValueError(f"sampler is {name!r}{nearest(name, names())}; allowed are {', '.join(names())}")
-    parameters = inspect.signature(SAMPLERS[name].__init__).parameters
-    allowed = {key: parameter.default for key, parameter in parameters.items() if key not in ("self", "labels")}
-    refuse_unknown(name, settings, allowed)
-    refuse_missing(name, settings, allowed)
-    # Every sampler takes labels and the keyword arguments that were just checked.
-    sampler: Callable[..., Sampler] = SAMPLERS[name]
+    # Every sampler takes labels and the keyword arguments that are checked here.
+    sampler: Callable[..., Sampler] = known("sampler", name, SAMPLERS)
+    check_settings(name, settings, defaults_of(sampler, "labels"))
     return sampler(labels, **settings)
 
 
