@@ -5,7 +5,7 @@ F(sizes) = Σ s log s over n samples, the entropy of a clustering is log n − F
 log n + (F(shared) − F(classes) − F(clusters)) / n. AMI also needs the expectation of F(shared) under random assignment.
 
 NMI and AMI agree with scikit-learn. They are computed here because scikit-learn is slower: for 60,502 samples in 11,316
-classes its AMI took 90 s (here 2 s) with an error of 1e-9, and its NMI 0.23 s (here 0.20 s).
+classes its AMI took 90 s (here 2 s) with an error of 1e-9, and its NMI 0.25 s (here 0.12 s).
 """
 
 from __future__ import annotations
