@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zipfile import BadZipFile
 
 import numpy as np
@@ -35,7 +36,8 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
             raise ValueError(f"{file} holds a single array; embeddings and labels need a file each")
         if key is not None:
             raise ValueError(f"{file} holds a single array without a name; {key!r} was asked for")
-        return _read_npy(file)
+        array: Array = _load(file, mmap_mode="r")
+        return array
     reader = {".npz": _read_npz, ".safetensors": _read_safetensors, ".parquet": _read_parquet}[file.suffix]
     return reader(file, what, key, shared)
 
@@ -43,7 +45,7 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
 def marks_none(file: Path) -> bool:
     """Whether the label −1 means no class, as in files of ``nearfar embed``, which contain class names."""
     if file.suffix == ".npz":
-        with _npz(file) as arrays:
+        with _load(file) as arrays:
             return "classes" in arrays
     if file.suffix == ".safetensors":
         from safetensors import safe_open
@@ -53,41 +55,35 @@ def marks_none(file: Path) -> bool:
     return False
 
 
-def _read_npy(file: Path) -> Array:
+@contextmanager
+def _reading(file: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of a library into one that names the file."""
     try:
-        array: np.ndarray[Any, np.dtype[Any]] = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        yield
+    except errors as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-    return array
 
 
-def _npz(file: Path) -> Any:
-    try:
-        return np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, OSError, BadZipFile) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+def _load(file: Path, mmap_mode: Literal["r"] | None = None) -> Any:
+    with _reading(file, ValueError, EOFError, BadZipFile):
+        return np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
 
 
 def _read_npz(file: Path, what: str, key: str | None, shared: bool) -> Array:
-    with _npz(file) as arrays:
+    with _load(file) as arrays:
         if not hasattr(arrays, "files"):
             raise ValueError(f"{file} cannot be read: it is not an archive of arrays")
         name = _choose(file, what, key, shared, arrays.files)
-        try:
+        with _reading(file, ValueError, OSError, BadZipFile):
             array: Array = arrays[name]
-        except (ValueError, OSError, BadZipFile) as error:
-            raise ValueError(f"{file} cannot be read: {error}") from error
     return array
 
 
 def _read_safetensors(file: Path, what: str, key: str | None, shared: bool) -> Array:
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            array: Array = tensors.get_tensor(_choose(file, what, key, shared, list(tensors.keys())))
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    with _reading(file, SafetensorError), safe_open(file, framework="pt") as tensors:
+        array: Array = tensors.get_tensor(_choose(file, what, key, shared, list(tensors.keys())))
     return array
 
 
@@ -96,12 +92,9 @@ def _read_parquet(file: Path, what: str, key: str | None, shared: bool) -> Array
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
         raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
-    try:
-        with parquet.ParquetFile(file) as table:
-            name = _choose(file, what, key, shared, table.schema_arrow.names)
-            column = table.read(columns=[name]).column(name)
-    except ArrowInvalid as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    with _reading(file, ArrowInvalid), parquet.ParquetFile(file) as table:
+        name = _choose(file, what, key, shared, table.schema_arrow.names)
+        column = table.read(columns=[name]).column(name)
     if column.null_count:
         raise ValueError(f"{file} has no value in {column.null_count} of {len(column)} rows of {name!r}")
     if what == "labels":
