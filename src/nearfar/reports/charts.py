@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median_high
 
 from nearfar.utils import formatting
 
@@ -161,7 +162,7 @@ def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, l
         dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in map(place, members))
         parts.append(f'<g class="group s{number % 3}" style="--hue:{hue}"><title>{escape(name)}</title>{dots}</g>')
         if labels and members:
-            middle = place((_median([x for x, _ in members]), _median([y for _, y in members])))
+            middle = place((median_high(x for x, _ in members), median_high(y for _, y in members)))
             short = name if len(name) <= 24 else name[:23] + "…"
             names.append(f'<text class="place" x="{middle[0]:.1f}" y="{middle[1]:.1f}">{escape(short)}</text>')
     return _svg(title, parts + names, side, height, kind="map")
@@ -273,7 +274,3 @@ def _frame(
 def _svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT, kind: str = "chart") -> str:
     head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return head + "".join(parts) + "</svg>"
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

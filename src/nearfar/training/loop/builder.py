@@ -215,16 +215,8 @@ def open_store(recipe: Recipe, dataset: Dataset, cache: str | Path | None, watch
         return array
     from nearfar.data.store.prepare import prepare
 
-    section = recipe.data
-    return prepare(
-        dataset,
-        cache=cache,
-        side=section.side,
-        aspect=section.aspect,
-        channels=section.channels,
-        on_error=section.on_error,
-        progress=watch("decoding") if watch is not None else None,
-    )
+    settings = recipe.data.model_dump(include={"side", "aspect", "channels", "on_error"})
+    return prepare(dataset, cache=cache, progress=watch("decoding") if watch is not None else None, **settings)
 
 
 def split_rows(split: Split, store: Store | Vectors) -> dict[str, Rows]:
@@ -288,8 +280,7 @@ def _check_parts(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Rows], lab
 
 def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int) -> Sampler:
     section, seed = recipe.sampler, recipe.training.seed
-    keys = ("classes", "per_class", "batch_size", "candidates", "steps")
-    settings = {key: getattr(section, key) for key in keys if getattr(section, key) is not None}
+    settings = section.model_dump(exclude={"name"}, exclude_none=True)
     if section.name == "groups" and section.batch_size is not None:
         most = settings.pop("batch_size")
         settings["classes"] = registry.fitting_classes(labels, most, settings["per_class"], ranks)
@@ -317,16 +308,8 @@ def _create_loaders(
     size = section.size or model.input_size
     if size is None:
         raise ValueError(f"augmentation.size is missing; {recipe.network.name} has no input size of its own")
-    training = View(
-        size=size,
-        crop=section.crop,
-        resize=_resize(section.resize, size),
-        aspect=section.aspect,
-        scale=section.scale,
-        ratio=section.ratio,
-        flip=section.flip,
-        **section.effects,
-    )
+    view = section.model_dump(exclude={"size", "resize"})
+    training = View(size=size, resize=_resize(section.resize, size), **view)
     size = evaluation.size or size
     resize = _resize(evaluation.resize, size)
     evaluated = View(size=size, crop=evaluation.crop, resize=resize, aspect=section.aspect, flip=False)
@@ -369,20 +352,9 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
         settings |= {
             key: value for key, value in _input_sizes(recipe, store).items() if key in allowed and key not in settings
         }
-    members = [
-        networks.create(
-            section.name,
-            dim=section.dim,
-            pooling=section.pooling,
-            normalize=section.normalize,
-            head=section.head,
-            levels=section.levels,
-            pretrained=section.pretrained,
-            freeze_batchnorm=section.freeze_batchnorm,
-            **settings,
-        )
-        for _ in range(section.members)
-    ]
+    own = {"dim", "pooling", "normalize", "head", "levels", "pretrained", "freeze_batchnorm"}
+    settings |= section.model_dump(include=own)
+    members = [networks.create(section.name, **settings) for _ in range(section.members)]
     return members[0] if len(members) == 1 else Ensemble(members, normalize=section.concatenation == "normalized")
 
 

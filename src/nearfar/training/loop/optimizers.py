@@ -42,15 +42,15 @@ def create_optimizer(
     if not groups:
         raise ValueError("there is nothing to train: neither the network nor the loss has parameters")
     fused: dict[str, Any] = {"fused": True} if torch.device(device).type == "cuda" else {}
-    if section.name == "sgd":
-        momentum: dict[str, Any] = {"momentum": section.momentum, "nesterov": section.nesterov}
-        return torch.optim.SGD(groups, lr=section.lr, weight_decay=section.weight_decay, **momentum, **fused)
-    common: dict[str, Any] = {"lr": section.lr, "betas": section.betas, "weight_decay": section.weight_decay}
-    if section.name == "adam":
-        return torch.optim.Adam(groups, **common, **fused)
-    if section.name == "adamw":
-        return torch.optim.AdamW(groups, **common, **fused)
-    return torch.optim.RAdam(groups, **common)  # has no fused kernel
+    settings = section.model_dump(include={"lr", "weight_decay", *section.keys[section.name]})
+    if section.name == "radam":  # has no fused kernel
+        return torch.optim.RAdam(groups, **settings)
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+    }
+    return kinds[section.name](groups, **settings, **fused)
 
 
 def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -> list[dict[str, Any]]:

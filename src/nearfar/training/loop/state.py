@@ -100,12 +100,9 @@ class Session:
             self._learners,
             self.optimizer,
             world=self.world,
-            precision=training.precision,
-            channels_last=training.channels_last,
-            clip=training.clip,
-            chunk=training.chunk,
             skip=training.on_nonfinite == "skip",
             independent=self.parts.recipe.network.independent,
+            **training.model_dump(include={"precision", "channels_last", "clip", "chunk"}),
         )
 
     def train_step(self, batch: Batch) -> StepResult:

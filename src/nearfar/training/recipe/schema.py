@@ -509,22 +509,7 @@ class Recipe(BaseModel):
         return self.loss if own is None else own
 
 
-SECTIONS: dict[str, type[Section]] = {
-    kind.section: kind
-    for kind in (
-        DataSection,
-        SplitSection,
-        SamplerSection,
-        AugmentationSection,
-        NetworkSection,
-        LossSection,
-        OptimizerSection,
-        ScheduleSection,
-        TrainingSection,
-        EvaluationSection,
-        SelectionSection,
-    )
-}
+SECTIONS: dict[str, Any] = {name: field.annotation for name, field in Recipe.model_fields.items() if name != "stages"}
 
 
 def _check_resize(view: AugmentationSection | EvaluationSection) -> Iterator[str]:
@@ -700,27 +685,3 @@ def _without_null(schema: Any) -> Any:
         for key, value in schema.items()
         if not (key == "default" and value is None) and not (key == "title" and isinstance(value, str))
     }
-
-
-__all__ = [
-    "SECTIONS",
-    "AugmentationSection",
-    "DataSection",
-    "EvaluationSection",
-    "LossSection",
-    "NetworkSection",
-    "OptimizerSection",
-    "Recipe",
-    "SamplerSection",
-    "ScheduleSection",
-    "Section",
-    "SelectionSection",
-    "SplitSection",
-    "StageSection",
-    "TrainingSection",
-    "data_settings",
-    "file_schema",
-    "json_schema",
-    "loss_settings",
-    "network_settings",
-]
