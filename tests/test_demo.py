@@ -57,7 +57,7 @@ def test_a_run_learns_digits_and_is_tested_on_others(tmp_path: Path) -> None:
 
 def test_the_best_come_first() -> None:
     def result(name: str, recall: float, precision: float) -> demo.DemoResult:
-        return demo.DemoResult(name, 16, {"recall@1": recall, "map@r": precision}, Interval(recall, recall, recall))
+        return demo.DemoResult(name, 16, {"recall@1": recall, "map@r": precision}, Interval(recall, recall, recall, 5))
 
     results = [result("c", 0.9, 0.5), result("a", 0.95, 0.1), result("b", 0.9, 0.6)]
     assert [each.name for each in demo.ranked(results)] == ["a", "b", "c"]
@@ -73,7 +73,16 @@ def test_printed_are_plain_lines_and_a_ranking_and_all_it_names_is_there(
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "  raw pixels: recall@1 99.1 %\n" in printed
-    for word in ("R@1", "±", "MAP@R", "PCA", "untrained network", "896 queries", f"serve {out}/digits.index"):
+    for word in (
+        "R@1",
+        "95 %",
+        "over 5 classes",
+        "MAP@R",
+        "PCA",
+        "untrained network",
+        "896 queries",
+        f"serve {out}/digits.index",
+    ):
         assert word in printed
     assert sorted(folder.name for folder in out.iterdir()) == ["contrastive", "digits.index", "raw"]
     pages = list(out.glob("*/report.html"))

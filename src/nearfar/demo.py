@@ -43,7 +43,7 @@ class DemoResult:
         name: Name of the loss or of the baseline.
         dimensions: Dimension of the embedding.
         found: Metrics on the unseen digits.
-        interval: Confidence interval (95 %) of recall@1.
+        interval: Confidence interval (95 %) of recall@1 over classes.
         seconds: Training time; None for a baseline.
         folder: Run folder; None for a baseline.
     """
@@ -195,7 +195,7 @@ def one_thread() -> Iterator[None]:
 
 def _result(name: str, embeddings: Any, labels: Any) -> DemoResult:
     found = metrics.retrieval(embeddings, labels, ks=KS, per_query=True)
-    interval = metrics.bootstrap({"recall@1": found.pop("per_query")["recall@1"]})["recall@1"]
+    interval = metrics.class_intervals({"recall@1": found.pop("per_query")["recall@1"]}, labels)["recall@1"]
     return DemoResult(name, embeddings.shape[1], found, interval)
 
 
@@ -249,7 +249,8 @@ def show(keys: Sequence[str], out: Path | None = None, *, epochs: int = EPOCHS, 
             count = index(best.folder, out / INDEX, watch=watch)
     console.print(_table(ranked(results)))
     console.print(
-        f"{count} queries; nearest neighbor by cosine similarity. ± is half of the 95 % confidence interval.",
+        f"{count} queries; nearest neighbor by cosine similarity.",
+        f"Intervals of 95 % are over {best.interval.classes} classes, and do not cover other trainings.",
         "PCA and networks were fitted to 0–4 only, and all losses share one recipe.",
         "",
         f"Report of the best trained model, {best.name}: {page}",
@@ -274,13 +275,16 @@ def _table(results: Sequence[DemoResult]) -> Any:
     from rich.table import Table
 
     table = Table(title="\nRetrieval of unseen digits, %", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for head in ("", "embedding", "dims", "R@1", "±", *(f"R@{k}" for k in KS[1:]), "MAP@R", "seconds"):
+    for head in ("", "embedding", "dims", "R@1", "95 %", *(f"R@{k}" for k in KS[1:]), "MAP@R", "seconds"):
         table.add_column(head, justify="left" if head == "embedding" else "right", no_wrap=True)
     for place, result in enumerate(results, start=1):
-        half = (result.interval.high - result.interval.low) / 2
-        values = [result.found["recall@1"], half, *(result.found[f"recall@{k}"] for k in KS[1:]), result.found["map@r"]]
+        values = [*(result.found[f"recall@{k}"] for k in KS[1:]), result.found["map@r"]]
+        recall = [
+            _percent(result.found["recall@1"]),
+            f"{_percent(result.interval.low)}–{_percent(result.interval.high)}",
+        ]
         seconds = "" if result.seconds is None else f"{result.seconds:.1f}"
-        table.add_row(f"{place}", result.name, str(result.dimensions), *map(_percent, values), seconds)
+        table.add_row(f"{place}", result.name, str(result.dimensions), *recall, *map(_percent, values), seconds)
     return table
 
 

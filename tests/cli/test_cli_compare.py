@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from fake_outcomes import finished
@@ -80,11 +81,25 @@ def test_settings_are_chosen_by_validation_classes(tmp_path: Path, capsys: pytes
 def test_csv_is_read_again(unfair: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("bench", "compare", unfair, "--anyway", "--format", "csv", "--metric", "map@r") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(row["verdict"], row["rank"], row["loss"], row["map@r"]) for row in rows] == [
-        ("UNFAIR", "1", "triplet", "45.0"),
-        ("UNFAIR", "2", "proxy_anchor", "35.0"),
-        ("UNFAIR", "3", "nra", "25.0"),
+    assert [(row["verdict"], row["loss"], row["map@r"]) for row in rows] == [
+        ("UNFAIR", "triplet", "45.0"),
+        ("UNFAIR", "proxy_anchor", "35.0"),
+        ("UNFAIR", "nra", "25.0"),
     ]
+
+
+@pytest.mark.parametrize("words", [["bench", "compare"], ["tournament"]])
+def test_a_chart_is_a_file(fair: Path, words: list[str], tmp_path: Path) -> None:
+    assert call(*words, fair, "--format", "svg", "-o", tmp_path / "chart.svg") == 0
+    names = [each.text or "" for each in ElementTree.parse(tmp_path / "chart.svg").iter() if each.tag.endswith("text")]
+    assert any("proxy_anchor" in name for name in names)
+
+
+def test_totals_of_the_thesis(fair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("tournament", fair, "--style", "thesis") == 0
+    printed = capsys.readouterr().out
+    assert "as in the thesis" in printed
+    assert "proxy_anchor      1     1.00" in printed
 
 
 def test_a_file_is_written(fair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def test_rows_that_are_not_finite() -> None:
         nf.metrics.clustering(vectors, torch.arange(100) % 10)
 
 
-def test_bootstrap_of_values_on_a_gpu() -> None:
-    values = torch.rand(100, generator=torch.Generator().manual_seed(0))
-    assert nf.metrics.bootstrap(values.cuda()) == nf.metrics.bootstrap(values)
+def test_intervals_of_values_on_a_gpu() -> None:
+    values, classes = torch.rand(100, generator=torch.Generator().manual_seed(0)), torch.arange(100) % 7
+    expected = nf.metrics.class_intervals({"a": values}, classes)
+    assert nf.metrics.class_intervals({"a": values.cuda()}, classes.cuda()) == expected

@@ -33,8 +33,7 @@ SHOP = (POINTS[:20], LABELS[:20], POINTS, LABELS)
         lambda: metrics.kmeans(POINTS.repeat(10, 1), 300, restarts=1, iterations=2).assignment.tolist(),
         lambda: metrics.clustering(POINTS, LABELS),
         lambda: [score(LABELS, CLUSTERS) for score in (metrics.nmi, metrics.ami, metrics.f1)],
-        lambda: metrics.bootstrap(POINTS[:, 0]),
-        lambda: metrics.bootstrap({"a": POINTS[:, 0].numpy(), "b": POINTS[:, 1]}),
+        lambda: metrics.class_intervals({"a": POINTS[:, 0].numpy(), "b": POINTS[:, 1]}, LABELS),
     ],
 )
 def test_the_default_device_does_not_matter(measured: Callable[[], Any]) -> None:

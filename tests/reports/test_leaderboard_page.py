@@ -10,21 +10,22 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from board_runs import write_board, write_run
 
 from nearfar.bench.comparison import loss_ranking, outcomes, tournament
-from nearfar.reports import leaderboard, pages
+from nearfar.reports import charts, leaderboard, pages
 
 LOSSES = {"contrastive": 0.50, "proxy_anchor": 0.58, "n_pair": 0.47}
 
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three losses and a baseline on two networks with two sizes, two seeds each."""
+    """Three losses and a baseline on two networks with two sizes, three seeds each."""
     folder = tmp_path_factory.mktemp("board")
-    return write_board(folder, LOSSES, {"googlenet": 0.0, "resnet50": 0.08}, [64, 512], seeds=2)
+    return write_board(folder, LOSSES, {"googlenet": 0.0, "resnet50": 0.08}, [64, 512], seeds=3)
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +62,22 @@ def test_all_parts_are_there(shown: str) -> None:
 
 def test_the_tournament_is_that_of_all_experiments(board: Path, shown: str) -> None:
     expected = tournament.tournament(tournament.scores(outcomes.find(board)))
-    found = rows(sections(shown)["Tournament"])
-    assert [line[:4] for line in found] == [
-        [row.loss, str(place), str(row.total), f"{row.average:.2f}"] for place, row in enumerate(expected, start=1)
-    ]
+    section = sections(shown)["Tournament"]
+    assert [line[:2] for line in rows(section)] == [[row.loss, f"{row.average:.2f}"] for row in expected]
+    assert f">{expected[0].loss} {expected[0].average:.2f}</text>" in section  # in the diagram
+    assert "sizes of one dataset do not count" in section
 
 
 def test_all_that_rank_first_stand_out(tmp_path: Path) -> None:
-    for dim in (64, 128):
-        for loss in ("nra", "raw"):
-            write_run(tmp_path / f"{loss}{dim}", loss, 0.5, dim=dim)
-    assert sections(leaderboard.html(outcomes.find(tmp_path)))["Recall@1 by experiment"].count("<strong>") == 4
+    for dim, seed, loss in itertools.product((64, 128), range(3), ("nra", "raw")):
+        write_run(tmp_path / f"{loss}{dim}{seed}", loss, 0.5, dim=dim, seed=seed)
+        if not seed:  # with one seed, losses cannot be told apart
+            write_run(tmp_path / "one" / f"{loss}{dim}", loss, 0.5, dim=dim)
+    text = leaderboard.html(outcomes.find(*sorted(tmp_path.glob("[nr]*"))))
+    assert sections(text)["Recall@1 by experiment"].count("<strong>") == 4
+    alone = sections(leaderboard.html(outcomes.find(tmp_path / "one")))
+    assert "<strong>" not in alone["Recall@1 by experiment"]
+    assert "No ranks and no p: too few seeds: 1" in alone["Leaderboard"]
 
 
 def test_an_overview_has_a_column_for_each_experiment_and_baselines_last(shown: str) -> None:
@@ -84,7 +90,7 @@ def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, sh
     runs = [run for run in outcomes.find(board) if run.network == "googlenet" and run.dim == 64]
     (one,) = loss_ranking.experiments(runs)
     first, last = one.rows[0], one.rows[-1]
-    assert (first.loss, first.rank, len(first.runs)) == ("proxy_anchor", 1, 2)
+    assert (first.loss, first.rank, len(first.runs)) == ("proxy_anchor", 1, 3)
     assert first.low is not None
     assert first.high is not None
     assert first.low < first.score < first.high
@@ -93,7 +99,31 @@ def test_a_leaderboard_has_intervals_repetitions_time_and_memory(board: Path, sh
     assert last.rank is None
     line = next(line for line in rows(sections(shown)["Leaderboard"]) if line[0] == "proxy_anchor")
     assert line[1:3] == ["1", f"{100 * first.score:.2f}"]
-    assert line[7:9] == ["1 min 19 s", "2,048"]
+    assert line[6] == "a"
+    assert line[8:10] == ["1 min 19 s", "2,048"]
+
+
+def test_losses_that_cannot_be_told_apart_share_a_band(tmp_path: Path) -> None:
+    for loss, score in (("nra", 0.5), ("raw", 0.5), ("margin", 0.9)):
+        for seed in range(3):
+            write_run(tmp_path / f"{loss}{seed}", loss, score, seed=seed)
+    (ranking,) = (one.ranking for one in loss_ranking.experiments(outcomes.find(tmp_path)))
+    drawn = leaderboard.ranking_chart(ranking)
+    assert re.findall(r'text-anchor|class="tick up"[^>]*>([^<]+)<', drawn) == ["margin", "nra", "raw"]
+    (band,) = re.findall(r'class="band" x1="[\d.]+" y1="([\d.]+)" x2="[\d.]+" y2="([\d.]+)"', drawn)
+    heights = [float(y) for y in re.findall(r'<circle[^>]* cy="([\d.]+)"', drawn)]
+    assert heights[0] < float(band[0]) < heights[1] < heights[2] < float(band[1])
+
+
+def test_a_critical_difference_joins_ranks_that_are_close() -> None:
+    ranks = {"a": 1.2, "b": 1.8, "c": 3.0}
+    drawn = charts.rank_chart(ranks, 1.0, title="ranks")
+    assert drawn.count('class="band"') == 2  # the ruler, and a with b
+    assert "critical difference 1.00" in drawn
+    assert charts.rank_chart(ranks, None, title="ranks").count('class="band"') == 0
+    assert charts.rank_bands([1.0, 1.5, 2.2, 4.0], 1.0) == [(0, 1), (1, 2)]
+    file = charts.as_file(drawn)
+    assert ElementTree.fromstring(file).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_plots_are_of_losses_by_size_network_and_epoch(shown: str) -> None:
@@ -115,9 +145,9 @@ def test_a_loss_has_the_same_colour_everywhere(shown: str) -> None:
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other(shown: str) -> None:
-    charts = re.findall(r"<svg class=\"chart\".*?</svg>", shown)
-    assert charts
-    for chart in charts:
+    drawn = [chart for chart in re.findall(r"<svg class=\"chart\".*?</svg>", shown) if 'class="name' in chart]
+    assert drawn
+    for chart in drawn:
         heights = sorted(float(height) for height in re.findall(r'class="name c\d+" x="\d+" y="([\d.]+)"', chart))
         assert len(heights) > 1
         assert all(below - above >= 12.9 for above, below in pairwise(heights))
@@ -146,7 +176,7 @@ def test_what_is_unfair_is_shown_with_the_reason_and_not_ranked(unlike: Path) ->
 
 def test_what_is_ranked_anyway_says_unfair_wherever_it_is_ranked(unlike: Path) -> None:
     parts = sections(leaderboard.html(outcomes.find(unlike), anyway=True))
-    assert [line[:2] for line in rows(parts["LeaderboardUNFAIR"])] == [["margin", "1"], ["triplet", "2"]]
+    assert [line[:2] for line in rows(parts["LeaderboardUNFAIR"])] == [["margin", "60.00"], ["triplet", "50.00"]]
     assert all(title.endswith("UNFAIR") for title in parts)
 
 

@@ -125,10 +125,11 @@ def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None
     expected = nf.metrics.retrieval(run.queries.embeddings, run.queries.labels, per_query=True)
     assert found.values["recall@1"] == expected["recall@1"]
     assert found.values["nmi"] == 0.61  # as the run found it
-    interval = nf.metrics.bootstrap(expected["per_query"])["map@r"]
+    interval = nf.metrics.class_intervals(expected["per_query"], run.queries.labels)["map@r"]
     assert found.intervals["map@r"] == interval
     text = " ".join(Page(report(digits)).text)
     assert f"{100 * interval.low:.2f} – {100 * interval.high:.2f}" in text
+    assert f"Intervals of 95 % are over {interval.classes} classes" in text
 
 
 def test_frames_tell_whether_a_neighbour_is_of_the_class(digits: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Anyway, Cache, Format, Metric, Out, Over, Quiet, RecipeDevice, Runs, Settings
+from nearfar.cli.options import Anyway, Cache, Format, Metric, Out, Quiet, RecipeDevice, Runs, Settings
 from nearfar.cli.output import print_table, print_text, say
 from nearfar.utils.progress import bars
 
@@ -121,10 +121,12 @@ def compare_runs(
     part: Annotated[str, Option(help="The classes to compare on: test, or validation to choose settings.")] = "test",
     anyway: Anyway = False,
     format: Format = "text",
-    over: Over = "classes",
     out: Out = None,
 ) -> None:
     """Rank losses by a metric of the test classes. Runs that differ only in seed or fold make one row.
+
+    Losses that cannot be told apart share a rank. That takes at least three seeds and five test classes; with fewer,
+    the table has neither ranks nor p-values, and says why.
 
     If runs differ in more than the loss and its own settings, the table is printed without ranks, with the differences
     that make the comparison unfair, and the exit code is 1. --anyway ranks them and marks the table UNFAIR.
@@ -134,10 +136,12 @@ def compare_runs(
     Example: nearfar bench compare runs/one runs/two --metric map@r --format latex -o table.tex
 
     Example: nearfar bench compare docs/results/cub_mining.zip --part validation
+
+    Example: nearfar bench compare docs/results/cub.zip --format svg -o cub.svg
     """
     from nearfar.bench.comparison import loss_ranking, outcomes
 
-    found = loss_ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway, over=over)
+    found = loss_ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway)
     show(found, runs, format, out)
 
 
@@ -145,10 +149,15 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
     """Write a ranking or standings, and name unfinished runs; exit code 1 if the comparison is not ranked."""
     from nearfar.bench.comparison import outcomes
     from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
+    from nearfar.reports import charts, leaderboard
     from nearfar.reports.table_page import write
 
     assert isinstance(found, (LossRanking, Standings))
-    print_text(out, write(found.table, format))
+    if format == "svg" and found.ranked:
+        draw = leaderboard.ranking_chart if isinstance(found, LossRanking) else leaderboard.tournament_chart
+        print_text(out, charts.as_file(draw(found)))  # type: ignore[operator]
+    else:
+        print_text(out, write(found.table, "text" if format == "svg" else format))
     for folder in outcomes.unfinished(*runs):
         print(f"nearfar: left out {folder}: the run is not finished", file=sys.stderr)
     if not found.ranked:

@@ -49,7 +49,7 @@ def evaluate_files(
         bool, Option("--clustering/--no-clustering", help="Cluster EMBEDDINGS by k-means: NMI, AMI, F1.")
     ] = True,
     normalization: Annotated[str, Option(help="Of NMI: arithmetic, or geometric as in old papers.")] = ("arithmetic"),
-    intervals: Annotated[bool, Option("--intervals", help="Add bootstrap intervals of 95 %.")] = False,
+    intervals: Annotated[bool, Option("--intervals", help="Add intervals of 95 % over classes.")] = False,
     worst: Annotated[int, Option(metavar="N", help="List the N queries that find their class worst.")] = 0,
     json: Json = None,
     key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
@@ -143,6 +143,9 @@ def _show(report: dict[str, Any]) -> None:
     say(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")
     if found["queries_without_match"]:
         say(f"{found['queries_without_match']:,} more had none of their class to find.")
+    if "intervals" in report:
+        classes = max(each["classes"] for each in report["intervals"].values())
+        say(f"95 % intervals over {classes:,} classes: what other classes would give, not other trainings.")
     if "clustering" in report:
         say(f"nmi, ami and f1 are of {report['clustering']['clusters']:,} clusters by k-means.")
     if "worst" in report:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from typer import Option
+
 from nearfar.cli.app import app
 from nearfar.cli.bench import show
-from nearfar.cli.options import Anyway, Format, Metric, Out, Over, Runs
+from nearfar.cli.options import Anyway, Format, Metric, Out, Runs
+
+Style = Annotated[str, Option(help="friedman, or thesis for sums of ranks as in its Table 11.")]
 
 
-@app.command(name="tournament", short_help="Rank losses over many experiments, as the thesis does.")
+@app.command(name="tournament", short_help="Rank losses over many experiments and datasets.")
 def hold_tournament(
     runs: Runs,
     metric: Metric = "recall@1",
+    style: Style = "friedman",
     anyway: Anyway = False,
     format: Format = "text",
-    over: Over = "classes",
     out: Out = None,
 ) -> None:
-    """Rank losses in each experiment (dataset, network, size of the embedding) and add up their ranks.
+    """Rank losses in each experiment (dataset, network, size of the embedding) and average their ranks.
 
-    Each experiment has to be fair by itself. Scores are means over seeds and folds. Equal scores share the better rank.
-    The standard deviation has n − 1 degrees of freedom. "beats" and "loses" count significant differences (p < 0.05).
+    Each experiment has to be fair by itself. Scores are means over seeds and folds. Equal scores share the middle of
+    their ranks. The Friedman test and the critical difference of Nemenyi are over datasets: experiments on one dataset
+    are averaged first. "beats" and "loses" count significant differences within experiments.
 
     Example: nearfar tournament bench/digits
 
-    Example: nearfar tournament bench/cub bench/cub_dims --format csv -o tournament.csv
+    Example: nearfar tournament bench/cub bench/cars196 bench/sop --format svg -o ranks.svg
+
+    Example: nearfar tournament bench/cub bench/cub_dims --style thesis --format csv -o tournament.csv
     """
     from nearfar.bench.comparison import loss_ranking, outcomes
 
-    show(loss_ranking.standings(outcomes.find(*runs), metric=metric, anyway=anyway, over=over), runs, format, out)
+    show(loss_ranking.standings(outcomes.find(*runs), metric=metric, anyway=anyway, style=style), runs, format, out)

@@ -11,9 +11,20 @@ Example:
 """
 
 from nearfar.metrics.clustering import ami, clustering, f1, nmi
-from nearfar.metrics.intervals import Interval, bootstrap
+from nearfar.metrics.intervals import Interval, class_intervals
 from nearfar.metrics.kmeans import KMeans, kmeans
 from nearfar.metrics.retrieval import retrieval
 from nearfar.metrics.verification import verification
 
-__all__ = ["Interval", "KMeans", "ami", "bootstrap", "clustering", "f1", "kmeans", "nmi", "retrieval", "verification"]
+__all__ = [
+    "Interval",
+    "KMeans",
+    "ami",
+    "class_intervals",
+    "clustering",
+    "f1",
+    "kmeans",
+    "nmi",
+    "retrieval",
+    "verification",
+]

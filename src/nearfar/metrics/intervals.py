@@ -1,121 +1,223 @@
-"""Bootstrap confidence intervals of metrics over queries."""
+"""Confidence intervals of metrics: what other classes and other trainings would give.
+
+Queries of one class are alike, so the classes of a test are its sample, not the queries. Trainings with different seeds
+are a second sample, crossed with the classes. ``crossed_means`` estimates the error of a mean over both, and intervals
+are those of Student's t. docs/benchmarks/significance.md has its error rates.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple, overload
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
 from nearfar.utils.tensors import Array
-from nearfar.utils.validation import number, whole
+from nearfar.utils.validation import number
 
-CHUNK = 1 << 21  # drawn indices held at a time
+PRIOR = 2.0  # degrees of freedom of the usual spread of seeds; benchmarks/significance.py shows what it does
+
+Values = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and its bootstrap confidence interval.
+    """A mean and its confidence interval over classes.
 
     Attributes:
         mean: Mean over the queries.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
+        low: Lower end of the interval; NaN with a single class.
+        high: Upper end of the interval; NaN with a single class.
+        classes: Number of classes.
     """
 
     mean: float
     low: float
     high: float
+    classes: int
 
 
-@overload
-def bootstrap(values: Array, *, samples: int = ..., confidence: float = ..., seed: int = ...) -> Interval: ...
-
-
-@overload
-def bootstrap(
-    values: Mapping[str, Array], *, samples: int = ..., confidence: float = ..., seed: int = ...
-) -> dict[str, Interval]: ...
-
-
-@torch.no_grad()
-def bootstrap(
-    values: Array | Mapping[str, Array], *, samples: int = 1000, confidence: float = 0.95, seed: int = 0
-) -> Interval | dict[str, Interval]:
-    """Compute the percentile bootstrap interval of the mean over queries.
-
-    The queries are resampled with replacement. The interval reflects the choice of queries only, not the choice of
-    classes or the randomness of training.
+@dataclass(frozen=True)
+class CrossedMeans:
+    """Means over classes and seeds, and how well they are known.
 
     Args:
-        values: [queries], one value per query, or a mapping of such arrays for the same queries, which share the
-            resampling. NaN marks a query without a value; it is ignored.
-        samples: Number of bootstrap samples.
-        confidence: Fraction of the sample means inside the interval.
-        seed: Seed of the resampling.
+        mean: [columns], the means.
+        error: [columns], their standard errors.
+        freedom: [columns], degrees of freedom of the errors.
+    """
+
+    mean: Values
+    error: Values
+    freedom: Values
+
+    def intervals(self, confidence: float = 0.95) -> tuple[Values, Values]:
+        """Lower and upper ends of the intervals.
+
+        Args:
+            confidence: Share of intervals that contain the true mean.
+        """
+        half = special.stdtrit(self.freedom, (1 + confidence) / 2) * self.error
+        return self.mean - half, self.mean + half
+
+    def p_values(self) -> Values:
+        """Two-sided p-values of means that differ from 0; 1 for a mean of exactly 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.abs(self.mean) / self.error
+        p: Values = 2 * special.stdtr(self.freedom, -np.where(self.mean == 0.0, 0.0, ratio))
+        return p
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Mean squares of a table of classes and seeds, as parts of the variance of its mean.
+
+    Args:
+        mean: [columns], means over classes and seeds.
+        of_class: [columns], part of the classes.
+        of_seed: [columns], part of the seeds; 0 with one seed.
+        of_rest: [columns], part of the rest, which the other two contain; 0 with one seed.
+        classes: Number of classes.
+        seeds: Number of seeds.
+    """
+
+    mean: Values
+    of_class: Values
+    of_seed: Values
+    of_rest: Values
+    classes: int
+    seeds: int
+
+
+def effects(table: Values) -> Effects:
+    """Compute the mean squares of two crossed random effects: x = mean + class + seed + rest.
+
+    Args:
+        table: [classes, seeds, columns], at least two classes.
+    """
+    classes, seeds, columns = table.shape
+    mean = table.mean(axis=(0, 1))
+    by_class = table.mean(axis=1) - mean
+    of_class = np.square(by_class).sum(axis=0) / (classes * (classes - 1))
+    if seeds == 1:
+        return Effects(mean, of_class, np.zeros(columns), np.zeros(columns), classes, seeds)
+    by_seed = table.mean(axis=0) - mean
+    of_seed = np.square(by_seed).sum(axis=0) / (seeds * (seeds - 1))
+    rest = table - by_class[:, None] - by_seed - mean
+    of_rest = np.square(rest).sum(axis=(0, 1)) / ((classes - 1) * (seeds - 1) * classes * seeds)
+    return Effects(mean, of_class, of_seed, of_rest, classes, seeds)
+
+
+def crossed_means(found: Effects, *, related: bool = False) -> CrossedMeans:
+    """Estimate means over classes and seeds, both of which are samples.
+
+    The variance of a mean is estimated without bias by of_class + of_seed − of_rest, and is at least the larger of the
+    first two. Its degrees of freedom are those of Satterthwaite. With one seed it is that of the classes alone.
+
+    Args:
+        found: The mean squares.
+        related: Whether all columns are of one kind, such as differences of losses. A few seeds agree or disagree by
+            chance, so the part of the seeds is then moved towards the usual one (moderated variance, Smyth 2004), which
+            counts as PRIOR more degrees of freedom.
 
     Returns:
-        An interval, or a dictionary of intervals for a mapping.
+        The means with their errors.
+
+    Example:
+        >>> means = crossed_means(effects(np.array([[[1.0]], [[2.0]], [[3.0]]])))
+        >>> float(means.mean[0]), round(float(means.error[0]), 3), float(means.freedom[0])
+        (2.0, 0.577, 2.0)
+    """
+    of_class, of_seed, of_rest = found.of_class, found.of_seed, found.of_rest
+    class_freedom, seed_freedom = found.classes - 1.0, max(found.seeds - 1.0, 1.0)
+    if related and found.seeds > 1:
+        usual = np.median(of_seed) * seed_freedom / special.chdtri(seed_freedom, 0.5)  # the median is below the mean
+        of_seed = (seed_freedom * of_seed + PRIOR * usual) / (seed_freedom + PRIOR)
+        seed_freedom = seed_freedom + PRIOR
+    variance = np.maximum(of_class + of_seed - of_rest, np.maximum(of_class, of_seed))
+    spread = of_class**2 / class_freedom + of_seed**2 / seed_freedom + of_rest**2 / (class_freedom * seed_freedom)
+    freedom = np.divide(variance**2, spread, out=np.full(len(spread), class_freedom), where=spread > 0)
+    return CrossedMeans(found.mean, np.sqrt(variance), freedom)
+
+
+def by_class(values: Values, classes: NDArray[Any]) -> Values:
+    """Values of queries as one value for each class, whose plain mean is the mean over queries.
+
+    Classes differ in size, so the mean over queries is a ratio of sums over classes. The value of a class is the
+    linear term of that ratio: μ + (size / mean size) · (mean of the class − μ).
+
+    Args:
+        values: [queries, columns].
+        classes: [queries], the class of each query.
+
+    Returns:
+        [classes, columns].
+
+    Example:
+        >>> by_class(np.array([[1.0], [0.0], [1.0], [1.0]]), np.array([7, 7, 3, 3])).ravel().tolist()
+        [1.0, 0.5]
+    """
+    _, codes = np.unique(classes, return_inverse=True)
+    sizes = np.bincount(codes).astype(np.float64)[:, None]
+    sums = np.stack([np.bincount(codes, weights=column) for column in values.T], axis=1)
+    mean = values.mean(axis=0)
+    found: Values = mean + (sums - sizes * mean) / sizes.mean()
+    return found
+
+
+def class_intervals(values: Mapping[str, Array], classes: Array, *, confidence: float = 0.95) -> dict[str, Interval]:
+    """Compute intervals of metrics of one embedding: what other classes would give.
+
+    They do not cover the variation between trainings, which takes several seeds (``nearfar.bench.compare``).
+
+    Args:
+        values: [queries] for each metric: one value from 0 to 1 for each query. NaN marks a query without a value; it
+            is ignored.
+        classes: [queries], the class of each query.
+        confidence: Share of intervals that contain the true mean.
+
+    Returns:
+        An interval for each metric, cut off at 0 and 1.
 
     Raises:
         ValueError: If an array has the wrong shape, contains infinity or only NaN.
 
     Example:
-        >>> bootstrap(torch.tensor([1.0, 0.0, 1.0, 1.0, float("nan")]))
-        Interval(mean=0.75, low=0.25, high=1.0)
+        >>> import torch
+        >>> found = {"recall@1": torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])}
+        >>> interval = class_intervals(found, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))["recall@1"]
+        >>> interval.mean, round(interval.low, 3), interval.high, interval.classes
+        (0.75, 0.291, 1.0, 4)
     """
-    named = values if isinstance(values, Mapping) else {"values": values}
-    whole("samples", samples)
     number("confidence", confidence, low=0.0, high=1.0, open_low=True)
-    generator = torch.Generator("cpu").manual_seed(whole("seed", seed, low=0, high=2**63 - 1))
-    table = _table(named)
-    answered = ~table.isnan()
-    kept = answered.any(dim=1)
-    table, answered = table[kept].nan_to_num(nan=0.0), answered[kept].double()
-    means = _means(table, answered, samples, generator)
-    tail = (1 - confidence) / 2
-    quantiles = means.new_tensor([tail, 1 - tail])
-    found = {}
-    for column, name in enumerate(named):
-        mean = table[:, column].sum() / answered[:, column].sum()
-        low, high = means[:, column].nanquantile(quantiles).tolist()
-        found[name] = Interval(mean.item(), low, high)
-    return found if isinstance(values, Mapping) else found["values"]
-
-
-def _table(named: Mapping[str, Array]) -> Tensor:
-    """Return the values as columns, [queries, metrics], in float64."""
-    columns: list[Tensor] = []
-    for name, values in named.items():
-        if not isinstance(values, (Tensor, np.ndarray)):
-            raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is required")
-        if isinstance(values, Tensor):
-            column = values.detach().cpu().double()
-        else:
-            column = torch.from_numpy(np.array(values, dtype=np.float64))
-        if column.ndim != 1 or len(column) != len(columns[0] if columns else column):
-            needed = f"[{len(columns[0])}]" if columns else "[queries]"
-            raise ValueError(f"{name} has shape {tuple(column.shape)}; {needed} is required")
-        if column.isinf().any():
-            raise ValueError(f"{name} contains infinity in {int(column.isinf().sum())} of {len(column)} entries")
-        if column.isnan().all():
-            raise ValueError(f"{name} has no query with a value: each of its {len(column)} entries is NaN")
-        columns.append(column)
-    if not columns:
+    if not values:
         raise ValueError("values is empty; at least one array is required")
-    return torch.stack(columns, dim=1)
+    labels = _array("classes", classes)
+    found = {}
+    for name, each in values.items():
+        column = _array(name, each).astype(np.float64)
+        if column.ndim != 1 or column.shape != labels.shape:
+            raise ValueError(f"{name} has shape {column.shape}, and classes {labels.shape}; both need [queries]")
+        if np.isinf(column).any():
+            raise ValueError(f"{name} contains infinity in {int(np.isinf(column).sum())} of {len(column)} entries")
+        kept = ~np.isnan(column)
+        if not kept.any():
+            raise ValueError(f"{name} has no query with a value: each of its {len(column)} entries is NaN")
+        table = by_class(column[kept, None], labels[kept])
+        mean, low, high = float(column[kept].mean()), math.nan, math.nan
+        if len(table) > 1:
+            ends = crossed_means(effects(table[:, None])).intervals(confidence)
+            low, high = (float(end[0]) for end in np.clip(ends, 0.0, 1.0))
+        found[name] = Interval(mean, low, high, len(table))
+    return found
 
 
-def _means(table: Tensor, answered: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """Return the mean of each column in each sample, [samples, metrics]; NaN if no drawn query has a value."""
-    queries = len(table)
-    parts = []
-    step = max(1, CHUNK // queries)
-    for start in range(0, samples, step):
-        height = min(step, samples - start)
-        drawn = torch.randint(queries, (height, queries), generator=generator, device=table.device)
-        drawn += torch.arange(height, device=table.device).unsqueeze(1) * queries
-        times = torch.bincount(drawn.flatten(), minlength=height * queries).view(height, queries).double()
-        parts.append((times @ table) / (times @ answered))
-    return torch.cat(parts)
+def _array(name: str, values: Array) -> NDArray[Any]:
+    if not isinstance(values, (Tensor, np.ndarray)):
+        raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is required")
+    found: NDArray[Any] = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return found

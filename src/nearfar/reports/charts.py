@@ -6,9 +6,10 @@ Lines are distinguished by more than color: they have different dashes and their
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from statistics import median_high
 
 from nearfar.utils import formatting
@@ -21,6 +22,13 @@ MAX_POINTS = 600  # of a line; more would not be visible
 DASHES = ("", "7 4", "2 4", "10 4 2 4")
 LINE_HEIGHT = 13  # pixels between the names at the ends of lines
 LETTER = 7.2  # width of a letter of such a name in pixels
+ROW, BAND = 20, 9  # pixels between the rows and between the bands of an interval chart
+FILE_STYLE = (
+    "text{font:12px system-ui,sans-serif;fill:#3c434b}.up{text-anchor:end}.across,.axis{text-anchor:middle}"
+    ".rule{stroke:#e2e3e0}.line{stroke:#1f5fa8;stroke-width:2;fill:none}.c10{stroke:#5b636d}.dot{fill:#1f5fa8}"
+    ".dot.c10{fill:#5b636d;stroke:none}.stem{stroke:#5b636d;fill:none}.thread{stroke:#b4540a;stroke-width:1;opacity:.5}"
+    ".band{stroke:#b4540a;stroke-width:4;stroke-linecap:round}"
+)
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,148 @@ def whiskers(low: float, value: float, high: float) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Ranged:
+    """A value with its interval, as a row of a chart.
+
+    Args:
+        name: The name of the row.
+        value: A share of 1.
+        low: Lower end of the interval; None without one.
+        high: Upper end of the interval.
+        faint: Whether the row is not part of the comparison.
+    """
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    faint: bool = False
+
+
+def interval_chart(rows: Sequence[Ranged], bands: Sequence[Sequence[str]], *, title: str, x: str) -> str:
+    """Values with their intervals, one below the other. A vertical bar joins the rows of each band.
+
+    Args:
+        rows: The rows, from top to bottom.
+        bands: Names of rows that cannot be told apart; rows of a band that are not neighbors are joined by a thin line.
+        title: Description for screen readers.
+        x: Label of the x axis.
+
+    Returns:
+        SVG, or an empty text without rows.
+    """
+    if not rows:
+        return ""
+    left = round(max(LETTER * len(row.name) for row in rows)) + 14
+    right, height = left + 320, TOP + ROW * len(rows)
+    ends = [end for row in rows for end in (row.low, row.value, row.high) if end is not None]
+    across = _Scale(ends, left, right, rounded=True, most=1.0)
+    parts = []
+    for value in across.ticks():
+        place = f"{across(value):.1f}"
+        parts.append(f'<line class="rule" x1="{place}" y1="{TOP}" x2="{place}" y2="{height}"/>')
+        parts.append(f'<text class="tick across" x="{place}" y="{height + 16}">{100 * value:g}</text>')
+    middles = {row.name: TOP + ROW * (number + 0.5) for number, row in enumerate(rows)}
+    for row in rows:
+        y = middles[row.name]
+        kind = "c10" if row.faint else "c1"
+        parts.append(f'<text class="tick up" x="{left - 8}" y="{y + 4:.1f}">{escape(row.name)}</text>')
+        if row.low is not None and row.high is not None:
+            parts.append(_segment(f"line {kind}", across(row.low), y, across(row.high), y))
+        tip = f"<title>{escape(row.name)}: {formatting.percent(row.value, 2)}</title>"
+        parts.append(f'<circle class="dot {kind}" cx="{across(row.value):.1f}" cy="{y:.1f}" r="4">{tip}</circle>')
+    for number, band in enumerate(bands):
+        x_band = right + 16 + BAND * number
+        held = [at for at, row in enumerate(rows) if row.name in band]
+        tops, bottoms = ([TOP + ROW * (at + share) for at in held] for share in (0.15, 0.85))
+        parts.append(_segment("thread", x_band, tops[0], x_band, bottoms[-1]))
+        starts = [at for at in range(len(held)) if at == 0 or held[at] > held[at - 1] + 1]
+        for start, stop in pairwise([*starts, len(held)]):
+            parts.append(_segment("band", x_band, tops[start], x_band, bottoms[stop - 1]))
+    parts.append(f'<text class="axis" x="{(left + right) / 2}" y="{height + 34}">{escape(x)}, %</text>')
+    return _svg(title, parts, right + 20 + BAND * len(bands), height + 40)
+
+
+def rank_chart(ranks: Mapping[str, float], critical: float | None, *, title: str) -> str:
+    """Average ranks on a line, best left. Bars join losses whose ranks differ by less than the critical difference.
+
+    Args:
+        ranks: Average rank by loss.
+        critical: The critical difference; None if it is not known.
+        title: Description for screen readers.
+
+    Returns:
+        SVG, or an empty text without ranks.
+    """
+    if not ranks:
+        return ""
+    ordered = sorted(ranks.items(), key=lambda item: item[1])
+    joined = rank_bands([rank for _, rank in ordered], critical) if critical is not None else []
+    side = round(max(LETTER * (len(name) + 6) for name in ranks)) + 20
+    start, stop = side, side + 420
+    across = _Scale([1.0, float(len(ranks))], start, stop, whole=True)
+    axis = 44 if critical is not None else 26
+    first = axis + 16 + 8 * len(joined)  # names begin below the bars
+    half = (len(ordered) + 1) // 2
+    parts = [_segment("line", start, axis, stop, axis)]
+    for value in range(1, len(ranks) + 1):
+        place = across(float(value))
+        parts.append(_segment("line", place, axis - 6, place, axis))
+        parts.append(f'<text class="tick across" x="{place:.1f}" y="{axis - 10}">{value}</text>')
+    if critical is not None:
+        reach = min(across(1.0 + critical), stop)
+        parts.append(_segment("band", start, 12, reach, 12))
+        words = f"critical difference {critical:.2f}" + ("" if 1 + critical <= len(ranks) else ", beyond the axis")
+        parts.append(f'<text class="tick" x="{reach + 8:.1f}" y="16">{words}</text>')
+    for number, (name, rank) in enumerate(ordered):
+        is_left = number < half
+        row = number if is_left else len(ordered) - 1 - number
+        place, y = across(rank), first + 18 * row
+        end = start - 8 if is_left else stop + 8
+        parts.append(f'<polyline class="stem" points="{place:.1f},{axis} {place:.1f},{y} {end},{y}"/>')
+        anchor = "tick up" if is_left else "tick"
+        text = f"{escape(name)} {rank:.2f}" if is_left else f"{rank:.2f} {escape(name)}"
+        parts.append(f'<text class="{anchor}" x="{end - 4 if is_left else end + 4}" y="{y + 4}">{text}</text>')
+    for level, (low, high) in enumerate(joined):
+        y = axis + 8 + 8 * level
+        parts.append(_segment("band", across(ordered[low][1]) - 4, y, across(ordered[high][1]) + 4, y))
+    return _svg(title, parts, stop + side, first + 18 * half + 4)
+
+
+def rank_bands(ranks: Sequence[float], critical: float) -> list[tuple[int, int]]:
+    """Longest runs of at least two sorted ranks that differ by less than the critical difference.
+
+    Args:
+        ranks: Average ranks in ascending order.
+        critical: The critical difference.
+
+    Returns:
+        First and last position of each run.
+
+    >>> rank_bands([1.0, 1.5, 2.2, 4.0], 1.0)
+    [(0, 1), (1, 2)]
+    """
+    found: list[tuple[int, int]] = []
+    for low, rank in enumerate(ranks):
+        high = max(at for at, other in enumerate(ranks) if other - rank < critical)
+        if high > low and (not found or high > found[-1][1]):
+            found.append((low, high))
+    return found
+
+
+def as_file(svg: str) -> str:
+    """A chart with its colors, as a file of its own.
+
+    Args:
+        svg: A chart of this module.
+    """
+    head, rest = svg.split(">", 1)
+    width, height = head.split('viewBox="0 0 ')[1].split('"')[0].split()
+    size = f' xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+    return f'{head}{size}><style>{FILE_STYLE}</style><rect width="100%" height="100%" fill="#fff"/>{rest}\n'
+
+
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
     """Moving average over the last points.
 
@@ -274,3 +424,7 @@ def _frame(
 def _svg(title: str, parts: Sequence[str], width: int = WIDTH, height: int = HEIGHT, kind: str = "chart") -> str:
     head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return head + "".join(parts) + "</svg>"
+
+
+def _segment(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'

@@ -11,10 +11,10 @@ from typing import Any
 from nearfar.bench.comparison import loss_ranking, tables, tournament
 from nearfar.bench.comparison import outcomes as results
 from nearfar.bench.comparison.fairness import Verdict
-from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, Standings
+from nearfar.bench.comparison.loss_ranking import Experiment, LossRanking, RankedLoss, Standings
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.packed import SUFFIX
-from nearfar.reports.charts import Line, line_chart, whiskers
+from nearfar.reports.charts import Line, Ranged, interval_chart, line_chart, rank_chart, whiskers
 from nearfar.reports.pages import COLORS, SortableTable, TableCell, metric_name, number_cell, render
 from nearfar.reports.run_data import metric_points
 from nearfar.utils import formatting
@@ -79,7 +79,8 @@ def html(
         stamp=tables.UNFAIR if anyway and not verdict.fair else "",
         figures=_figures(found, standings, metric, ranked=verdict.fair or anyway),
         tournament=_tournament(standings) if standings is not None and len(standings.scores) > 1 else None,
-        left_out=tables.left_out_note(standings) if standings is not None else "",
+        tournament_notes=tables.tournament_notes(standings) if standings is not None else [],
+        tournament_chart=tournament_chart(standings) if standings is not None else "",
         overview=_overview(found) if len(found) > 1 else None,
         experiments=_experiments(found, metric, anyway),
         by_dim=_by_dim(found, metric, colors),
@@ -137,7 +138,38 @@ def _standings(
     common, left_out = tournament.shared(scores)
     if not common or len(next(iter(common.values()))) < 2:
         return None
-    return Standings(metric, scores, tournament.tournament(common), left_out, verdict, ranked=True)
+    data = {one.name: one.data for one in found}
+    rows = tournament.tournament(common, data=data)
+    return Standings(metric, scores, rows, left_out, verdict, True, friedman=tournament.friedman(common, data))
+
+
+def ranking_chart(ranking: LossRanking) -> str:
+    """The scores of losses with their intervals, and bands of losses that cannot be told apart.
+
+    Args:
+        ranking: The ranking.
+
+    Returns:
+        SVG.
+    """
+    rows = sorted(ranking.rows, key=lambda row: (row.is_baseline, -row.score))
+    drawn = [Ranged(row.loss, row.score, row.low, row.high, faint=row.is_baseline) for row in rows]
+    bands = [band for band in ranking.groups.bands if len(band) > 1] if ranking.groups is not None else []
+    return interval_chart(drawn, bands, title=f"{ranking.metric} with intervals", x=ranking.metric)
+
+
+def tournament_chart(standings: Standings) -> str:
+    """The critical-difference diagram of a tournament; without bars if there is no test.
+
+    Args:
+        standings: The standings.
+
+    Returns:
+        SVG.
+    """
+    test = standings.friedman
+    ranks = {row.loss: row.average for row in standings.rows}
+    return rank_chart(ranks, None if test is None else test.critical, title=f"Average ranks by {standings.metric}")
 
 
 def _ordered(one: Experiment) -> list[RankedLoss]:
@@ -161,12 +193,15 @@ def _figures(
     if standings is not None and len(found) > 1:
         first = standings.rows[0]
         remark = f"average rank {first.average:.2f} in {len(first.ranks)} experiments"
-        entries.append(("First in the tournament", first.loss, remark))
+        entries.append(("Best average rank", first.loss, remark))
     best = max((one.ranking.best for one in found if one.ranking.best), key=lambda row: row.score, default=None)
     if best is not None and ranked:
         run = best.runs[0]
         remark = f"{best.loss}, {run.network}, {run.dim}-d"
         entries.append((f"Highest {metric_name(metric)}", formatting.percent(best.score), remark))
+    if len(found) == 1 and (groups := found[0].ranking.groups) is not None:
+        firsts = sum(rank == 1 for rank in groups.ranks.values())
+        entries.append(("In the best group", f"{firsts} of {len(groups.ranks)}", "no loss is significantly better"))
     runs = [run for one in found for row in one.rows for run in row.runs]
     losses = {row.runs[0].loss for one in found for row in one.rows if not row.is_baseline}
     entries.append(("Losses", str(len(losses)), f"in {formatting.plural(len(found), 'experiment')}"))
@@ -177,15 +212,17 @@ def _figures(
 
 def _tournament(standings: Standings) -> SortableTable:
     """The standings over all experiments."""
-    places = [1 + sum(other.total < row.total for other in standings.rows) for row in standings.rows]
-    rows = []
-    for place, row in zip(places, standings.rows, strict=True):
-        counts = [number_cell(place, 0), number_cell(row.total, 0), number_cell(row.average, 2)]
-        ranks = [number_cell(rank, 0) for rank in row.ranks]
-        rows.append([TableCell(row.loss), *counts, number_cell(row.std, 2), *ranks])
-    heads = ["loss", "place", "total", "average", "std", *standings.scores]
-    kinds = ["best" if place == 1 else "" for place in places]
-    return SortableTable(heads, rows, range(1, len(heads)), kinds)
+    rows = [
+        [
+            TableCell(row.loss),
+            number_cell(row.average, 2),
+            number_cell(row.std, 2),
+            *(number_cell(rank, 0 if rank.is_integer() else 1) for rank in row.ranks),
+        ]
+        for row in standings.rows
+    ]
+    heads = ["loss", "average rank", "std", *standings.scores]
+    return SortableTable(heads, rows, range(1, len(heads)))
 
 
 def _overview(found: Sequence[Experiment]) -> SortableTable:
@@ -212,7 +249,8 @@ def _experiments(found: Sequence[Experiment], metric: str, anyway: bool) -> list
             "stamp": tables.UNFAIR if anyway and not one.ranking.verdict.fair else "",
             "is_open": one is largest,
             "table": _table(one, metric),
-            "notes": tables.interval_notes(one.ranking, "intervals"),
+            "chart": ranking_chart(one.ranking) if one.ranking.ranked and one.ranking.sample is not None else "",
+            "notes": tables.statistics_notes(one.ranking, "intervals"),
         }
         for one in found
     ]
@@ -231,6 +269,7 @@ def _table(one: Experiment, metric: str) -> SortableTable:
         "± of runs": [number_cell(row.std, 2, percent=True) for row in rows],
         "95 % interval": [TableCell(formatting.interval(row.low, row.high), row.low) for row in rows],
         scale: [_whiskers(row, low, high) for row in rows],
+        "group": [TableCell(row.group or formatting.MISSING, row.group or None) for row in rows],
         "p": [TableCell("< 0.001", row.p) if (row.p or 1.0) < 0.001 else number_cell(row.p, 3) for row in rows],
         "time": [
             TableCell(formatting.duration(row.seconds), row.seconds) if row.seconds else number_cell(None)
@@ -247,7 +286,7 @@ def _table(one: Experiment, metric: str) -> SortableTable:
     }
     kept = {head: cells for head, cells in columns.items() if any(cell.key is not None for cell in cells)}
     kinds = ["base" if row.is_baseline else "best" if row.rank == 1 else "" for row in rows]
-    numbers = [position for position, head in enumerate(kept) if head not in ("loss", scale)]
+    numbers = [position for position, head in enumerate(kept) if head not in ("loss", "group", scale)]
     return SortableTable(list(kept), list(zip(*kept.values(), strict=True)), numbers, kinds)
 
 

@@ -26,7 +26,7 @@ class RunMetrics:
 
     Args:
         values: Metrics by name.
-        intervals: Intervals of the metrics that are means over queries.
+        intervals: Intervals over classes, of the metrics that are means over queries.
         precision: [n], average precision of each query; NaN if there is no match.
         first: [n], rank of the first match.
     """
@@ -37,15 +37,12 @@ class RunMetrics:
     first: Tensor
 
 
-def measured(
-    run: RunData, *, device: str = "cpu", seed: int = 0, watch: Watch = lambda work: None
-) -> RunMetrics | None:
+def measured(run: RunData, *, device: str = "cpu", watch: Watch = lambda work: None) -> RunMetrics | None:
     """Compute the metrics of the stored test embeddings and their intervals.
 
     Args:
         run: The run.
         device: Device for the computation.
-        seed: Seed of the bootstrap.
         watch: Called with the name of each long computation.
 
     Returns:
@@ -60,7 +57,9 @@ def measured(
     tested = run.metrics.get("test", {})
     values = {name: float(value) for name, value in found.retrieval.items() if name in per_query}
     values |= {name: float(tested[name]) for name in CLUSTERING_METRICS if name in tested}
-    return RunMetrics(values, metrics.bootstrap(per_query, seed=seed), per_query["map"], 1.0 / per_query["mrr"])
+    return RunMetrics(
+        values, metrics.class_intervals(per_query, queries.labels), per_query["map"], 1.0 / per_query["mrr"]
+    )
 
 
 def loss_points(log: Sequence[dict[str, Any]]) -> list[Point]:

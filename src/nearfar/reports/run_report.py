@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from nearfar import plots
+from nearfar.bench.comparison.significance import kendall_tau
 from nearfar.losses import PairLoss
+from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
 from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, neighbors, spread, thumbnail
 from nearfar.reports.pages import metric_name, render
@@ -67,7 +69,7 @@ def report(
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise ValueError(f"out is {str(file)!r}; needed is a file in a folder that exists")
     run = read_run(folder)
-    found = measured(run, device=device, seed=seed, watch=watch)
+    found = measured(run, device=device, watch=watch)
     data = run.manifest.get("data", {}).get("name", run.recipe.data.name)
     page = render(
         "run_report.html",
@@ -78,6 +80,8 @@ def report(
         figures=_figures(run, found),
         curves=_curves(run),
         metrics=_metrics(found),
+        classes=max((each.classes for each in found.intervals.values()), default=0) if found is not None else 0,
+        agreement=_agreement(run),
         parts=[part for part in ("train", "validation") if part in run.metrics],
         random_queries=_random_queries(run, queries, seed) if found is not None else [],
         worst_queries=_worst_queries(run, found, worst) if found is not None else [],
@@ -95,7 +99,7 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
     for name in ("recall@1", "map@r", "nmi"):
         if found is not None and name in found.values:
             each = found.intervals.get(name)
-            remark = formatting.interval(each.low, each.high) if each else "of k-means clusters"
+            remark = formatting.interval(*_ends(each)) if each else "of k-means clusters"
             entries.append((metric_name(name), formatting.percent(found.values[name]), remark))
     if run.queries is not None:
         tested = run.gallery or run.queries
@@ -135,10 +139,22 @@ def _metrics(found: RunMetrics | None) -> list[dict[str, Any]]:
     for name, value in (found.values if found is not None else {}).items():
         assert found is not None
         each = found.intervals.get(name)
-        low, high = (each.low, each.high) if each else (None, None)
+        low, high = _ends(each)
         chart = whiskers(value if low is None else low, value, value if high is None else high)
         rows.append({"name": name, "value": value, "low": low, "high": high, "chart": chart})
     return rows
+
+
+def _ends(each: Interval | None) -> tuple[float | None, float | None]:
+    """The ends of an interval; None without one, as with a single class."""
+    return (each.low, each.high) if each is not None and each.classes > 1 else (None, None)
+
+
+def _agreement(run: RunData) -> float | None:
+    """Kendall's τ of recall@1 on validation and test classes over epochs; None if they were not both measured."""
+    validation, test = (dict(metric_points(run.log, part, "recall@1")) for part in ("validation", "test"))
+    epochs = sorted(validation.keys() & test.keys())
+    return kendall_tau([validation[epoch] for epoch in epochs], [test[epoch] for epoch in epochs])
 
 
 def _random_queries(run: RunData, count: int, seed: int) -> list[list[dict[str, Any]]]:

@@ -1,131 +1,207 @@
-"""Paired draws of queries and of classes."""
+"""Which losses can be told apart: classes and seeds are samples, all pairs are corrected, few of either are refused."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_outcomes import finished
+from scipy import stats
 
-from nearfar import metrics
-from nearfar.bench.comparison.significance import answers, intervals, means, paired, pairwise
-
-
-def test_a_draw_of_queries_is_a_mean_of_as_many() -> None:
-    table = np.array([[1.0, 10.0], [0.0, 0.0]])
-    drawn = means(table, samples=200, seed=1)
-    assert drawn.shape == (200, 2)
-    assert set(drawn[:, 0].tolist()) == {0.0, 0.5, 1.0}
-    assert np.array_equal(drawn[:, 1], 10 * drawn[:, 0])  # the same queries for all
-
-
-def test_a_draw_of_classes_takes_all_their_queries() -> None:
-    table = np.array([[1.0], [1.0], [0.0]])
-    drawn = means(table, classes=np.array([7, 7, 3]), samples=300)
-    assert set(np.round(drawn[:, 0], 6).tolist()) == {0.0, round(2 / 3, 6), 1.0}
-
-
-def test_draws_do_not_depend_on_how_many_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = np.random.default_rng(0).random((40, 2))
-    whole = means(table, samples=50)
-    monkeypatch.setattr("nearfar.bench.comparison.significance.CHUNK", 80)
-    # The same draws; only the order in which a matrix product adds may differ.
-    np.testing.assert_allclose(means(table, samples=50), whole, rtol=1e-13)
+from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.significance import (
+    ALPHA,
+    MIN_CLASSES,
+    MIN_SEEDS,
+    POWER,
+    Results,
+    cliques,
+    compare_losses,
+    holm,
+    kendall_tau,
+    letter,
+    pair_means,
+    read_results,
+)
+from nearfar.metrics.intervals import crossed_means, effects
 
 
-def test_the_interval_is_that_of_the_difference_alone() -> None:
+def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed: int = 0) -> Results:
+    """Losses that differ by ``gains``, with noise of classes, seeds and both."""
+    rng = np.random.default_rng(seed)
+    shape = (classes, seeds, len(gains))
+    table = 0.6 + rng.normal(0, 0.1, (classes, 1, 1)) + rng.normal(0, 0.02, (classes, 1, shape[2]))
+    table = table + rng.normal(0, 0.003, (1, *shape[1:])) + rng.normal(0, 0.03, shape) + list(gains.values())
+    return Results(tuple(gains), table, tuple(range(seeds)))
+
+
+def test_pairs_are_those_of_separate_columns() -> None:
+    table = results(dict.fromkeys("abcd", 0.0)).table
+    differences = [table[:, :, one] - table[:, :, other] for one, other in combinations(range(4), 2)]
+    expected = crossed_means(effects(np.stack(differences, axis=2)), related=True)
+    found = pair_means(table)
+    for name in ("mean", "error", "freedom"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name))
+
+
+def test_holm_is_that_of_explicit_steps() -> None:
+    p = np.random.default_rng(0).random(20) ** 3
+    order, largest, expected = sorted(range(20), key=lambda at: p[at]), 0.0, {}
+    for done, at in enumerate(order):
+        largest = max(largest, min(1.0, (20 - done) * p[at]))
+        expected[at] = largest
+    np.testing.assert_allclose(holm(p), [expected[at] for at in range(20)])
+
+
+def test_equal_losses_share_a_rank_and_a_band() -> None:
+    found = compare_losses(results({"a": 0.0, "b": 0.0, "c": 0.0, "worse": -0.2}))
+    assert found.ranks == {"a": 1, "b": 1, "c": 1, "worse": 4}
+    assert [sorted(band) for band in found.bands] == [["a", "b", "c"], ["worse"]]
+    assert [found.letters(loss) for loss in ("a", "b", "c", "worse")] == ["a", "a", "a", "b"]
+    assert len(found.differences) == 6
+
+
+def test_a_loss_between_two_groups_is_in_both() -> None:
+    found = compare_losses(results({"best": 0.024, "middle": 0.012, "last": 0.0}))
+    assert [found.letters(loss) for loss in ("best", "middle", "last")] == ["a", "ab", "b"]
+    assert found.ranks == {"best": 1, "middle": 1, "last": 2}
+
+
+def test_a_rank_counts_what_follows_from_other_differences() -> None:
+    """a > b and b > c are clear; a − c is larger than both and noisy, but follows from them."""
     rng = np.random.default_rng(0)
-    first = (rng.random(2000) < 0.6).astype(float)
-    second = np.where(rng.random(2000) < 0.05, 1 - first, first)
-    mean, low, high, _ = paired(first, second, samples=4000)
-    plain = metrics.bootstrap(first - second, samples=4000)
-    assert (mean, low, high) == pytest.approx(plain, abs=2e-3)
+    common = rng.normal(0, 0.3, (40, 1))
+    table = np.stack([0.9 + common, 0.5 + 0.5 * common, 0.2 + 0 * common], axis=2) + rng.normal(0, 0.01, (40, 3, 3))
+    found = compare_losses(Results(("a", "b", "c"), table, (0, 1, 2)))
+    assert found.ranks == {"a": 1, "b": 2, "c": 3}
 
 
-def test_nothing_is_clear_between_equals_and_much_between_others() -> None:
-    first, second = np.tile([0.0, 1.0], 500), np.tile([1.0, 0.0], 500)
-    assert paired(first, second, samples=1000)[3] > 0.8
-    assert paired(np.ones(1000), second, samples=1000)[3] == pytest.approx(2 / 1001)
-    assert paired(first, first, samples=100) == (0.0, 0.0, 0.0, 1.0)
+def test_equal_results_are_not_told_apart() -> None:
+    one = results({"a": 0.0, "c": -0.2})
+    table = one.table[:, :, [0, 0, 1]]
+    found = compare_losses(Results(("a", "same", "c"), table, one.seeds))
+    assert found.ranks == {"a": 1, "same": 1, "c": 3}
+    assert found.differences[0].p == 1.0
 
 
-def test_p_is_small_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(1)
-    small = 0
-    for _ in range(200):
-        first, second = (rng.random((2, 300)) < 0.5).astype(float)
-        small += paired(first, second, samples=300)[3] < 0.1
-    assert 8 <= small <= 36  # of 200 about 20
+def test_differences_name_the_better_loss_first() -> None:
+    found = compare_losses(results({"low": 0.0, "high": 0.1})).differences
+    assert [(one.better, one.worse) for one in found] == [("high", "low")]
+    assert found[0].low < found[0].mean < found[0].high
+    assert found[0].p < 0.001
 
 
-def test_classes_that_stand_together_make_intervals_wider() -> None:
-    rng = np.random.default_rng(0)
-    classes = np.repeat(np.arange(20), 50)
-    gain = rng.normal(0.05, 0.1, 20)[classes]
-    first, second = gain + rng.normal(0, 0.01, 1000), np.zeros(1000)
-    _, low, high, _ = paired(first, second, samples=1000)
-    _, wide_low, wide_high, _ = paired(first, second, classes=classes, samples=1000)
-    assert wide_high - wide_low > 3 * (high - low)
+def test_a_difference_of_the_detectable_size_is_found_with_the_power_it_says() -> None:
+    sizes = [compare_losses(results({"a": 0.0, "b": 0.0}, seed=seed)).detectable for seed in range(20)]
+    size = float(np.mean(sizes))
+    found = [compare_losses(results({"a": size, "b": 0.0}, seed=seed)).differences[0].p for seed in range(200)]
+    assert abs(np.mean(np.array(found) < ALPHA) - POWER) < 0.1
 
 
 @pytest.mark.parametrize(
-    ("table", "classes", "words"),
+    ("classes", "seeds", "words"),
     [
-        (np.empty((0, 2)), None, "0 queries"),
-        (np.array([[np.nan]]), None, "all numbers finite"),
-        (np.ones((3, 1)), np.ones(2), "classes has 2 entries"),
+        (100, 1, f"too few seeds: 1, and at least {MIN_SEEDS}"),
+        (100, 2, "too few seeds: 2"),
+        (4, 10, f"too few classes: 4, and at least {MIN_CLASSES}"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(table: np.ndarray, classes: np.ndarray | None, words: str) -> None:
+def test_too_few_classes_or_seeds_give_no_p(classes: int, seeds: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        means(table, classes=classes)
+        compare_losses(results({"a": 0.0, "b": 0.5}, classes=classes, seeds=seeds))
 
 
-def test_all_pairs_are_compared_best_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("classes", "seeds"), [(5, 10), (40, 3)])
+def test_equal_losses_are_rarely_told_apart(classes: int, seeds: int) -> None:
+    """benchmarks/significance.py does the same with real variances."""
+    wrong = [
+        max(
+            compare_losses(
+                results(dict.fromkeys("abcdef", 0.0), classes=classes, seeds=seeds, seed=turn)
+            ).ranks.values()
+        )
+        for turn in range(200)
+    ]
+    assert sum(rank > 1 for rank in wrong) <= 19  # of 200; 5 % and three standard deviations
+
+
+def test_seeds_count_as_well_as_classes() -> None:
+    """Two losses that differ in each class, but by another amount with each seed, are not told apart."""
     rng = np.random.default_rng(0)
+    table = np.zeros((100, 3, 2))
+    table[:, :, 0] = [0.05, 0.0, 0.02] + rng.normal(0, 0.01, (100, 3))
+    by_class = table.mean(axis=1)
+    assert stats.ttest_rel(by_class[:, 0], by_class[:, 1]).pvalue < 1e-10
+    assert compare_losses(Results(("a", "b"), table, (0, 1, 2))).ranks == {"a": 1, "b": 1}
+
+
+def test_cliques_are_largest_and_complete() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        together = rng.random((7, 7)) < 0.6
+        together = together & together.T | np.eye(7, dtype=bool)
+        every = [
+            set(one)
+            for size in range(1, 8)
+            for one in combinations(range(7), size)
+            if all(together[pair] for pair in combinations(one, 2))
+        ]
+        largest = [one for one in every if not any(one < other for other in every)]
+        assert sorted(map(sorted, largest)) == cliques(together)
+    assert [letter(0), letter(25), letter(26)] == ["a", "z", "a'"]
+
+
+# --- from runs ---------------------------------------------------------------------------------------------------
+
+
+def runs(folder: Path, loss: str, queries: list[list[int]], **settings: object) -> list[Outcome]:
+    return [
+        finished(folder / f"{loss}{seed}", loss, queries=np.array(own), overrides={"training.seed": seed, **settings})
+        for seed, own in enumerate(queries)
+    ]
+
+
+def test_results_are_by_class_and_seed(tmp_path: Path) -> None:
     groups = {
-        loss: [finished(tmp_path / loss, loss, queries=rng.random(400) < level)]
-        for loss, level in (("nra", 0.4), ("proxy_anchor", 0.9), ("triplet", 0.6))
+        "nra": runs(tmp_path, "nra", [[1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]),
+        "raw": runs(tmp_path, "raw", [[1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]]),
     }
-    found = pairwise(groups, over="queries", samples=1000)
-    assert [(one.better, one.worse) for one in found] == [
-        ("proxy_anchor", "triplet"),
-        ("proxy_anchor", "nra"),
-        ("triplet", "nra"),
+    found = read_results(groups)  # six queries of five classes, the first has two
+    assert (found.losses, found.seeds, found.classes) == (("nra", "raw"), (0, 1), 5)
+    np.testing.assert_allclose(found.table.mean(axis=0), [[4 / 6, 1.0], [1 / 6, 0.0]])
+    mean = 4 / 6
+    np.testing.assert_allclose(found.table[0, 0, 0], mean + (2 - 2 * mean) / 1.2)
+
+
+def test_folds_of_a_seed_are_averaged(tmp_path: Path) -> None:
+    split = {"split.name": "k_fold", "split.folds": 2}
+    both = [
+        finished(tmp_path / f"{fold}", queries=np.full(10, float(fold)), overrides={**split, "split.fold": fold})
+        for fold in range(2)
     ]
-    assert all(one.low < one.mean < one.high for one in found)
-    assert all(one.p == pytest.approx(3 * 2 / 1001) for one in found)  # as small as it gets, times three pairs
-    assert [one.worse for one in pairwise(groups, best_only=True, samples=100)] == ["triplet", "nra"]
+    found = read_results({"proxy_anchor": both})
+    assert found.seeds == (0,)
+    assert np.unique(found.table).tolist() == [0.5]
 
 
-def test_seeds_are_averaged_before_queries_are_drawn(tmp_path: Path) -> None:
-    runs = [
-        finished(tmp_path / f"{seed}", queries=np.array(queries), overrides={"training.seed": seed})
-        for seed, queries in enumerate([[1, 0, 1, 1], [0, 0, 1, 0]])
-    ]
-    table, classes = answers({"proxy_anchor": runs}, "recall@1")
-    assert table[:, 0].tolist() == [0.5, 0.0, 1.0, 0.5]
-    assert classes is not None
-    assert classes.tolist() == [0, 1, 2, 3]
-
-
-def test_intervals_hold_the_mean(tmp_path: Path) -> None:
-    queries = np.random.default_rng(0).random(300) < 0.7
-    run = finished(tmp_path / "a", queries=queries)
-    for over in ("classes", "queries"):
-        low, high = intervals({"a": [run]}, over=over, samples=500)["a"]
-        assert low < queries.mean() < high
-
-
-def test_runs_tested_on_other_pictures_are_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     one = finished(tmp_path / "a", queries=np.ones(5))
-    two = finished(tmp_path / "b", queries=np.ones(6))
+    other = finished(tmp_path / "b", queries=np.ones(6))
     with pytest.raises(ValueError, match="b was tested on other images"):
-        pairwise({"a": [one], "b": [two]})
+        read_results({"a": [one], "b": [other]})
     with pytest.raises(ValueError, match="did not keep the metrics of each query"):
-        pairwise({"a": [finished(tmp_path / "c")]})
-    with pytest.raises(ValueError, match="over is 'pictures'; allowed are queries, classes"):
-        pairwise({"a": [one]}, over="pictures")
+        read_results({"a": [finished(tmp_path / "c")]})
     with pytest.raises(ValueError, match="metric is 'nmi'; allowed are recall@1, map@r"):
-        pairwise({"a": [one]}, metric="nmi")
+        read_results({"a": [one]}, "nmi")
+    later = finished(tmp_path / "d", queries=np.ones(5), overrides={"training.seed": 7})
+    with pytest.raises(ValueError, match="b has seeds 7, and a has 0"):
+        read_results({"a": [one], "b": [later]})
+
+
+def test_tau_is_that_of_scipy() -> None:
+    one, other = np.random.default_rng(0).random((2, 12))
+    assert kendall_tau(one.tolist(), other.tolist()) == pytest.approx(stats.kendalltau(one, other).statistic)
+    assert kendall_tau([1, 2], [1, 2]) is None
+    assert kendall_tau([1, 1, 1], [1, 2, 3]) is None

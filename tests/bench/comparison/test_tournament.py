@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 from fake_outcomes import finished
+from scipy import stats
 
 import nearfar as nf
 from nearfar.bench import find, papers, tournament
 from nearfar.bench.comparison.loss_ranking import compare, standings
-from nearfar.bench.comparison.tournament import by_experiment, labels, scores
+from nearfar.bench.comparison.outcomes import Outcome
+from nearfar.bench.comparison.tournament import by_experiment, friedman, labels, scores
 
 TABLES = [f"{number}{part}" for number in (6, 7, 8) for part in "abcd"]
 
 
 def test_the_thesis_is_reproduced() -> None:
-    found = tournament(papers.scores("thesis", TABLES))
+    found = tournament(papers.scores("thesis", TABLES), style="thesis")
     printed = papers.table("thesis", "11")
     assert [row.loss for row in found] == [row.name for row in printed.rows]
     assert [row.total for row in found] == [row.cells["total"] for row in printed.rows]
@@ -55,9 +57,41 @@ def test_a_row_reads_as_a_table() -> None:
         row["rank"]
 
 
-def test_equal_scores_share_the_better_rank() -> None:
-    found = {row.loss: row.total for row in tournament({"one": {"a": 5.0, "b": 7.0, "c": 7.0, "d": 1.0}})}
-    assert found == {"b": 1, "c": 1, "a": 3, "d": 4}
+def test_equal_scores_share_the_middle_or_in_the_thesis_the_better_rank() -> None:
+    scores = {"one": {"a": 5.0, "b": 7.0, "c": 7.0, "d": 1.0}}
+    assert {row.loss: row.total for row in tournament(scores)} == {"b": 1.5, "c": 1.5, "a": 3, "d": 4}
+    assert {row.loss: row.total for row in tournament(scores, style="thesis")} == {"b": 1, "c": 1, "a": 3, "d": 4}
+
+
+def test_sizes_of_one_dataset_count_once() -> None:
+    scores = {"cub 64": {"a": 2.0, "b": 1.0}, "cub 512": {"a": 2.0, "b": 1.0}, "sop": {"a": 1.0, "b": 2.0}}
+    data = {"cub 64": "cub", "cub 512": "cub", "sop": "sop"}
+    assert [row.average for row in tournament(scores, data=data)] == [1.5, 1.5]
+    assert [row.average for row in tournament(scores, style="thesis", data=data)] == pytest.approx([4 / 3, 5 / 3])
+    found = friedman(scores, data)
+    assert found is not None
+    assert (found.data, found.losses, found.statistic, found.p) == (2, 2, 0.0, 1.0)
+    assert friedman({"cub 64": scores["cub 64"]}, data) is None
+    assert friedman(scores, dict.fromkeys(data, "cub")) is None
+
+
+def test_the_friedman_test_is_that_of_scipy() -> None:
+    table = np.random.default_rng(0).integers(0, 6, (12, 5)) + np.arange(5)  # with ties
+    found = friedman({f"{row}": dict(zip("abcde", map(float, own), strict=True)) for row, own in enumerate(table)})
+    expected = stats.friedmanchisquare(*table.T)
+    assert found is not None
+    assert found.statistic == pytest.approx(expected.statistic)
+    assert found.p == pytest.approx(expected.pvalue, abs=0.01)
+
+
+def test_the_critical_difference_is_that_of_the_printed_tables() -> None:
+    """Demšar 2006, Table 5: q of 2.343 for three and 3.164 for ten classifiers at 0.05."""
+    for losses, q in ((3, 2.343), (10, 3.164)):
+        scores = {f"{row}": {f"{loss}": float(loss) for loss in range(losses)} for row in range(14)}
+        found = friedman(scores)
+        assert found is not None
+        assert found.critical == pytest.approx(q * math.sqrt(losses * (losses + 1) / (6 * 14)), abs=1e-3)
+        assert found.p < 0.001
 
 
 def test_the_deviation_is_that_of_a_sample() -> None:
@@ -95,10 +129,9 @@ def test_runs_of_one_name_are_told_apart_by_their_places(tmp_path: Path) -> None
     assert labels([[run] for run in runs]) == [f"proxy_anchor [{tmp_path / place / 'first'}]" for place in "xy"]
 
 
-def test_what_to_draw_is_checked(tmp_path: Path) -> None:
-    for ask in (compare, standings):
-        with pytest.raises(ValueError, match="over is 'foo'; allowed are queries, classes"):
-            ask([finished(tmp_path / ask.__name__)], over="foo")
+def test_what_is_asked_for_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="style is 'foo'; allowed are friedman, thesis"):
+        standings([finished(tmp_path / "a")], style="foo")
     with pytest.raises(ValueError, match="experiment 'two' has no score of b"):
         tournament({"one": {"a": 1.0, "b": 2.0}, "two": {"a": 1.0}})
     with pytest.raises(ValueError, match="the score of 'a' in 'one' is nan"):
@@ -142,30 +175,73 @@ def test_losses_of_one_name_are_told_apart_by_settings_sizes_and_folders(tmp_pat
     ]
 
 
-def test_a_comparison_ranks_the_best_first_and_baselines_not_at_all(tmp_path: Path) -> None:
+def test_a_comparison_without_queries_is_ordered_and_has_no_ranks(tmp_path: Path) -> None:
     finished(tmp_path / "a", "nra", score=0.5)
     finished(tmp_path / "b", "proxy_anchor", score=0.7)
     finished(tmp_path / "frozen", score=0.6, about={"baseline": "frozen"})
     found = compare(find(tmp_path))
     names = [column.name for column in found.table.columns]
     assert found.ranked
-    assert [row[:2] for row in found.table.rows] == [[1, "proxy_anchor"], [None, "frozen"], [2, "nra"]]
-    assert [row[names.index("recall@1")] for row in found.table.rows] == [70.0, 60.0, 50.0]
-    assert not {"low", "high", "p"} & set(names)
+    assert [row[:2] for row in found.table.rows] == [["proxy_anchor", 70.0], ["frozen", 60.0], ["nra", 50.0]]
+    assert not {"rank", "low", "high", "group", "p"} & set(names)
     assert any("queries.safetensors is missing" in note for note in found.table.notes)
 
 
-def test_a_comparison_has_intervals_and_p_where_queries_were_kept(tmp_path: Path) -> None:
+def write_losses(folder: Path, levels: dict[str, float], seeds: int, classes: int = 10) -> list[Outcome]:
+    """Runs of losses that find this share of 400 queries."""
     rng = np.random.default_rng(0)
-    finished(tmp_path / "a", "nra", queries=rng.random(400) < 0.5)
-    finished(tmp_path / "b", "proxy_anchor", queries=rng.random(400) < 0.9)
-    found = compare(find(tmp_path), over="queries", samples=500)
+    return [
+        finished(
+            folder / f"{loss}{seed}",
+            loss,
+            queries=rng.random(400) < level,
+            classes=classes,
+            overrides={"training.seed": seed},
+            validation={"recall@1": level},
+        )
+        for loss, level in levels.items()
+        for seed in range(seeds)
+    ]
+
+
+def test_a_comparison_has_ranks_groups_and_p_where_losses_can_be_tested(tmp_path: Path) -> None:
+    runs = write_losses(tmp_path, {"nra": 0.5, "proxy_anchor": 0.9, "raw": 0.5}, seeds=3)
+    found = compare(runs)
     names = [column.name for column in found.table.columns]
-    best, other = found.table.rows
+    best, *others = found.table.rows
     low, score, high = (best[names.index(name)] for name in ("low", "recall@1", "high"))
     assert low < score < high  # type: ignore[operator]
-    assert best[names.index("p")] is None
-    assert other[names.index("p")] == pytest.approx(2 / 501)
+    assert (best[0], best[1], best[names.index("group")], best[names.index("p")]) == (1, "proxy_anchor", "a", None)
+    for other in others:
+        assert (other[0], other[names.index("group")]) == (2, "b")
+        assert other[names.index("p")] < 0.001  # type: ignore[operator]
+    notes = " ".join(found.table.notes)
+    assert "over 10 classes and 3 seeds" in notes
+    assert "smallest detectable difference: " in notes
+    assert "corrected for 3 pairs" in notes
+
+
+def test_one_seed_has_an_interval_over_classes_and_no_p(tmp_path: Path) -> None:
+    found = compare(write_losses(tmp_path, {"nra": 0.5, "proxy_anchor": 0.9}, seeds=1))
+    names = [column.name for column in found.table.columns]
+    assert {"low", "high"} <= set(names)
+    assert not {"rank", "group", "p"} & set(names)
+    notes = " ".join(found.table.notes)
+    assert "95 % interval over 10 classes ONLY; other seeds may differ by more" in notes
+    assert "no ranks and no p: too few seeds: 1, and at least 3 are needed" in notes
+
+
+def test_few_classes_have_no_p(tmp_path: Path) -> None:
+    found = compare(write_losses(tmp_path, {"nra": 0.5, "proxy_anchor": 0.9}, seeds=3, classes=4))
+    assert any("too few classes: 4" in note for note in found.table.notes)
+    assert all(row.rank is None and row.p is None for row in found.rows)
+
+
+def test_the_agreement_of_validation_and_test_is_told(tmp_path: Path) -> None:
+    found = compare(write_losses(tmp_path, {"nra": 0.5, "proxy_anchor": 0.9, "raw": 0.7}, seeds=1))
+    assert found.agreement == 1.0
+    assert "agreement of validation and test classes on the order of losses: τ = 1.00 (Kendall)" in found.table.notes
+    assert compare([finished(tmp_path / "other", score=0.5)]).agreement is None
 
 
 def test_an_unfair_comparison_is_shown_and_not_ranked(tmp_path: Path) -> None:
@@ -173,10 +249,10 @@ def test_an_unfair_comparison_is_shown_and_not_ranked(tmp_path: Path) -> None:
     finished(tmp_path / "b", "proxy_anchor", score=0.7, overrides={"network.dim": 128})
     found = compare(find(tmp_path))
     assert not found.ranked
-    assert [row[:4] for row in found.table.rows] == [[None, "nra", 64, 50.0], [None, "proxy_anchor", 128, 70.0]]
+    assert [row[:3] for row in found.table.rows] == [["nra", 64, 50.0], ["proxy_anchor", 128, 70.0]]
     assert found.table.unfair == ["network.dim: 64 in a; 128 in b"]
     ranked = compare(find(tmp_path), anyway=True)
-    assert [row[0] for row in ranked.table.rows] == [1, 2]
+    assert [row[0] for row in ranked.table.rows] == ["proxy_anchor", "nra"]
     assert ranked.table.unfair
 
 
@@ -209,19 +285,26 @@ def test_losses_that_are_not_everywhere_stay_out_of_standings(tmp_path: Path) ->
 
 
 def test_standings_count_clear_wins(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    answers = {"nra": rng.random(300) < 0.4, "triplet": rng.random(300) < 0.4, "proxy_anchor": rng.random(300) < 0.9}
-    for loss, queries in answers.items():
-        finished(tmp_path / loss, loss, queries=queries)
-    table = standings(find(tmp_path), over="queries", samples=500).table
+    write_losses(tmp_path, {"nra": 0.4, "triplet": 0.4, "proxy_anchor": 0.9}, seeds=3)
+    table = standings(find(tmp_path)).table
     names = [column.name for column in table.columns]
     found = {row[0]: (row[names.index("beats")], row[names.index("loses")]) for row in table.rows}
     assert found == {"proxy_anchor": (2, 0), "nra": (0, 1), "triplet": (0, 1)}
 
 
-@pytest.mark.parametrize(("classes", "told"), [(5, True), (10, False)])
-def test_few_classes_are_said_to_say_little(tmp_path: Path, classes: int, told: bool) -> None:
-    queries = np.arange(40) % 3 > 0
-    runs = [finished(tmp_path / name, name, queries=queries, classes=classes) for name in ("triplet", "contrastive")]
-    notes = compare(runs, samples=50).table.notes
-    assert any(note.startswith("the test has 5 classes: with so few") for note in notes) == told
+def test_standings_test_the_order_over_datasets_alone(tmp_path: Path) -> None:
+    for dim in (64, 128):
+        for loss, score in (("nra", 0.5), ("proxy_anchor", 0.7)):
+            finished(tmp_path / "cub" / f"{loss}{dim}", loss, score=score, overrides={"network.dim": dim})
+    one = standings(find(tmp_path / "cub"))
+    assert one.friedman is None
+    assert any("sizes of one dataset do not count" in note for note in one.table.notes)
+    for loss, score in (("nra", 0.5), ("proxy_anchor", 0.7)):
+        finished(tmp_path / "sop" / loss, loss, score=score, overrides={"data.name": "sop", "network.dim": 64})
+    two = standings(find(tmp_path))
+    assert two.friedman is not None
+    assert two.friedman.data == 2
+    assert any(note.startswith("Friedman test over 2 datasets") for note in two.table.notes)
+    thesis = standings(find(tmp_path), style="thesis")
+    assert thesis.friedman is None
+    assert [row.total for row in thesis.rows] == [3, 6]

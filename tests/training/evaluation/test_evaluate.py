@@ -131,10 +131,14 @@ def test_a_gallery(labels: list[str], folder: Path, capsys: pytest.CaptureFixtur
 
 def test_intervals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = written("embeddings.npy", "labels.npy", "--intervals")
-    expected = nf.metrics.bootstrap(nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"])
-    assert report["intervals"] == {name: {"low": found.low, "high": found.high} for name, found in expected.items()}
-    low, high = 100 * expected["mrr"].low, 100 * expected["mrr"].high
-    assert f"{low:.2f} – {high:.2f}" in capsys.readouterr().out
+    per_query = nf.metrics.retrieval(EMBEDDINGS, LABELS, per_query=True)["per_query"]
+    expected = nf.metrics.class_intervals(per_query, torch.as_tensor(LABELS))
+    assert report["intervals"] == {
+        name: {"low": found.low, "high": found.high, "classes": found.classes} for name, found in expected.items()
+    }
+    printed = capsys.readouterr().out
+    assert f"{100 * expected['mrr'].low:.2f} – {100 * expected['mrr'].high:.2f}" in printed
+    assert f"95 % intervals over {expected['mrr'].classes} classes" in printed
 
 
 def test_the_worst_queries(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

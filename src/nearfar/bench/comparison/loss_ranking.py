@@ -1,7 +1,7 @@
 """Rankings of losses, computed once as data.
 
 The command line, the leaderboard report and the server render what this module computes: ``compare`` ranks the losses
-of one experiment, ``experiments`` those of many, and ``standings`` adds ranks up over experiments.
+of one experiment, ``experiments`` those of many, and ``standings`` averages ranks over experiments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from nearfar.bench.comparison import significance, tables, tournament
 from nearfar.bench.comparison.fairness import Verdict, judge
 from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.bench.comparison.tournament import Standing, by_experiment, by_label
+from nearfar.bench.comparison.significance import Groups
+from nearfar.bench.comparison.tournament import Friedman, Standing, by_experiment, by_label
 from nearfar.utils.validation import one_of
 
 PARTS = ("test", "validation")
-ALPHA = 0.05  # p-values below it count as a win
-QUERY_SAMPLES = 2000  # draws of queries, of which there are many more than classes
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,24 @@ class RankedLoss:
     Args:
         loss: Its label.
         runs: Its runs.
-        rank: From 1; equal scores share the better rank. None for baselines and in unfair comparisons.
         score: Mean of the metric, from 0 to 1.
         std: Standard deviation of the metric over the runs; None with a single run.
         low: Lower end of the 95 % interval; None without intervals.
         high: Upper end of the interval.
-        p: p-value against the best trained loss; None for the best loss and without intervals.
+        rank: 1 + the number of losses that are significantly better; None for baselines and where losses could not be
+            tested.
+        group: Letters; losses that share one cannot be told apart. Empty without ranks.
+        p: p-value against the loss with the largest score; None for that loss and without ranks.
     """
 
     loss: str
     runs: Sequence[Outcome]
-    rank: int | None
     score: float
     std: float | None = None
     low: float | None = None
     high: float | None = None
+    rank: int | None = None
+    group: str = ""
     p: float | None = None
 
     @property
@@ -72,23 +74,16 @@ class RankedLoss:
 
 
 @dataclass(frozen=True)
-class Resampling:
-    """How intervals and p-values were drawn.
+class Sample:
+    """What intervals and p-values are over.
 
     Args:
-        over: What was drawn: "classes" or "queries".
-        samples: Number of draws.
-        classes: Number of test classes; 0 if unknown.
+        classes: Number of test classes.
+        seeds: Number of seeds of each loss; 1 if the losses have different seeds.
     """
 
-    over: str
-    samples: int
-    classes: int = 0
-
-    @property
-    def too_few_classes(self) -> bool:
-        """Whether there are too few classes for reliable intervals."""
-        return self.over == "classes" and self.classes < significance.FEW
+    classes: int
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,14 @@ class LossRanking:
     Args:
         metric: The metric.
         part: The classes it was measured on: "test" or "validation".
-        rows: The losses, best first if ``ranked``.
+        rows: The losses, in the order of their scores if ``ranked``.
         verdict: Whether the comparison is fair, with the reasons.
-        ranked: Whether the losses have ranks. An unfair comparison has none unless they were requested.
-        resampling: How intervals were drawn; None without intervals.
+        ranked: Whether the losses may be ranked: the comparison is fair, or ranks were requested anyway.
+        sample: What the intervals are over; None without intervals.
         no_intervals: Why there are no intervals; empty if there are, or if none were requested.
+        groups: Which losses can be told apart; None if they could not be tested.
+        no_groups: Why losses could not be tested; empty if they were, or if it was not requested.
+        agreement: Kendall's τ of the scores on validation and on test classes; None if losses do not have both.
     """
 
     metric: str
@@ -110,8 +108,11 @@ class LossRanking:
     rows: Sequence[RankedLoss]
     verdict: Verdict
     ranked: bool
-    resampling: Resampling | None = None
+    sample: Sample | None = None
     no_intervals: str = ""
+    groups: Groups | None = None
+    no_groups: str = ""
+    agreement: float | None = None
 
     @property
     def best(self) -> RankedLoss | None:
@@ -160,7 +161,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Standings:
-    """A tournament: ranks added up over experiments.
+    """A tournament: ranks over experiments.
 
     Args:
         metric: The metric that is ranked.
@@ -169,8 +170,9 @@ class Standings:
         left_out: Losses that some experiment does not have.
         verdict: Whether every experiment is fair.
         ranked: Whether there are standings.
+        style: "friedman" or "thesis".
+        friedman: The test over datasets; None in the style of the thesis, and with one dataset or one loss.
         wins: (better, worse) for each pair that differs significantly, once per experiment; None if unknown.
-        resampling: How p-values were drawn; None without them.
         no_wins: Why ``wins`` is None.
     """
 
@@ -180,8 +182,9 @@ class Standings:
     left_out: Sequence[str]
     verdict: Verdict
     ranked: bool
+    style: str = "friedman"
+    friedman: Friedman | None = None
     wins: Sequence[tuple[str, str]] | None = None
-    resampling: Resampling | None = None
     no_wins: str = ""
 
     @property
@@ -196,20 +199,19 @@ def compare(
     metric: str = "recall@1",
     part: str = "test",
     anyway: bool = False,
-    over: str = "classes",
-    samples: int = significance.SAMPLES,
     intervals: bool = True,
 ) -> LossRanking:
     """Rank losses by a metric. Runs that differ in seed or fold alone make one row.
+
+    Losses have ranks where they can be tested: by a metric of each query, on enough test classes and with enough seeds.
+    Those that cannot be told apart share a rank.
 
     Args:
         outcomes: Finished runs.
         metric: A key of metrics.json: "recall@1", "map@r", "nmi", …
         part: The classes to compare on: "test", or "validation" to choose settings without the test classes.
         anyway: Rank unfair comparisons as well; their tables are marked UNFAIR in every format.
-        over: What is drawn for intervals and p-values: "classes" or "queries".
-        samples: Number of draws.
-        intervals: Whether to compute intervals and p-values at all.
+        intervals: Whether to compute intervals, ranks and p-values, which takes the metrics of each query.
 
     Returns:
         The ranking. Its ``table`` can be written as text, CSV, LaTeX or HTML.
@@ -218,87 +220,73 @@ def compare(
         ValueError: If no run is given, or a run does not have the metric.
     """
     outcomes = list(outcomes)
-    one_of("over", over, significance.OVER)
     one_of("part", part, PARTS)
     if not outcomes:
         raise ValueError("outcomes is empty; at least one run is needed")
     verdict = judge(outcomes)
     ranked = verdict.fair or anyway
-    groups = by_label(outcomes)
-    scores = {label: [run.score(metric, part) for run in runs] for label, runs in groups.items()}
+    by_loss = by_label(outcomes)
+    scores = {label: [run.score(metric, part) for run in runs] for label, runs in by_loss.items()}
     means = {label: statistics.fmean(values) for label, values in scores.items()}
     if ranked:
-        groups = dict(sorted(groups.items(), key=lambda item: -means[item[0]]))
-    trained = [label for label, runs in groups.items() if not runs[0].is_baseline]
-    ends: Mapping[str, tuple[float, float]] = {}
-    p_values: Mapping[str, float] = {}
-    resampling, problem = None, ""
+        by_loss = dict(sorted(by_loss.items(), key=lambda item: -means[item[0]]))
+    trained = {label: runs for label, runs in by_loss.items() if not runs[0].is_baseline}
+    ends: dict[str, tuple[float, float]] = {}
+    sample, groups, no_intervals, no_groups = None, None, "", ""
     if intervals:
         try:
-            _check_resampled(metric, part)
-            ends = significance.intervals(groups, metric=metric, over=over, samples=samples)
-            p_values = _against_best(groups, trained, metric, over, samples) if ranked else {}
-            resampling = Resampling(over, samples, significance.count_classes(groups))
+            _check_per_query(metric, part)
+            alone = {label: significance.read_results({label: runs}, metric) for label, runs in by_loss.items()}
+            ends = {label: own.intervals()[label] for label, own in alone.items()}
+            own = [alone[label] for label in trained or by_loss]
+            sample = Sample(own[0].classes, min(len(each.seeds) for each in own))
         except ValueError as error:
-            ends, problem = {}, str(error)
+            no_intervals = no_groups = str(error)
+        else:
+            groups, no_groups = _groups(trained, metric) if ranked else (None, "")
+    p = {pair.worse: pair.p for pair in groups.differences if pair.better == next(iter(trained))} if groups else {}
     rows = []
-    for label, runs in groups.items():
-        rank = 1 + sum(means[other] > means[label] for other in trained) if ranked and label in trained else None
+    for label, runs in by_loss.items():
         std = statistics.stdev(scores[label]) if len(runs) > 1 else None
         low, high = ends.get(label, (None, None))
-        rows.append(RankedLoss(label, runs, rank, means[label], std, low, high, p_values.get(label)))
-    return LossRanking(metric, part, rows, verdict, ranked, resampling, problem)
+        rank, letters = (groups.ranks.get(label), groups.letters(label)) if groups else (None, "")
+        rows.append(RankedLoss(label, runs, means[label], std, low, high, rank, letters, p.get(label)))
+    agreement = _agreement(list(trained.values()), metric)
+    return LossRanking(metric, part, rows, verdict, ranked, sample, no_intervals, groups, no_groups, agreement)
 
 
 def experiments(
-    outcomes: Iterable[Outcome],
-    *,
-    metric: str = "recall@1",
-    anyway: bool = False,
-    intervals: bool = True,
+    outcomes: Iterable[Outcome], *, metric: str = "recall@1", anyway: bool = False, intervals: bool = True
 ) -> list[Experiment]:
     """Rank the losses of each experiment: each dataset, network, size of the embedding and protocol.
-
-    Intervals are over classes, or over queries if the runs did not keep their classes.
 
     Args:
         outcomes: Finished runs that have the metric.
         metric: The test metric to rank by.
         anyway: Rank unfair experiments as well.
-        intervals: Whether to compute intervals and p-values.
+        intervals: Whether to compute intervals, ranks and p-values.
 
     Returns:
         The experiments, in the order of their first runs.
     """
-    found = []
-    for name, runs in by_experiment(outcomes).items():
-        ranking = compare(runs, metric=metric, anyway=anyway, intervals=intervals)
-        if ranking.no_intervals:  # old runs did not keep the classes of their queries
-            other = compare(runs, metric=metric, anyway=anyway, over="queries", samples=QUERY_SAMPLES)
-            ranking = ranking if other.no_intervals else other
-        found.append(Experiment(name, **runs[0].place, ranking=ranking))
-    return found
+    return [
+        Experiment(name, **runs[0].place, ranking=compare(runs, metric=metric, anyway=anyway, intervals=intervals))
+        for name, runs in by_experiment(outcomes).items()
+    ]
 
 
 def standings(
-    outcomes: Iterable[Outcome],
-    *,
-    metric: str = "recall@1",
-    anyway: bool = False,
-    over: str = "classes",
-    samples: int = significance.SAMPLES,
+    outcomes: Iterable[Outcome], *, metric: str = "recall@1", anyway: bool = False, style: str = "friedman"
 ) -> Standings:
-    """Hold a tournament: rank losses in each experiment and add up their ranks.
+    """Hold a tournament: rank losses in each experiment by their scores.
 
-    If the runs kept the metrics of each query, significant differences between losses are counted as wins (paired
-    draws, p-values corrected within an experiment).
+    If losses can be tested in every experiment, significant differences are counted as wins.
 
     Args:
         outcomes: Finished runs of one or more experiments. The fairness of each experiment is checked separately.
         metric: The test metric to rank by.
         anyway: Rank unfair experiments as well; the table is then marked UNFAIR in every format.
-        over: What is drawn for p-values: "classes" or "queries".
-        samples: Number of draws.
+        style: "friedman" (mid-ranks, a test over datasets and its critical difference) or "thesis" (sums of ranks).
 
     Returns:
         The standings.
@@ -307,25 +295,21 @@ def standings(
         ValueError: If there is no trained run, or no loss that all experiments have.
     """
     outcomes = list(outcomes)
-    one_of("over", over, significance.OVER)
+    one_of("style", style, tournament.STYLES)
     verdict = judge_experiments(outcomes)
     scores = tournament.scores(outcomes, metric)
     if not scores:
         raise ValueError("there is nothing to rank: no trained run is given")
     if not (verdict.fair or anyway):
-        return Standings(metric, scores, (), (), verdict, ranked=False)
+        return Standings(metric, scores, (), (), verdict, ranked=False, style=style)
     common, left_out = tournament.shared(scores)
     if not any(common.values()):
         raise ValueError(f"there is nothing to rank: no loss is in all of {', '.join(common)}")
-    wins, resampling, problem = None, None, ""
-    try:
-        _check_resampled(metric)
-        wins = _wins(outcomes, metric, over, samples)
-        resampling = Resampling(over, samples)
-    except ValueError as error:
-        problem = str(error)
-    rows = tournament.tournament(common)
-    return Standings(metric, scores, rows, left_out, verdict, True, wins, resampling, problem)
+    data = {name: runs[0].data for name, runs in by_experiment(outcomes).items() if name in common}
+    wins, no_wins = _wins(outcomes, metric)
+    rows = tournament.tournament(common, style=style, data=data)
+    test = tournament.friedman(common, data) if style == "friedman" else None
+    return Standings(metric, scores, rows, left_out, verdict, True, style, test, wins, no_wins)
 
 
 def judge_experiments(outcomes: Iterable[Outcome]) -> Verdict:
@@ -348,7 +332,7 @@ def judge_experiments(outcomes: Iterable[Outcome]) -> Verdict:
     return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried))
 
 
-def _check_resampled(metric: str, part: str = "test") -> None:
+def _check_per_query(metric: str, part: str = "test") -> None:
     """Raise a ValueError if runs do not keep a metric of each query."""
     if part != "test":
         raise ValueError(f"runs keep the metrics of each test query, not of {part} queries")
@@ -356,22 +340,35 @@ def _check_resampled(metric: str, part: str = "test") -> None:
         raise ValueError(f"runs keep {' and '.join(significance.METRICS)} of each query, not {metric}")
 
 
-def _against_best(
-    groups: Mapping[str, Sequence[Outcome]], trained: Sequence[str], metric: str, over: str, samples: int
-) -> dict[str, float]:
-    """p-values of the trained losses against the best of them."""
-    if not trained:
-        return {}
-    own = {label: groups[label] for label in trained}
-    found = significance.pairwise(own, metric=metric, over=over, best_only=True, samples=samples)
-    return {pair.worse: pair.p for pair in found}
+def _groups(trained: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Groups | None, str]:
+    """Which losses can be told apart, or why they cannot be tested."""
+    if len(trained) < 2:
+        return None, ""
+    try:
+        return significance.compare_losses(significance.read_results(trained, metric)), ""
+    except ValueError as error:
+        return None, str(error)
 
 
-def _wins(outcomes: Sequence[Outcome], metric: str, over: str, samples: int) -> list[tuple[str, str]]:
-    """(better, worse) for each significant difference, once per experiment."""
+def _agreement(losses: Sequence[Sequence[Outcome]], metric: str) -> float | None:
+    """Kendall's τ of losses on validation and on test classes; None if a run does not have both."""
+    if not all(run.has(metric, part) for runs in losses for run in runs for part in PARTS):
+        return None
+    validation, test = (
+        [statistics.fmean(run.score(metric, part) for run in runs) for runs in losses] for part in PARTS
+    )
+    return significance.kendall_tau(validation, test)
+
+
+def _wins(outcomes: Sequence[Outcome], metric: str) -> tuple[list[tuple[str, str]] | None, str]:
+    """(better, worse) for each significant difference, once per experiment; or None, and why."""
     found = []
-    for runs in by_experiment(outcomes).values():
-        groups = by_label(run for run in runs if not run.is_baseline)
-        pairs = significance.pairwise(groups, metric=metric, over=over, samples=samples) if groups else []
-        found += [(pair.better, pair.worse) for pair in pairs if pair.p < ALPHA]
-    return found
+    try:
+        _check_per_query(metric)
+        for runs in by_experiment(outcomes).values():
+            losses = by_label(run for run in runs if not run.is_baseline)
+            pairs = significance.compare_losses(significance.read_results(losses, metric)).differences
+            found += [(pair.better, pair.worse) for pair in pairs if pair.p < significance.ALPHA]
+    except ValueError as error:
+        return None, str(error)
+    return found, ""

@@ -1,9 +1,9 @@
-"""Bootstrap intervals and p-values for differences between losses.
+"""Which losses can be told apart, and which differences are within chance.
 
-Two losses are tested on the same queries, so their difference is resampled. Drawing queries estimates what other images
-of the same classes would give. Drawing classes with all their queries estimates what other classes would give, which is
-the question of a benchmark on unseen classes, and gives wider intervals. Neither accounts for the variation between
-trainings, which several seeds measure.
+Losses are tested on the same classes with the same seeds, so what is compared are differences by class and seed. Both
+are samples: a comparison should hold for other classes and for other seeds. ``metrics.intervals`` estimates the error
+of each difference. p-values of all pairs are corrected for their number (Holm), so that the chance of telling any two
+equal losses apart is at most ALPHA. docs/benchmarks/significance.md has the simulated error rates.
 """
 
 from __future__ import annotations
@@ -15,17 +15,57 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.utils.validation import number, one_of, whole
+from nearfar.metrics.intervals import CrossedMeans, Effects, Values, by_class, crossed_means, effects
+from nearfar.utils.validation import one_of
 
-FEW = 10  # classes; with fewer, resampling them is not reliable
-OVER = ("queries", "classes")
+ALPHA = 0.05  # chance of telling any two equal losses apart
+POWER = 0.8  # chance of finding the smallest detectable difference
+MIN_CLASSES = 5  # with fewer classes or seeds there is no p-value: error rates were not shown to hold
+MIN_SEEDS = 3
 METRICS = ("recall@1", "map@r")  # kept for each query
-SAMPLES = 10_000  # enough for small p-values among many pairs
-CHUNK = 1 << 21  # drawn indices held in memory at a time
 
-Values = NDArray[np.float64]
+
+@dataclass(frozen=True)
+class Results:
+    """A metric of losses by class and seed.
+
+    Args:
+        losses: The labels of the losses.
+        table: [classes, seeds, losses]; the plain mean is the mean over all queries. Folds of a seed are averaged.
+        seeds: The seeds.
+    """
+
+    losses: tuple[str, ...]
+    table: Values
+    seeds: tuple[int, ...]
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.table)
+
+    def intervals(self, confidence: float = 0.95) -> dict[str, tuple[float, float]]:
+        """Interval of each loss over classes, and over seeds if there are several.
+
+        Args:
+            confidence: Share of intervals that contain the true mean.
+        """
+        low, high = np.clip(crossed_means(effects(self.table)).intervals(confidence), 0.0, 1.0)
+        return {loss: (float(low[at]), float(high[at])) for at, loss in enumerate(self.losses)}
+
+    @property
+    def too_few(self) -> str:
+        """Why there can be no p-values; empty if there can."""
+        if len(self.losses) < 2:
+            return "there is one loss, and nothing to compare it with"
+        if len(self.seeds) < MIN_SEEDS:
+            return f"too few seeds: {len(self.seeds)}, and at least {MIN_SEEDS} are needed to compare losses"
+        if self.classes < MIN_CLASSES:
+            return f"too few classes: {self.classes}, and at least {MIN_CLASSES} are needed to compare losses"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -35,10 +75,11 @@ class Difference:
     Args:
         better: The loss with the larger mean.
         worse: The other loss.
-        mean: Mean difference over all queries.
-        low: Lower end of its interval.
-        high: Upper end of its interval.
-        p: Two-sided p-value. ``pairwise`` corrects it for the number of pairs (Holm).
+        mean: Mean difference.
+        low: Lower end of its 95 % interval, not corrected for the number of pairs.
+        high: Upper end of the interval.
+        p: Two-sided p-value, corrected for the number of pairs.
+        detectable: The smallest true difference that would be found with a chance of POWER.
     """
 
     better: str
@@ -47,216 +88,196 @@ class Difference:
     low: float
     high: float
     p: float
+    detectable: float
 
 
-def paired(
-    first: Values,
-    second: Values,
-    *,
-    classes: NDArray[Any] | None = None,
-    samples: int = SAMPLES,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> tuple[float, float, float, float]:
-    """Paired bootstrap of the mean of ``first − second``.
+@dataclass(frozen=True)
+class Groups:
+    """Losses that can or cannot be told apart.
 
     Args:
-        first: [queries], a value for each query.
-        second: [queries], in the same order.
-        classes: [queries], to draw classes; None draws queries.
-        samples: Number of draws.
-        confidence: Share of the draws inside the interval.
-        seed: Seed of the draws.
-
-    Returns:
-        Mean, lower and upper end of its interval, and the two-sided p-value.
-
-    >>> rng = np.random.default_rng(0)
-    >>> easy, hard = rng.random(500) < 0.7, rng.random(500) < 0.5
-    >>> mean, low, high, p = paired(easy.astype(float), hard.astype(float))
-    >>> low < mean < high, p < 0.01
-    (True, True)
+        ranks: 1 + the number of losses that are significantly better, by loss.
+        bands: Largest sets of losses of which no two can be told apart, best first.
+        differences: All pairs; those with the best loss first.
+        detectable: The smallest difference that is found with a chance of POWER; median over pairs.
     """
-    drawn = means(np.stack([first, second], axis=1), classes=classes, samples=samples, seed=seed)
-    return _summary(first.mean() - second.mean(), drawn[:, 0] - drawn[:, 1], confidence)
+
+    ranks: Mapping[str, int]
+    bands: Sequence[Sequence[str]]
+    differences: Sequence[Difference]
+    detectable: float
+
+    def letters(self, loss: str) -> str:
+        """The bands of a loss as letters; losses that share a letter cannot be told apart.
+
+        Args:
+            loss: Its label.
+        """
+        return "".join(letter(at) for at, band in enumerate(self.bands) if loss in band)
 
 
-def means(table: Values, *, classes: NDArray[Any] | None = None, samples: int = SAMPLES, seed: int = 0) -> Values:
-    """Bootstrap means of several columns; each draw is used for all columns.
-
-    Args:
-        table: [queries, columns].
-        classes: [queries], to draw classes with all their queries; None draws queries.
-        samples: Number of draws.
-        seed: Seed of the draws.
-
-    Returns:
-        [samples, columns].
-    """
-    whole("samples", samples)
-    table = np.asarray(table, dtype=np.float64)
-    if not len(table) or not np.isfinite(table).all():
-        raise ValueError(f"table has {len(table)} queries; at least one is needed, and all numbers finite")
-    if classes is None:
-        sums, sizes = table, np.ones(len(table))
-    else:
-        if len(classes) != len(table):
-            raise ValueError(f"classes has {len(classes)} entries; needed is one for each of {len(table)} queries")
-        _, codes = np.unique(classes, return_inverse=True)
-        sizes = np.bincount(codes).astype(np.float64)
-        sums = np.stack([np.bincount(codes, weights=column) for column in table.T], axis=1)
-    rng, units = np.random.default_rng(seed), len(sizes)
-    parts, step = [], max(1, CHUNK // units)
-    for start in range(0, samples, step):
-        height = min(step, samples - start)
-        drawn = rng.integers(units, size=(height, units)) + np.arange(height)[:, None] * units
-        times = np.bincount(drawn.ravel(), minlength=height * units).reshape(height, units).astype(np.float64)
-        parts.append((times @ sums) / (times @ sizes)[:, None])
-    return np.concatenate(parts)
-
-
-def pairwise(
-    groups: Mapping[str, Sequence[Outcome]],
-    *,
-    metric: str = "recall@1",
-    over: str = "classes",
-    best_only: bool = False,
-    samples: int = SAMPLES,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> list[Difference]:
-    """Differences between all pairs of losses. The values of each query are averaged over seeds and folds first.
+def compare_losses(results: Results) -> Groups:
+    """Compare all pairs of losses.
 
     Args:
-        groups: ``{loss: runs}``; all were tested on the same images.
-        metric: "recall@1" or "map@r".
-        over: What is drawn: "queries" or "classes".
-        best_only: Compare only with the best loss.
-        samples: Number of draws.
-        confidence: Share of the draws inside the intervals.
-        seed: Seed of the draws.
+        results: At least two losses, MIN_CLASSES classes and MIN_SEEDS seeds.
 
     Returns:
-        The differences, those with the best loss first.
-    """
-    number("confidence", confidence, low=0.0, high=1.0, open_low=True)
-    names = list(groups)
-    table, classes = _units(groups, metric, over)
-    drawn = means(table, classes=classes, samples=samples, seed=seed)
-    found = []
-    order = np.argsort(-table.mean(axis=0), kind="stable").tolist()
-    for better, worse in combinations(order, 2):
-        if best_only and better != order[0]:
-            break
-        mean = float(table[:, better].mean() - table[:, worse].mean())
-        summary = _summary(mean, drawn[:, better] - drawn[:, worse], confidence)
-        found.append(Difference(names[better], names[worse], *summary))
-    return _holm(found)
-
-
-def intervals(
-    groups: Mapping[str, Sequence[Outcome]],
-    *,
-    metric: str = "recall@1",
-    over: str = "classes",
-    samples: int = SAMPLES,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> dict[str, tuple[float, float]]:
-    """Bootstrap interval of the mean of each loss.
-
-    Args:
-        groups: ``{loss: runs}``; all were tested on the same images.
-        metric: "recall@1" or "map@r".
-        over: What is drawn: "queries" or "classes".
-        samples: Number of draws.
-        confidence: Share of the draws inside the intervals.
-        seed: Seed of the draws.
-
-    Returns:
-        ``{loss: (low, high)}``.
-    """
-    table, classes = _units(groups, metric, over)
-    drawn = means(table, classes=classes, samples=samples, seed=seed)
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
-    return {name: (float(low[at]), float(high[at])) for at, name in enumerate(groups)}
-
-
-def answers(groups: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Values, NDArray[Any] | None]:
-    """The metric of each query with each loss, averaged over seeds and folds.
-
-    Args:
-        groups: ``{loss: runs}``; all were tested on the same images.
-        metric: "recall@1" or "map@r".
-
-    Returns:
-        [queries, losses], and the class of each query, or None if no run kept it.
+        Ranks, bands and differences.
 
     Raises:
-        ValueError: If a run did not keep its queries, or was tested on other images.
+        ValueError: If there are too few losses, classes or seeds.
+    """
+    if results.too_few:
+        raise ValueError(results.too_few)
+    order = np.argsort(-results.table.mean(axis=(0, 1)), kind="stable")
+    losses = [results.losses[at] for at in order]
+    found = pair_means(results.table[:, :, order])
+    p, (low, high) = holm(found.p_values()), found.intervals()
+    strictest = ALPHA / len(p)
+    needed = special.stdtrit(found.freedom, 1 - strictest / 2) + special.stdtrit(found.freedom, POWER)
+    detectable = needed * found.error
+    apart = np.zeros((len(losses), len(losses)), dtype=bool)
+    differences = []
+    for at, (better, worse) in enumerate(combinations(range(len(losses)), 2)):
+        numbers = (float(each[at]) for each in (found.mean, low, high, p, detectable))
+        differences.append(Difference(losses[better], losses[worse], *numbers))
+        apart[better, worse] = p[at] < ALPHA
+    for middle in range(len(losses)):  # a > b and b > c imply a > c
+        apart |= apart[:, [middle]] & apart[[middle]]
+    ranks = {loss: 1 + int(better) for loss, better in zip(losses, apart.sum(axis=0), strict=True)}
+    bands = [[losses[at] for at in band] for band in cliques(~(apart | apart.T))]
+    return Groups(ranks, bands, differences, float(np.median(detectable)))
+
+
+def pair_means(table: Values) -> CrossedMeans:
+    """Mean differences of all pairs of losses with their errors.
+
+    Args:
+        table: [classes, seeds, losses].
+
+    Returns:
+        A column for each pair, in the order of ``itertools.combinations``; the second loss is subtracted.
+    """
+    found = [effects(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
+    parts = ("mean", "of_class", "of_seed", "of_rest")
+    joined = {name: np.concatenate([getattr(each, name) for each in found]) for name in parts}
+    return crossed_means(Effects(**joined, classes=table.shape[0], seeds=table.shape[1]), related=True)
+
+
+def holm(p: Values) -> Values:
+    """Correct p-values for their number by the method of Holm.
+
+    Args:
+        p: [n], the p-values.
+
+    Example:
+        >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+        [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)))
+    return corrected
+
+
+def cliques(together: NDArray[np.bool_]) -> list[list[int]]:
+    """Largest sets of items that are all together, in the order of their members.
+
+    Args:
+        together: [n, n], symmetric: whether two items belong together.
+
+    Returns:
+        The sets, each in order. Every item is in at least one.
+
+    Example:
+        >>> together = np.array([[1, 1, 0], [1, 1, 1], [0, 1, 1]], dtype=bool)
+        >>> cliques(together)
+        [[0, 1], [1, 2]]
+    """
+    sets: list[frozenset[int]] = [frozenset(range(len(together)))]
+    for one, other in combinations(range(len(together)), 2):
+        if together[one, other]:
+            continue
+        split = [
+            part for each in sets for part in ((each - {one}, each - {other}) if {one, other} <= each else (each,))
+        ]
+        sets = [each for each in dict.fromkeys(split) if not any(each < bigger for bigger in split)]
+    return sorted(sorted(each) for each in sets)
+
+
+def letter(position: int) -> str:
+    """The letter of a band: a, b, …, z, aa', …
+
+    Args:
+        position: From 0.
+    """
+    return chr(ord("a") + position % 26) + "'" * (position // 26)
+
+
+def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@1") -> Results:
+    """Read a metric of losses by class and seed.
+
+    Args:
+        groups: ``{loss: runs}``; all were tested on the same images, and all losses have the same seeds.
+        metric: "recall@1" or "map@r".
+
+    Returns:
+        The results. Folds of one seed are averaged.
+
+    Raises:
+        ValueError: If a run did not keep its queries or their classes, was tested on other images, or has other seeds.
     """
     one_of("metric", metric, METRICS)
+    if not groups:
+        raise ValueError("groups is empty; needed is at least one loss")
+    seeds = sorted({run.seed for run in next(iter(groups.values()))})
     columns: list[Values] = []
-    rows: NDArray[Any] | None = None
-    classes: NDArray[Any] | None = None
-    for runs in groups.values():
-        values = []
+    rows = classes = None
+    for loss, runs in groups.items():
+        own = sorted({run.seed for run in runs})
+        if own != seeds:
+            raise ValueError(f"{loss} has seeds {_listed(own)}, and {next(iter(groups))} has {_listed(seeds)}")
+        values: dict[int, list[Values]] = {}
         for run in runs:
             found = run.queries()
             if found is None:
                 raise ValueError(f"{run.folder} did not keep the metrics of each query: queries.safetensors is missing")
+            if "labels" not in found:
+                raise ValueError(f"{run.folder} did not keep the classes of its queries")
             order = np.argsort(found["rows"], kind="stable")
-            own = found["rows"][order]
             if rows is None:
-                rows = own
-            if not np.array_equal(rows, own):
+                rows, classes = found["rows"][order], found["labels"][order]
+            if not np.array_equal(rows, found["rows"][order]):
                 raise ValueError(f"{run.folder} was tested on other images than the runs before it")
-            values.append(found[metric][order].astype(np.float64))
-            if classes is None and "labels" in found:
-                classes = found["labels"][order]
-        columns.append(np.mean(values, axis=0))
-    if not columns:
-        raise ValueError("groups is empty; needed is at least one loss")
-    return np.stack(columns, axis=1), classes
+            values.setdefault(run.seed, []).append(found[metric][order].astype(np.float64))
+        columns += [np.mean(values[seed], axis=0) for seed in seeds]
+    assert classes is not None
+    table = by_class(np.stack(columns, axis=1), classes)
+    return Results(tuple(groups), table.reshape(len(table), len(groups), len(seeds)).transpose(0, 2, 1), tuple(seeds))
 
 
-def count_classes(groups: Mapping[str, Sequence[Outcome]]) -> int:
-    """The number of classes of the queries; 0 if no run kept them.
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Agreement of two orders, from −1 to 1 (Kendall's τ-b).
 
     Args:
-        groups: ``{loss: runs}``; all were tested on the same images.
+        first: A score of each item.
+        second: Another score of each item.
+
+    Returns:
+        τ; None with fewer than three items, or where all scores are equal.
+
+    Example:
+        >>> kendall_tau([1, 2, 3], [10, 20, 30])
+        1.0
     """
-    for run in (run for runs in groups.values() for run in runs):
-        found = run.queries() or {}
-        if "labels" in found:
-            return len(np.unique(found["labels"]))
-    return 0
+    from scipy import stats
+
+    if len(first) < 3:
+        return None
+    tau = float(stats.kendalltau(first, second).statistic)
+    return None if np.isnan(tau) else tau
 
 
-def _units(groups: Mapping[str, Sequence[Outcome]], metric: str, over: str) -> tuple[Values, NDArray[Any] | None]:
-    one_of("over", over, OVER)
-    table, classes = answers(groups, metric)
-    if over == "classes" and classes is None:
-        raise ValueError("over is 'classes'; these runs did not keep the labels of their queries")
-    return table, classes if over == "classes" else None
-
-
-def _summary(mean: float, drawn: Values, confidence: float) -> tuple[float, float, float, float]:
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    # The observed sample counts as one draw, so that no p-value is 0.
-    aside = int(min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0)))
-    return float(mean), float(low), float(high), min(1.0, 2 * (aside + 1) / (len(drawn) + 1))
-
-
-def _holm(found: Sequence[Difference]) -> list[Difference]:
-    """Correct p-values for their number by the method of Holm."""
-    corrected: dict[int, float] = {}
-    largest = 0.0
-    for done, at in enumerate(sorted(range(len(found)), key=lambda at: found[at].p)):
-        largest = max(largest, min(1.0, found[at].p * (len(found) - done)))
-        corrected[at] = largest
-    return [
-        Difference(one.better, one.worse, one.mean, one.low, one.high, corrected[at]) for at, one in enumerate(found)
-    ]
+def _listed(seeds: Sequence[Any]) -> str:
+    return ", ".join(map(str, seeds))

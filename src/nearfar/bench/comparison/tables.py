@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nearfar.bench.comparison.significance import ALPHA, POWER
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
         ranking: The ranking.
     """
     rows = ranking.rows
-    columns = [TableColumn("rank", 0), TableColumn("loss")]
+    columns = [*([TableColumn("rank", 0)] if ranking.groups is not None else []), TableColumn("loss")]
     places = [row.runs[0].place for row in rows]
     for name in places[0]:
         if len({place[name] for place in places}) > 1:
@@ -86,10 +87,10 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
     columns.append(TableColumn(ranking.metric, 2))
     if any(len(row.runs) > 1 for row in rows):
         columns += [TableColumn("std", 2), TableColumn("runs", 0)]
-    if ranking.resampling is not None:
+    if ranking.sample is not None:
         columns += [TableColumn("low", 2), TableColumn("high", 2)]
-    if any(row.p is not None for row in rows):
-        columns += [TableColumn("p", 4)]
+    if ranking.groups is not None:
+        columns += [TableColumn("group"), TableColumn("p", 4)]
     columns += [TableColumn("seconds", 1), TableColumn("MiB", 0)]
     lines: list[Sequence[CellValue]] = []
     for row in rows:
@@ -101,34 +102,49 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
             "std": _percent(row.std),
             "low": _percent(row.low),
             "high": _percent(row.high),
+            "group": row.group or None,
             "p": row.p,
             "runs": len(row.runs),
             "seconds": row.seconds,
             "MiB": row.memory,
         }
         lines.append([values[column.name] for column in columns])
-    notes = [*([] if ranking.ranked else [NOT_RANKED]), *interval_notes(ranking), *ranking.verdict.notes]
+    notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
     return ResultTable(title, columns, lines, notes, ranking.verdict.reasons)
 
 
-def interval_notes(ranking: LossRanking, name: str = "low and high") -> list[str]:
-    """Sentences on the intervals and p-values of a ranking.
+def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[str]:
+    """Sentences on the intervals, ranks and p-values of a ranking.
 
     Args:
         ranking: The ranking.
         name: How the intervals are called where the notes appear.
     """
-    drawn = ranking.resampling
-    if drawn is None:
-        return [f"no intervals: {ranking.no_intervals}"] if ranking.no_intervals else []
-    note = f"{name}: 95 % of {drawn.samples:,} draws of {drawn.over}"
-    if any(row.p is not None for row in ranking.rows):
-        note += "; p: against the best, by paired draws, corrected for their number (Holm)"
-    if not drawn.too_few_classes:
-        return [note]
-    few = f"the test has {drawn.classes} classes: with so few, intervals are too narrow and p-values too small"
-    return [note, few]
+    sample, groups, notes = ranking.sample, ranking.groups, []
+    if sample is None:
+        notes += [f"no intervals: {ranking.no_intervals}"] if ranking.no_intervals else []
+    elif sample.seeds > 1:
+        notes.append(f"{name}: 95 % interval over {sample.classes} classes and {sample.seeds} seeds")
+        if any(len(row.runs) == 1 for row in ranking.rows):
+            notes.append("the interval of a row with one run is over classes only")
+    else:
+        notes.append(f"{name}: 95 % interval over {sample.classes} classes ONLY; other seeds may differ by more")
+    if groups is not None:
+        pairs = len(groups.differences)
+        notes += [
+            "rank: 1 + the number of losses that are significantly better; losses that share a letter of their group "
+            "cannot be told apart",
+            f"p: against the first loss, over classes and seeds, corrected for {pairs} pairs (Holm)",
+            f"smallest detectable difference: {100 * groups.detectable:.1f} points (median over pairs; a true "
+            f"difference of this size is found with a chance of {100 * POWER:.0f} %)",
+        ]
+    elif ranking.no_groups and ranking.no_groups != ranking.no_intervals:
+        notes.append(f"no ranks and no p: {ranking.no_groups}; rows are in the order of their scores")
+    if ranking.agreement is not None:
+        tau = f"τ = {ranking.agreement:.2f} (Kendall)"
+        notes.append(f"agreement of validation and test classes on the order of losses: {tau}")
+    return notes
 
 
 def of_standings(standings: Standings) -> ResultTable:
@@ -145,15 +161,15 @@ def of_standings(standings: Standings) -> ResultTable:
         rows = [[loss, *(_percent(each.get(loss)) for each in scores.values())] for loss in losses]
         columns = [TableColumn("loss"), *(TableColumn(name, 2) for name in scores)]
         return ResultTable(title, columns, rows, [NOT_RANKED, *verdict.notes], verdict.reasons)
-    columns = [TableColumn("loss"), TableColumn("total", 0), TableColumn("average", 2), TableColumn("std", 2)]
-    wins, notes = standings.wins, [note] if (note := left_out_note(standings)) else []
-    if wins is not None and standings.resampling is not None:
+    digits = 0 if standings.style == "thesis" else 1
+    columns = [TableColumn("loss"), TableColumn("total", digits), TableColumn("average", 2), TableColumn("std", 2)]
+    wins, notes = standings.wins, tournament_notes(standings)
+    if wins is not None:
         columns += [TableColumn("beats", 0), TableColumn("loses", 0)]
-        drawn = standings.resampling
-        notes.append(f"beats, loses: pairs with p below 0.05, by {drawn.samples:,} paired draws of {drawn.over} (Holm)")
+        notes.append("beats, loses: pairs that differ significantly within an experiment (Holm)")
     else:
-        notes.append(f"no p: {standings.no_wins}")
-    columns += [TableColumn(name, 0) for name in scores]
+        notes.append(f"no p within experiments: {standings.no_wins}")
+    columns += [TableColumn(name, digits) for name in scores]
     ranked = {row.loss for row in standings.rows}
     between = [pair for pair in wins or () if ranked.issuperset(pair)]
     rows = []
@@ -161,6 +177,25 @@ def of_standings(standings: Standings) -> ResultTable:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
     return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons)
+
+
+def tournament_notes(standings: Standings) -> list[str]:
+    """Sentences on the ranks of a tournament and the test over datasets.
+
+    Args:
+        standings: The standings.
+    """
+    notes = [note] if (note := left_out_note(standings)) else []
+    if standings.style == "thesis":
+        return [*notes, "total: sum of ranks; equal scores share the better rank, as in the thesis; no test"]
+    notes.append("average: mean rank over datasets; equal scores share the middle of their ranks")
+    test = standings.friedman
+    if test is None:
+        return [*notes, "no test of the order: it takes at least two datasets, and sizes of one dataset do not count"]
+    shown = f"p = {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
+    notes.append(f"Friedman test over {test.data} datasets: χ² = {test.statistic:.2f}, {shown}")
+    limit = f"critical difference of average ranks (Nemenyi, α = 0.05): {test.critical:.2f}"
+    return [*notes, limit if test.p < ALPHA else f"{limit}; the Friedman test finds no difference at all"]
 
 
 def left_out_note(standings: Standings) -> str:

@@ -1,4 +1,9 @@
-"""Tournaments: ranks of losses added up over experiments (Table 11 of the thesis)."""
+"""Tournaments: ranks of losses over experiments, and the Friedman test over datasets.
+
+Experiments on one dataset (sizes of the embedding, networks) share its classes, so they are not independent: their
+ranks are averaged, and the datasets are what the test counts (Demšar 2006). The thesis adds up ranks over all
+experiments (its Table 11).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nearfar.bench.comparison.outcomes import Outcome, repetitions
+from nearfar.utils.validation import one_of
+
+STYLES = ("friedman", "thesis")
+ALPHA = 0.05
+PERMUTATIONS = 10_000  # of the Friedman test
 
 
 @dataclass(frozen=True)
@@ -18,16 +31,16 @@ class Standing:
     Args:
         loss: Its label.
         total: Sum of its ranks.
-        average: Mean of its ranks.
+        average: Mean of its ranks; in the style "friedman" the mean over datasets.
         std: Standard deviation of its ranks with n − 1 degrees of freedom; NaN for a single experiment.
         ranks: Its rank in each experiment.
     """
 
     loss: str
-    total: int
+    total: float
     average: float
     std: float
-    ranks: tuple[int, ...]
+    ranks: tuple[float, ...]
 
     def keys(self) -> Iterator[str]:
         """The names of the fields."""
@@ -39,14 +52,37 @@ class Standing:
         return getattr(self, key)
 
 
-def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
-    """Rank losses in each experiment and add up their ranks.
+@dataclass(frozen=True)
+class Friedman:
+    """The Friedman test of equal losses, and the critical difference of Nemenyi.
 
-    The best score has rank 1. Equal scores share the better rank: two first places are followed by the third. Losses
-    with the same total keep their order.
+    Args:
+        data: Number of datasets.
+        losses: Number of losses.
+        statistic: Friedman's statistic, corrected for ties.
+        p: Its p-value, by permutation of the ranks within each dataset.
+        critical: Average ranks that differ by less cannot be told apart.
+    """
+
+    data: int
+    losses: int
+    statistic: float
+    p: float
+    critical: float
+
+
+def tournament(
+    scores: Mapping[str, Mapping[str, float]], *, style: str = "friedman", data: Mapping[str, str] | None = None
+) -> list[Standing]:
+    """Rank losses in each experiment and average their ranks.
+
+    The best score has rank 1. Losses with the same total keep their order.
 
     Args:
         scores: ``{experiment: {loss: score}}``, where larger is better; each experiment has all losses.
+        style: "friedman": equal scores share the middle of their ranks, and averages are over datasets. "thesis": equal
+            scores share the better rank, two first places are followed by the third, and averages are over experiments.
+        data: The dataset of each experiment; by default each has its own.
 
     Returns:
         One row for each loss, best first.
@@ -59,10 +95,59 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
     ...     "resnet50/512": {"triplet": 63.5, "margin": 63.5, "proxy_anchor": 69.5},
     ... }):
     ...     print(row.loss, row.total, row.average, round(row.std, 2))
-    proxy_anchor 2 1.0 0.0
-    margin 4 2.0 0.0
-    triplet 5 2.5 0.71
+    proxy_anchor 2.0 1.0 0.0
+    margin 4.5 2.25 0.35
+    triplet 5.5 2.75 0.35
     """
+    one_of("style", style, STYLES)
+    losses = _checked(scores)
+    ranks = _ranks(scores, losses, "average" if style == "friedman" else "min")
+    averages = ranks.mean(axis=1) if style == "thesis" else _by_data(scores, ranks, data).mean(axis=1)
+    rows = [
+        Standing(loss, float(own.sum()), float(average), _std(own.tolist()), tuple(own.tolist()))
+        for loss, own, average in zip(losses, ranks, averages, strict=True)
+    ]
+    return sorted(rows, key=lambda row: row.average if style == "friedman" else row.total)
+
+
+def friedman(
+    scores: Mapping[str, Mapping[str, float]], data: Mapping[str, str] | None = None, *, seed: int = 0
+) -> Friedman | None:
+    """Test whether any losses differ in rank over datasets.
+
+    Args:
+        scores: ``{experiment: {loss: score}}``, where larger is better; each experiment has all losses.
+        data: The dataset of each experiment; by default each has its own. Ranks within a dataset are averaged.
+        seed: Seed of the permutations.
+
+    Returns:
+        The test; None with fewer than two datasets or losses.
+    """
+    from scipy import stats
+
+    losses = _checked(scores)
+    ranks = _by_data(scores, _ranks(scores, losses, "average"), data).T  # [datasets, losses]
+    blocks, count = ranks.shape
+    if blocks < 2 or count < 2:
+        return None
+    middle = (count + 1) / 2
+    spread = np.square(ranks - middle).sum()
+
+    def statistic(tables: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = (count - 1) * np.square((tables - middle).sum(axis=-2)).sum(axis=-1)
+        return found / spread if spread > 0 else np.zeros_like(found)
+
+    own = float(statistic(ranks))
+    rng = np.random.default_rng(seed)
+    drawn = statistic(rng.permuted(np.broadcast_to(ranks, (PERMUTATIONS, *ranks.shape)), axis=-1))
+    p = (1 + int((drawn >= own * (1 - 1e-12)).sum())) / (1 + PERMUTATIONS)
+    studentized = float(stats.studentized_range.ppf(1 - ALPHA, count, np.inf))
+    critical = studentized / math.sqrt(2) * math.sqrt(count * (count + 1) / (6 * blocks))
+    return Friedman(blocks, count, own, p, critical)
+
+
+def _checked(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The losses of all experiments, each of which has them all."""
     if not isinstance(scores, Mapping) or not all(isinstance(each, Mapping) for each in scores.values()):
         raise TypeError("scores is not a mapping of mappings; needed is {experiment: {loss: score}}")
     if not scores:
@@ -77,9 +162,25 @@ def tournament(scores: Mapping[str, Mapping[str, float]]) -> list[Standing]:
                 raise ValueError(f"the score of {loss!r} in {name!r} is {score!r}; a finite number is needed")
     if not losses:
         raise ValueError("scores has no loss; needed is {experiment: {loss: score}}")
-    ranks = {loss: tuple(_rank(loss, experiment) for experiment in scores.values()) for loss in losses}
-    rows = [Standing(loss, sum(own), statistics.fmean(own), _std(own), own) for loss, own in ranks.items()]
-    return sorted(rows, key=lambda row: row.total)
+    return losses
+
+
+def _ranks(scores: Mapping[str, Mapping[str, float]], losses: Sequence[str], ties: str) -> NDArray[np.float64]:
+    """[losses, experiments], where equal scores share the middle ("average") or the better ("min") rank."""
+    from scipy import stats
+
+    table = np.array([[-float(experiment[loss]) for experiment in scores.values()] for loss in losses])
+    found: NDArray[np.float64] = stats.rankdata(table, method=ties, axis=0).astype(np.float64)
+    return found
+
+
+def _by_data(
+    scores: Mapping[str, Any], ranks: NDArray[np.float64], data: Mapping[str, str] | None
+) -> NDArray[np.float64]:
+    """[losses, datasets], the mean rank in the experiments of each dataset."""
+    names = [name if data is None else data[name] for name in scores]
+    blocks = [ranks[:, [name == own for name in names]].mean(axis=1) for own in dict.fromkeys(names)]
+    return np.stack(blocks, axis=1)
 
 
 def by_experiment(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
@@ -191,9 +292,5 @@ def _is_number(score: Any) -> bool:
         return False
 
 
-def _rank(loss: str, experiment: Mapping[str, float]) -> int:
-    return 1 + sum(other > experiment[loss] for other in experiment.values())
-
-
-def _std(values: Sequence[int]) -> float:
+def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else math.nan

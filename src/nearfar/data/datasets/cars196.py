@@ -85,7 +85,7 @@ def _annotated(tree: Tree, files: dict[int, str]) -> Dataset:
 
 
 def _load(tree: Tree, index: int) -> dict[str, Any]:
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat
 
     try:
         content: dict[str, Any] = loadmat(io.BytesIO(tree.read(index)), squeeze_me=True)

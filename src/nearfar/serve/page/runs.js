@@ -131,24 +131,23 @@ function leaderboardView({ metrics, experiments, tournament, damaged }) {
 }
 
 function standings({ experiments, rows, note }) {
-  const body = rows.map((row, place) => make("tr", { class: place === 0 ? "best" : "" }, make("th", { scope: "row", textContent: row.loss }), ...[row.total, row.average.toFixed(2), row.std === null ? "–" : row.std.toFixed(2)].map((value) => make("td", { class: "number", textContent: value }))));
-  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Sum of ranks over ${plural(experiments.length, "fair experiment")}; lower is better.${note ? ` ${note[0].toUpperCase()}${note.slice(1)}.` : ""}` }), plainTable(["loss", "total", "average", "std"], body));
+  const body = rows.map((row, place) => make("tr", { class: place === 0 ? "best" : "" }, make("th", { scope: "row", textContent: row.loss }), ...[row.average.toFixed(2), row.std === null ? "–" : row.std.toFixed(2)].map((value) => make("td", { class: "number", textContent: value }))));
+  return make("div", { class: "block" }, make("h2", { textContent: "Tournament" }), make("p", { class: "soft", textContent: `Average rank over ${plural(experiments.length, "fair experiment")}; lower is better.${note ? ` ${note[0].toUpperCase()}${note.slice(1)}.` : ""}` }), plainTable(["loss", "average", "std"], body));
 }
 
-function experiment({ name, fair, reasons, notes, rows }) {
-  const best = Math.max(...rows.filter((row) => !row.baseline).map((row) => row.mean));
+function experiment({ name, fair, reasons, notes, statistics, rows }) {
   const body = rows.map((row) =>
     make(
       "tr",
-      { class: row.baseline ? "baseline" : fair && row.mean === best ? "best" : "" },
+      { class: row.baseline ? "baseline" : row.rank === 1 ? "best" : "" },
       make("td", { class: "number", textContent: row.rank ?? "–" }),
       make("th", { scope: "row", textContent: row.loss }),
-      ...[percent(row.mean), row.std === null ? "–" : `± ${percent(row.std)}`, row.runs, duration(row.seconds)].map((value) => make("td", { class: "number", textContent: value })),
+      ...[percent(row.mean), row.std === null ? "–" : `± ${percent(row.std)}`, row.low === null ? "–" : `${percent(row.low)}–${percent(row.high)}`, row.group || "–", row.runs, duration(row.seconds)].map((value) => make("td", { class: "number", textContent: value })),
     ),
   );
   const verdict = fair ? "Fair comparison: these runs differ only in the loss and its settings." : "Not ranked: these runs differ in more than the loss.";
   const listed = (lines, heading = null) => (lines.length ? make("div", { class: "soft" }, heading, make("ul", { class: "reasons" }, ...lines.map((line) => make("li", { textContent: line })))) : null);
-  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, fair ? "Other differences, which do not affect fairness:" : "Other differences:"), plainTable(["rank", "loss", "mean %", "std", "runs", "time"], body, 1, "ranks"));
+  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, fair ? "Other differences, which do not affect fairness:" : "Other differences:"), plainTable(["rank", "loss", "mean %", "std", "95 %", "group", "runs", "time"], body, 1, "ranks"), listed(statistics));
 }
 
 function plainTable(titles, body, wordsAt = 0, kind = "") {

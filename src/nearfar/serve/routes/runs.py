@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 
 from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, experiments
 from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
+from nearfar.bench.comparison.tables import statistics_notes
 from nearfar.bench.comparison.tournament import scores, shared, tournament
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
@@ -71,7 +72,7 @@ def list_runs(places: Sequence[str | Path]) -> dict[str, Any]:
 def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[str, Any]:
     """Rank the losses of each experiment, and over all fair experiments in a tournament.
 
-    A loss has a rank only if the comparison is fair; baselines have none.
+    Losses have ranks if the comparison is fair and they can be told apart by a test; baselines have none.
 
     Args:
         places: Run folders, or folders that contain them.
@@ -88,7 +89,7 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
     if outcomes and metric not in known:
         raise ValueError(f"metric is {metric!r}; the runs have {', '.join(known)}")
     measured = [run for run in outcomes if run.has(metric)]
-    ranked = experiments(measured, metric=metric, intervals=False)
+    ranked = experiments(measured, metric=metric)
     fair = {one.name for one in ranked if one.ranking.verdict.fair}
     entered = {name: each for name, each in scores(measured, metric).items() if name in fair}
     found: dict[str, Any] = finite(
@@ -143,15 +144,16 @@ def _record(damaged: dict[Path, dict[str, str]], folder: Path, error: Exception)
 
 
 def _experiment(one: Experiment) -> dict[str, Any]:
-    """Return an experiment with its losses by score; a single loss has no rank."""
-    verdict, alone = one.ranking.verdict, sum(not row.is_baseline for row in one.rows) < 2
+    """Return an experiment with its losses by score."""
+    verdict = one.ranking.verdict
     rows = sorted(one.rows, key=lambda row: -row.score)
     return {
         "name": one.name,
         "fair": verdict.fair,
         "reasons": verdict.reasons,
         "notes": verdict.notes,
-        "rows": [_row(row) | ({"rank": None} if alone else {}) for row in rows],
+        "statistics": statistics_notes(one.ranking, "interval"),
+        "rows": [_row(row) for row in rows],
     }
 
 
@@ -164,6 +166,9 @@ def _row(row: RankedLoss) -> dict[str, Any]:
         "seconds": row.seconds,
         "baseline": row.is_baseline,
         "rank": row.rank,
+        "group": row.group,
+        "low": row.low,
+        "high": row.high,
     }
 
 

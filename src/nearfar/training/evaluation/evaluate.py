@@ -62,7 +62,7 @@ def evaluate(
         levels: Whether to measure each level of the network separately, too.
         ks: The k of recall@k; those of the recipe by default.
         clustering: Whether to add NMI, AMI and F1 of clusters.
-        intervals: Whether to add 95 % bootstrap intervals over queries.
+        intervals: Whether to add 95 % intervals over classes.
         worst: How many of the queries with the lowest average precision to list.
         device: Where to compute: "auto", "cpu", "cuda", …
 
@@ -124,9 +124,9 @@ def evaluate_embeddings(
         measure: "cosine" or "euclidean".
         clustering: Whether to cluster: NMI, AMI and F1.
         normalization: Of NMI: "arithmetic" or "geometric".
-        intervals: Whether to add 95 % bootstrap intervals over queries.
+        intervals: Whether to add 95 % intervals over classes.
         worst: How many of the queries with the lowest average precision to list.
-        seed: Seed of clusters and intervals.
+        seed: Seed of clusters.
         watch: Called when work begins; returns a progress callback.
 
     Returns:
@@ -150,10 +150,10 @@ def evaluate_embeddings(
         found["retrieval"] = result.retrieval
         if clustering:
             found["clustering"] = result.clustering
-        if intervals:
+        if intervals and found["queries"]["classes"] > 1:
             found["intervals"] = {
-                name: {"low": interval.low, "high": interval.high}
-                for name, interval in metrics.bootstrap(result.per_query, seed=seed).items()
+                name: {"low": interval.low, "high": interval.high, "classes": interval.classes}
+                for name, interval in metrics.class_intervals(result.per_query, one.labels).items()
             }
         if worst:
             found["worst"] = _worst_queries(result.per_query, one.labels, worst)
