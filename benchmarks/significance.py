@@ -1,11 +1,12 @@
 """How often the comparison of losses errs, simulated with the variance of real results.
 
-    python benchmarks/significance.py                   # the tables of docs/benchmarks/significance.md, about 10 minutes
+    python benchmarks/significance.py                   # the tables of docs/benchmarks/significance.md, 10 minutes
     python benchmarks/significance.py --repeats 100     # a quick look
 
 Results of equal losses are simulated: value = class effect + seed effect + rest, each with the covariance between
-losses of packed results. Class effects and the rest are drawn from the real ones, with all losses together; seed effects
-are normal, as there are few seeds to draw from. Every mean difference is 0, so a significant one is a false positive.
+losses of packed results. Class effects and the rest are drawn from the real ones, with all losses together; seed
+effects are normal, as there are few seeds to draw from. Every mean difference is 0, so a significant one is a false
+positive.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from nearfar.bench import find
 from nearfar.bench.comparison.significance import ALPHA, METRICS, MIN_SEEDS, holm, pair_means, read_results
 from nearfar.bench.comparison.tournament import by_label
-from nearfar.metrics.intervals import CrossedMeans, Values, crossed_means, effects
+from nearfar.metrics.intervals import CrossedMeans, Values, crossed_means, mean_squares
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "cub.zip"
 CLASSES, SEEDS = (5, 10, 20, 100), (1, 3, 5, 10)
@@ -34,11 +35,13 @@ class Components:
     """Effects of equal losses to draw from.
 
     Args:
+        means: [losses], the real means, for the intervals of each loss.
         classes: [classes, losses], effects of classes.
         seeds: [losses, losses], a factor that gives normal effects of seeds their covariance.
         rest: [classes × seeds, losses], what is left.
     """
 
+    means: Values
     classes: Values
     seeds: Values
     rest: Values
@@ -67,7 +70,7 @@ def components(table: Values) -> Components:
     shrink = _root(with_rest - of_rest / seeds) @ np.linalg.pinv(_root(with_rest))
     of_seed = by_seed.T @ by_seed / (seeds - 1) - of_rest / classes
     lost = classes * seeds / ((classes - 1) * (seeds - 1))  # degrees of freedom
-    return Components(by_class @ shrink.T, _root(of_seed), rest * np.sqrt(lost))
+    return Components(mean, by_class @ shrink.T, _root(of_seed), rest * np.sqrt(lost))
 
 
 def _root(covariance: Values) -> Values:
@@ -99,8 +102,8 @@ def simulate(found: Components, classes: int, seeds: int, repeats: int, more: fl
 
     for turn in range(repeats):
         table = found.draw(classes, seeds, rng, more)
-        low, high = crossed_means(effects(table)).intervals()
-        count("interval", (low > 0) | (high < 0))
+        low, high = crossed_means(mean_squares(table + found.means)).share_intervals()
+        count("interval", (low > found.means) | (high < found.means))
         if turn < repeats // 10 and more == 1:  # bootstraps take long
             pairs = np.array(list(combinations(range(table.shape[2]), 2)))
             differences = table[:, :, pairs[:, 0]] - table[:, :, pairs[:, 1]]
@@ -111,7 +114,7 @@ def simulate(found: Components, classes: int, seeds: int, repeats: int, more: fl
             p = means.p_values()
             count("pair", p < ALPHA)
             count("any pair", bool((holm(p) < ALPHA).any()))
-            two = crossed_means(effects(table[:, :, :1] - table[:, :, 1:2]))
+            two = crossed_means(mean_squares(table[:, :, :1] - table[:, :, 1:2]))
             count("two losses", two.p_values() < ALPHA)
             count("power", CrossedMeans(means.mean + SHIFT, means.error, means.freedom).p_values() < ALPHA)
     return {name: float(np.mean(each)) for name, each in counts.items()}

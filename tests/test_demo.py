@@ -73,16 +73,8 @@ def test_printed_are_plain_lines_and_a_ranking_and_all_it_names_is_there(
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
     assert "  raw pixels: recall@1 99.1 %\n" in printed
-    for word in (
-        "R@1",
-        "95 %",
-        "over 5 classes",
-        "MAP@R",
-        "PCA",
-        "untrained network",
-        "896 queries",
-        f"serve {out}/digits.index",
-    ):
+    words = ("R@1", "95 %", "over 5 classes", "MAP@R", "PCA", "untrained network", "896 queries")
+    for word in (*words, f"serve {out}/digits.index"):
         assert word in printed
     assert sorted(folder.name for folder in out.iterdir()) == ["contrastive", "digits.index", "raw"]
     pages = list(out.glob("*/report.html"))

@@ -13,7 +13,7 @@ from scipy import stats
 
 import nearfar as nf
 from nearfar.metrics import Interval, class_intervals
-from nearfar.metrics.intervals import PRIOR, by_class, crossed_means, effects
+from nearfar.metrics.intervals import PRIOR, by_class, crossed_means, mean_squares
 
 NAN = math.nan
 
@@ -27,9 +27,8 @@ def looped(table: Any) -> tuple[float, float, float]:
     rows = seeds * sum((each - mean) ** 2 for each in of_row) / (classes - 1)
     columns = classes * sum((each - mean) ** 2 for each in of_column) / (seeds - 1)
     both = (classes - 1) * (seeds - 1)
-    rest = (
-        sum((table[c][s] - of_row[c] - of_column[s] + mean) ** 2 for c in range(classes) for s in range(seeds)) / both
-    )
+    left = [table[c][s] - of_row[c] - of_column[s] + mean for c in range(classes) for s in range(seeds)]
+    rest = sum(each**2 for each in left) / both
     variance = max(rows + columns - rest, rows, columns) / (classes * seeds)
     parts = [(rows, classes - 1), (columns, seeds - 1), (rest, both)]
     freedom = variance**2 / sum((square / (classes * seeds)) ** 2 / free for square, free in parts)
@@ -39,7 +38,7 @@ def looped(table: Any) -> tuple[float, float, float]:
 def test_means_and_errors_are_those_of_explicit_sums() -> None:
     rng = np.random.default_rng(0)
     table = rng.normal(size=(7, 1, 5)) + rng.normal(size=(1, 4, 5)) + rng.normal(size=(7, 4, 5))
-    found = crossed_means(effects(table))
+    found = crossed_means(mean_squares(table))
     for column in range(5):
         expected = looped(table[:, :, column].tolist())
         assert [each[column] for each in (found.mean, found.error, found.freedom)] == pytest.approx(expected)
@@ -47,7 +46,7 @@ def test_means_and_errors_are_those_of_explicit_sums() -> None:
 
 def test_one_seed_is_the_t_interval_of_classes() -> None:
     values = np.random.default_rng(0).normal(size=12)
-    found = crossed_means(effects(values[:, None, None]))
+    found = crossed_means(mean_squares(values[:, None, None]))
     low, high = stats.t.interval(0.9, 11, values.mean(), stats.sem(values))
     assert np.concatenate(found.intervals(0.9)) == pytest.approx([low, high])
     assert found.p_values()[0] == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
@@ -56,17 +55,15 @@ def test_one_seed_is_the_t_interval_of_classes() -> None:
 def test_a_difference_of_nothing_has_a_p_of_one() -> None:
     table = np.zeros((5, 3, 2))
     table[..., 1] = 0.5  # the same for all classes and seeds
-    assert crossed_means(effects(table)).p_values().tolist() == [1.0, 0.0]
+    assert crossed_means(mean_squares(table)).p_values().tolist() == [1.0, 0.0]
 
 
 def test_related_columns_share_the_usual_spread_of_seeds() -> None:
     rng = np.random.default_rng(1)
     table = rng.normal(size=(50, 1, 40)) + rng.normal(size=(1, 3, 40))
-    squares, alone = effects(table), crossed_means(effects(table))
+    squares, alone = mean_squares(table), crossed_means(mean_squares(table))
     together = crossed_means(squares, related=True)
-    usual = np.median(squares.of_seed) / math.log(
-        2
-    )  # the median of a χ² distribution of 2 degrees of freedom is 2 ln 2
+    usual = np.median(squares.of_seed) / math.log(2)  # the median of χ² with 2 degrees of freedom is 2 ln 2
     assert np.median(squares.of_seed) < usual < 2 * squares.of_seed.mean()
     lucky = squares.of_seed < usual
     assert (together.error[lucky] > alone.error[lucky]).all()
@@ -87,7 +84,7 @@ def test_values_of_classes_have_the_mean_of_all_queries_and_the_variance_of_a_ra
         mean = values[:, column].mean()
         left = [values[classes == c, column].sum() - sizes[c] * mean for c in range(6)]
         expected = math.sqrt(6 / 5 * sum(each**2 for each in left)) / 66  # linearized error of a ratio
-        assert crossed_means(effects(found[:, None])).error[column] == pytest.approx(expected)
+        assert crossed_means(mean_squares(found[:, None])).error[column] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("classes", [5, 20])
@@ -95,7 +92,7 @@ def test_intervals_contain_the_truth_as_often_as_they_say(classes: int) -> None:
     rng = np.random.default_rng(classes)
     recall = np.clip(0.7 + 0.1 * rng.normal(size=(classes, 1, 2000)), 0, 1)
     values = rng.binomial(40, recall) / 40
-    low, high = crossed_means(effects(values)).intervals()
+    low, high = crossed_means(mean_squares(values)).share_intervals()
     assert 0.93 < ((low <= 0.7) & (high >= 0.7)).mean() < 0.97
 
 
@@ -104,7 +101,7 @@ def test_queries_of_a_class_are_not_independent() -> None:
     values = (classes % 2).double()  # a class is found whole or not at all: eight answers, not 800
     found = class_intervals({"recall@1": values}, classes)["recall@1"]
     assert found.classes == 8
-    assert found.high - found.low > 0.8
+    assert found.high - found.low > 0.7  # the 800 would give 0.07
 
 
 def test_queries_without_a_value_are_left_out() -> None:
@@ -121,9 +118,12 @@ def test_one_class_has_no_interval() -> None:
     assert math.isnan(found.high)
 
 
-def test_intervals_end_at_zero_and_one() -> None:
+def test_intervals_end_within_zero_and_one() -> None:
     found = class_intervals({"a": torch.tensor([0.0, 1.0, 1.0])}, torch.tensor([0, 1, 2]))["a"]
-    assert found == Interval(pytest.approx(2 / 3), 0.0, 1.0, 3)
+    half = stats.t.ppf(0.975, 2) / 3 / (2 / 9)  # of the logit: the error over the slope of the logistic function
+    ends = [1 / (1 + math.exp(-(math.log(2) + sign * half))) for sign in (-1, 1)]
+    assert found == Interval(*map(pytest.approx, (2 / 3, *ends)), 3)
+    assert class_intervals({"a": torch.ones(3)}, torch.arange(3))["a"] == Interval(1.0, 1.0, 1.0, 3)
 
 
 def test_per_query_results_of_retrieval() -> None:

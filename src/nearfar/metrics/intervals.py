@@ -64,6 +64,21 @@ class CrossedMeans:
         half = special.stdtrit(self.freedom, (1 + confidence) / 2) * self.error
         return self.mean - half, self.mean + half
 
+    def share_intervals(self, confidence: float = 0.95) -> tuple[Values, Values]:
+        """Lower and upper ends of intervals of shares, whose values are from 0 to 1.
+
+        They are intervals of the logit, so that they end within 0 and 1 and are longer towards 0.5: with a few classes
+        they contain the true mean more often than symmetric ones.
+
+        Args:
+            confidence: Share of intervals that contain the true mean.
+        """
+        half = special.stdtrit(self.freedom, (1 + confidence) / 2) * self.error
+        slope = self.mean * (1 - self.mean)
+        half = np.divide(half, slope, out=np.zeros_like(half), where=slope > 0)
+        middle = special.logit(np.clip(self.mean, 0.0, 1.0))
+        return special.expit(middle - half), special.expit(middle + half)
+
     def p_values(self) -> Values:
         """Two-sided p-values of means that differ from 0; 1 for a mean of exactly 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -73,7 +88,7 @@ class CrossedMeans:
 
 
 @dataclass(frozen=True)
-class Effects:
+class MeanSquares:
     """Mean squares of a table of classes and seeds, as parts of the variance of its mean.
 
     Args:
@@ -93,7 +108,7 @@ class Effects:
     seeds: int
 
 
-def effects(table: Values) -> Effects:
+def mean_squares(table: Values) -> MeanSquares:
     """Compute the mean squares of two crossed random effects: x = mean + class + seed + rest.
 
     Args:
@@ -104,15 +119,15 @@ def effects(table: Values) -> Effects:
     by_class = table.mean(axis=1) - mean
     of_class = np.square(by_class).sum(axis=0) / (classes * (classes - 1))
     if seeds == 1:
-        return Effects(mean, of_class, np.zeros(columns), np.zeros(columns), classes, seeds)
+        return MeanSquares(mean, of_class, np.zeros(columns), np.zeros(columns), classes, seeds)
     by_seed = table.mean(axis=0) - mean
     of_seed = np.square(by_seed).sum(axis=0) / (seeds * (seeds - 1))
     rest = table - by_class[:, None] - by_seed - mean
     of_rest = np.square(rest).sum(axis=(0, 1)) / ((classes - 1) * (seeds - 1) * classes * seeds)
-    return Effects(mean, of_class, of_seed, of_rest, classes, seeds)
+    return MeanSquares(mean, of_class, of_seed, of_rest, classes, seeds)
 
 
-def crossed_means(found: Effects, *, related: bool = False) -> CrossedMeans:
+def crossed_means(found: MeanSquares, *, related: bool = False) -> CrossedMeans:
     """Estimate means over classes and seeds, both of which are samples.
 
     The variance of a mean is estimated without bias by of_class + of_seed − of_rest, and is at least the larger of the
@@ -128,7 +143,7 @@ def crossed_means(found: Effects, *, related: bool = False) -> CrossedMeans:
         The means with their errors.
 
     Example:
-        >>> means = crossed_means(effects(np.array([[[1.0]], [[2.0]], [[3.0]]])))
+        >>> means = crossed_means(mean_squares(np.array([[[1.0]], [[2.0]], [[3.0]]])))
         >>> float(means.mean[0]), round(float(means.error[0]), 3), float(means.freedom[0])
         (2.0, 0.577, 2.0)
     """
@@ -181,7 +196,7 @@ def class_intervals(values: Mapping[str, Array], classes: Array, *, confidence: 
         confidence: Share of intervals that contain the true mean.
 
     Returns:
-        An interval for each metric, cut off at 0 and 1.
+        An interval for each metric.
 
     Raises:
         ValueError: If an array has the wrong shape, contains infinity or only NaN.
@@ -190,8 +205,8 @@ def class_intervals(values: Mapping[str, Array], classes: Array, *, confidence: 
         >>> import torch
         >>> found = {"recall@1": torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])}
         >>> interval = class_intervals(found, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]))["recall@1"]
-        >>> interval.mean, round(interval.low, 3), interval.high, interval.classes
-        (0.75, 0.291, 1.0, 4)
+        >>> interval.mean, round(interval.low, 3), round(interval.high, 3), interval.classes
+        (0.75, 0.206, 0.972, 4)
     """
     number("confidence", confidence, low=0.0, high=1.0, open_low=True)
     if not values:
@@ -210,8 +225,8 @@ def class_intervals(values: Mapping[str, Array], classes: Array, *, confidence: 
         table = by_class(column[kept, None], labels[kept])
         mean, low, high = float(column[kept].mean()), math.nan, math.nan
         if len(table) > 1:
-            ends = crossed_means(effects(table[:, None])).intervals(confidence)
-            low, high = (float(end[0]) for end in np.clip(ends, 0.0, 1.0))
+            ends = crossed_means(mean_squares(table[:, None])).share_intervals(confidence)
+            low, high = (float(end[0]) for end in ends)
         found[name] = Interval(mean, low, high, len(table))
     return found
 

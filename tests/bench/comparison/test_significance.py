@@ -16,7 +16,7 @@ from nearfar.bench.comparison.significance import (
     MIN_CLASSES,
     MIN_SEEDS,
     POWER,
-    Results,
+    LossResults,
     cliques,
     compare_losses,
     holm,
@@ -25,22 +25,22 @@ from nearfar.bench.comparison.significance import (
     pair_means,
     read_results,
 )
-from nearfar.metrics.intervals import crossed_means, effects
+from nearfar.metrics.intervals import crossed_means, mean_squares
 
 
-def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed: int = 0) -> Results:
+def results(gains: dict[str, float], *, classes: int = 40, seeds: int = 5, seed: int = 0) -> LossResults:
     """Losses that differ by ``gains``, with noise of classes, seeds and both."""
     rng = np.random.default_rng(seed)
     shape = (classes, seeds, len(gains))
     table = 0.6 + rng.normal(0, 0.1, (classes, 1, 1)) + rng.normal(0, 0.02, (classes, 1, shape[2]))
     table = table + rng.normal(0, 0.003, (1, *shape[1:])) + rng.normal(0, 0.03, shape) + list(gains.values())
-    return Results(tuple(gains), table, tuple(range(seeds)))
+    return LossResults(tuple(gains), table, tuple(range(seeds)))
 
 
 def test_pairs_are_those_of_separate_columns() -> None:
     table = results(dict.fromkeys("abcd", 0.0)).table
     differences = [table[:, :, one] - table[:, :, other] for one, other in combinations(range(4), 2)]
-    expected = crossed_means(effects(np.stack(differences, axis=2)), related=True)
+    expected = crossed_means(mean_squares(np.stack(differences, axis=2)), related=True)
     found = pair_means(table)
     for name in ("mean", "error", "freedom"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name))
@@ -64,7 +64,7 @@ def test_equal_losses_share_a_rank_and_a_band() -> None:
 
 
 def test_a_loss_between_two_groups_is_in_both() -> None:
-    found = compare_losses(results({"best": 0.024, "middle": 0.012, "last": 0.0}))
+    found = compare_losses(results({"best": 0.024, "middle": 0.012, "last": 0.0}, seed=10))
     assert [found.letters(loss) for loss in ("best", "middle", "last")] == ["a", "ab", "b"]
     assert found.ranks == {"best": 1, "middle": 1, "last": 2}
 
@@ -74,14 +74,14 @@ def test_a_rank_counts_what_follows_from_other_differences() -> None:
     rng = np.random.default_rng(0)
     common = rng.normal(0, 0.3, (40, 1))
     table = np.stack([0.9 + common, 0.5 + 0.5 * common, 0.2 + 0 * common], axis=2) + rng.normal(0, 0.01, (40, 3, 3))
-    found = compare_losses(Results(("a", "b", "c"), table, (0, 1, 2)))
+    found = compare_losses(LossResults(("a", "b", "c"), table, (0, 1, 2)))
     assert found.ranks == {"a": 1, "b": 2, "c": 3}
 
 
 def test_equal_results_are_not_told_apart() -> None:
     one = results({"a": 0.0, "c": -0.2})
     table = one.table[:, :, [0, 0, 1]]
-    found = compare_losses(Results(("a", "same", "c"), table, one.seeds))
+    found = compare_losses(LossResults(("a", "same", "c"), table, one.seeds))
     assert found.ranks == {"a": 1, "same": 1, "c": 3}
     assert found.differences[0].p == 1.0
 
@@ -116,25 +116,20 @@ def test_too_few_classes_or_seeds_give_no_p(classes: int, seeds: int, words: str
 @pytest.mark.parametrize(("classes", "seeds"), [(5, 10), (40, 3)])
 def test_equal_losses_are_rarely_told_apart(classes: int, seeds: int) -> None:
     """benchmarks/significance.py does the same with real variances."""
-    wrong = [
-        max(
-            compare_losses(
-                results(dict.fromkeys("abcdef", 0.0), classes=classes, seeds=seeds, seed=turn)
-            ).ranks.values()
-        )
-        for turn in range(200)
-    ]
-    assert sum(rank > 1 for rank in wrong) <= 19  # of 200; 5 % and three standard deviations
+    equal = dict.fromkeys("abcdef", 0.0)
+    tried = (results(equal, classes=classes, seeds=seeds, seed=turn) for turn in range(200))
+    wrong = [max(compare_losses(each).ranks.values()) > 1 for each in tried]
+    assert sum(wrong) <= 19  # of 200; 5 % and three standard deviations
 
 
 def test_seeds_count_as_well_as_classes() -> None:
     """Two losses that differ in each class, but by another amount with each seed, are not told apart."""
     rng = np.random.default_rng(0)
     table = np.zeros((100, 3, 2))
-    table[:, :, 0] = [0.05, 0.0, 0.02] + rng.normal(0, 0.01, (100, 3))
+    table[:, :, 0] = rng.normal([0.05, 0.0, 0.02], 0.01, (100, 3))
     by_class = table.mean(axis=1)
     assert stats.ttest_rel(by_class[:, 0], by_class[:, 1]).pvalue < 1e-10
-    assert compare_losses(Results(("a", "b"), table, (0, 1, 2))).ranks == {"a": 1, "b": 1}
+    assert compare_losses(LossResults(("a", "b"), table, (0, 1, 2))).ranks == {"a": 1, "b": 1}
 
 
 def test_cliques_are_largest_and_complete() -> None:

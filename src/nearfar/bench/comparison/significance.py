@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.metrics.intervals import CrossedMeans, Effects, Values, by_class, crossed_means, effects
+from nearfar.metrics.intervals import CrossedMeans, MeanSquares, Values, by_class, crossed_means, mean_squares
 from nearfar.utils.validation import one_of
 
 ALPHA = 0.05  # chance of telling any two equal losses apart
@@ -29,7 +29,7 @@ METRICS = ("recall@1", "map@r")  # kept for each query
 
 
 @dataclass(frozen=True)
-class Results:
+class LossResults:
     """A metric of losses by class and seed.
 
     Args:
@@ -53,7 +53,7 @@ class Results:
         Args:
             confidence: Share of intervals that contain the true mean.
         """
-        low, high = np.clip(crossed_means(effects(self.table)).intervals(confidence), 0.0, 1.0)
+        low, high = crossed_means(mean_squares(self.table)).share_intervals(confidence)
         return {loss: (float(low[at]), float(high[at])) for at, loss in enumerate(self.losses)}
 
     @property
@@ -116,7 +116,7 @@ class Groups:
         return "".join(letter(at) for at, band in enumerate(self.bands) if loss in band)
 
 
-def compare_losses(results: Results) -> Groups:
+def compare_losses(results: LossResults) -> Groups:
     """Compare all pairs of losses.
 
     Args:
@@ -159,10 +159,10 @@ def pair_means(table: Values) -> CrossedMeans:
     Returns:
         A column for each pair, in the order of ``itertools.combinations``; the second loss is subtracted.
     """
-    found = [effects(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
+    found = [mean_squares(table[:, :, [first]] - table[:, :, first + 1 :]) for first in range(table.shape[2] - 1)]
     parts = ("mean", "of_class", "of_seed", "of_rest")
     joined = {name: np.concatenate([getattr(each, name) for each in found]) for name in parts}
-    return crossed_means(Effects(**joined, classes=table.shape[0], seeds=table.shape[1]), related=True)
+    return crossed_means(MeanSquares(**joined, classes=table.shape[0], seeds=table.shape[1]), related=True)
 
 
 def holm(p: Values) -> Values:
@@ -215,7 +215,7 @@ def letter(position: int) -> str:
     return chr(ord("a") + position % 26) + "'" * (position // 26)
 
 
-def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@1") -> Results:
+def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@1") -> LossResults:
     """Read a metric of losses by class and seed.
 
     Args:
@@ -254,7 +254,8 @@ def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@
         columns += [np.mean(values[seed], axis=0) for seed in seeds]
     assert classes is not None
     table = by_class(np.stack(columns, axis=1), classes)
-    return Results(tuple(groups), table.reshape(len(table), len(groups), len(seeds)).transpose(0, 2, 1), tuple(seeds))
+    table = table.reshape(len(table), len(groups), len(seeds)).transpose(0, 2, 1)
+    return LossResults(tuple(groups), table, tuple(seeds))
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
