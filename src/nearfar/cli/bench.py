@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Anyway, Cache, Format, Metric, Out, Quiet, RecipeDevice, Runs, Settings
+from nearfar.cli.options import Anyway, Cache, ChartFormat, Metric, Out, Quiet, RecipeDevice, Runs, Settings
 from nearfar.cli.output import print_table, print_text, say
 from nearfar.utils.progress import bars
 
@@ -120,7 +120,7 @@ def compare_runs(
     metric: Metric = "recall@1",
     part: Annotated[str, Option(help="The classes to compare on: test, or validation to choose settings.")] = "test",
     anyway: Anyway = False,
-    format: Format = "text",
+    format: ChartFormat = "text",
     out: Out = None,
 ) -> None:
     """Rank losses by a metric of the test classes. Runs that differ only in seed or fold make one row.
@@ -154,8 +154,10 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
 
     assert isinstance(found, (LossRanking, Standings))
     if format == "svg" and found.ranked:
-        draw = leaderboard.ranking_chart if isinstance(found, LossRanking) else leaderboard.tournament_chart
-        print_text(out, charts.as_file(draw(found)))  # type: ignore[operator]
+        chart = (
+            leaderboard.ranking_chart(found) if isinstance(found, LossRanking) else leaderboard.tournament_chart(found)
+        )
+        print_text(out, charts.as_file(chart))
     else:
         print_text(out, write(found.table, "text" if format == "svg" else format))
     for folder in outcomes.unfinished(*runs):

@@ -30,7 +30,8 @@ Json = Annotated[Path | None, Option(metavar="FILE", help="Write all results as 
 Runs = Annotated[list[Path], Argument(metavar="RUNS…", help="Run folders, folders that hold some, or packed grids.")]
 Metric = Annotated[str, Option(help="The metric: recall@1, map@r, nmi, …")]
 Anyway = Annotated[bool, Option("--anyway", help="Rank unfair comparisons as well, marked UNFAIR.")]
-Format = Annotated[str, Option(help="text, csv, latex, html, or svg for a chart.")]
+Format = Annotated[str, Option(help="text, csv, latex or html.")]
+ChartFormat = Annotated[str, Option(help="text, csv, latex, html, or svg for a chart.")]
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]

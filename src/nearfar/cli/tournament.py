@@ -8,7 +8,7 @@ from typer import Option
 
 from nearfar.cli.app import app
 from nearfar.cli.bench import show
-from nearfar.cli.options import Anyway, Format, Metric, Out, Runs
+from nearfar.cli.options import Anyway, ChartFormat, Metric, Out, Runs
 
 Style = Annotated[str, Option(help="friedman, or thesis for sums of ranks as in its Table 11.")]
 
@@ -19,7 +19,7 @@ def hold_tournament(
     metric: Metric = "recall@1",
     style: Style = "friedman",
     anyway: Anyway = False,
-    format: Format = "text",
+    format: ChartFormat = "text",
     out: Out = None,
 ) -> None:
     """Rank losses in each experiment (dataset, network, size of the embedding) and average their ranks.
