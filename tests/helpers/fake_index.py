@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from nearfar.search import filters
+from nearfar.search.index import VectorQuery
 from nearfar.search.items import Item, MissingItem
-from nearfar.search.query import VectorQuery
 from nearfar.search.results import Neighbor
 
 SIDE = 4

@@ -95,7 +95,7 @@ def probe(backbone: networks.Backbone) -> tuple[float, ...]:
     """One number for each level that any change of a map would change: its product with random numbers."""
     generator = torch.Generator().manual_seed(1)
     found = []
-    for level_map in backbone.level_maps(4 * torch.rand(1, 3, 75, 97, generator=generator) - 2).values():
+    for level_map in backbone.maps(4 * torch.rand(1, 3, 75, 97, generator=generator) - 2).values():
         question = 2 * torch.rand(level_map.shape, generator=generator) - 1
         found.append((level_map * question).sum().item() / level_map.norm().item())
     return tuple(found)

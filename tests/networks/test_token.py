@@ -76,7 +76,7 @@ def test_it_is_the_first_of_all_tokens(registers: int, deep: bool) -> None:
 
 def test_a_head_stands_on_it() -> None:
     model = vit(normalize=False).eval()
-    token = model.backbone.class_token(pictures())
+    token = model.backbone.token(pictures())
     state = model.state_dict()
     wanted = F.linear(token, state["heads.high.linear.weight"], state["heads.high.linear.bias"])
     torch.testing.assert_close(model(pictures()), wanted)

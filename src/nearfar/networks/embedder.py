@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.utils.preprocessing import Normalization
+from nearfar.utils.tensors import check_input
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
 MAP_POOLINGS = ("avg", "max", "avg+max", "gem")
@@ -89,7 +90,9 @@ class Embedder(nn.Module):
         Args:
             x: Normalized images or vectors.
         """
-        maps = {"high": self.backbone.class_token(x)} if self._uses_token else self.backbone.level_maps(x)
+        backbone = self.backbone
+        check_input(x, backbone.key, backbone.in_channels, images=backbone.normalization is not None)
+        maps = {"high": backbone.token(x)} if self._uses_token else backbone.maps(x)
         return {level: self._finish(self.heads[level](self.poolings[level](maps[level]))) for level in self.levels}
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,27 +1,32 @@
-"""The index: embeddings of images that can be searched by image, by vector or by item."""
+"""The index: embeddings of images that can be searched by image, by vector or by item.
+
+Python, the command line and the HTTP server all search through ``Index.search_batch``.
+"""
 
 from __future__ import annotations
 
 import shutil
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
 
+from nearfar.data.store.decode import BadImage
 from nearfar.networks.weights import save
 from nearfar.search import filters, projection
 from nearfar.search.backends import MEASURES, NO_ID, check_name
 from nearfar.search.encoder import Encoder, ImageInput, Model
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images
 from nearfar.search.items import Hit, Item, Items, missing
-from nearfar.search.query import QueryInput, VectorQuery
-from nearfar.search.query import search as search_one
-from nearfar.search.query import search_batch as search_several
+from nearfar.search.reranking import RERANKINGS, expanded, k_reciprocal
 from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
 from nearfar.search.update import Update, update
@@ -35,7 +40,40 @@ if TYPE_CHECKING:
 
 CACHED_FILTERS = 32
 
+QueryInput = ImageInput | int | NDArray[Any] | Tensor  # an image, the id of an item, or a vector
+
 _hit = partial(tuple.__new__, Hit)  # of an (id, score) pair; faster than calling Hit
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorQuery:
+    """A query whose vector is known.
+
+    Args:
+        vector: The vector [d].
+        k: Number of neighbors.
+        where: Only items that pass this filter, such as ``{"label": "jay", "year": {">=": 2019}}``.
+        expand: Search again with the mean of the query and this many of its neighbors.
+        rerank: "k_reciprocal" ranks items first that would find the query in turn.
+        exclude: Id of an item to leave out, usually the one that the vector belongs to.
+
+    Example:
+        >>> VectorQuery(vector=np.array([1.0, 0.0]), k=3).rerank is None
+        True
+    """
+
+    vector: NDArray[Any]
+    k: int = 10
+    where: filters.Where | None = None
+    expand: int = 0
+    rerank: str | None = None
+    exclude: int | None = None
+
+    def __post_init__(self) -> None:
+        whole("k", self.k)
+        whole("expand", self.expand, low=0)
+        if self.rerank is not None:
+            one_of("rerank", self.rerank, RERANKINGS)
 
 
 class Index:
@@ -470,7 +508,13 @@ class Index:
         Returns:
             The query with its neighbors, nearest first.
         """
-        return search_one(self, query, k, where=where, expand=expand, rerank=rerank, label=label)
+        name, vector, own, thumbnail, known = self._read(query)
+        wanted = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
+        (found,) = self.search_batch([wanted])
+        thumbnails = self.thumbnails([each.item.id for each in found])
+        neighbors = tuple(each for each in found if each.item.id in thumbnails)  # others were removed in the meantime
+        shown = (thumbnail, *(thumbnails[each.item.id] for each in neighbors))
+        return Results(name, known if label is None else label, neighbors, shown)
 
     def search_batch(self, queries: Sequence[VectorQuery]) -> list[list[Neighbor]]:
         """Find the neighbors of several vectors, each with its own filter and settings.
@@ -481,7 +525,28 @@ class Index:
         Returns:
             The neighbors of each query, nearest first.
         """
-        return search_several(self, queries)
+        groups: dict[str, list[int]] = defaultdict(list)
+        for place, query in enumerate(queries):
+            groups[repr(query.where)].append(place)
+        answers: list[list[Neighbor]] = [[] for _ in queries]
+        for places in groups.values():
+            where = queries[places[0]].where
+            allowed = None if where is None else self.select(where)
+            plain = [place for place in places if queries[place].rerank is None]
+            if plain:
+                rows = [self._expanded(queries[place], allowed) for place in plain]
+                points = rows[0][None] if len(rows) == 1 else np.stack(rows)
+                most = max(queries[place].k + (queries[place].exclude is not None) for place in plain)
+                scores, ids = self.nearest(points, most, allowed=allowed)
+                for row, place in enumerate(plain):
+                    answers[place] = self._neighbors(queries[place], scores[row], ids[row])
+            for place in places:
+                query = queries[place]
+                if query.rerank is not None:
+                    point = self._expanded(query, allowed)[None]
+                    scores, ids = k_reciprocal(self, point, query.k, allowed=allowed, exclude=query.exclude)
+                    answers[place] = self._neighbors(query, scores[0], ids[0])
+        return answers
 
     def search_vectors(
         self, vectors: NDArray[Any], k: int = 10, *, where: filters.Where | None = None
@@ -581,6 +646,51 @@ class Index:
         from nearfar.search.clusters import find
 
         return find(self, k, seed=seed, watch=watch)
+
+    def _expanded(self, query: VectorQuery, allowed: Ids | None) -> NDArray[Any]:
+        if not query.expand:
+            return query.vector
+        found: Vectors = expanded(self, query.vector[None], query.expand, allowed, query.exclude)[0]
+        return found
+
+    def _neighbors(self, query: VectorQuery, scores: Vectors, ids: Ids) -> list[Neighbor]:
+        """The items of the first k ids, without the excluded one and any that were removed in the meantime."""
+        numbers = ids.tolist()
+        items = self.storage.loaded.existing(numbers)
+        pairs = zip(numbers, scores.tolist(), strict=True)
+        found = [Neighbor(items[id], score) for id, score in pairs if id in items and id != query.exclude]
+        return found[: query.k]
+
+    def _read(self, query: QueryInput) -> tuple[str, Vectors, int | None, bytes, str | None]:
+        """Name, vector, item id, thumbnail and label of a query."""
+        if isinstance(query, (int, np.integer)) and not isinstance(query, bool):
+            table = self.storage.table
+            item = table.item(int(query))
+            thumbnail = self.thumbnails([item.id]).get(item.id, b"")
+            return item.name, table.vector(item.id), item.id, thumbnail, item.label
+        if isinstance(query, Tensor):
+            query = query.detach().cpu().numpy()
+        if isinstance(query, np.ndarray) and query.dtype.kind == "f":
+            if query.ndim != 1:
+                raise ValueError(f"query has shape {query.shape}; it must be one vector [{self.dim}]")
+            return "a vector", query.astype(np.float32), None, b"", None
+        if isinstance(query, (str, Path)):
+            file = Path(query)
+            if not file.is_file():
+                reason = "that is not a file" if file.exists() else "there is no such file"
+                raise FileNotFoundError(f"query is {str(query)!r}; {reason}")
+            data = file.read_bytes()
+            try:
+                vector, thumbnail = self.encoder.encode_with_thumbnail(data)
+            except BadImage as error:
+                raise BadImage(f"{query}: {error}") from None
+            return file.name, vector, None, thumbnail, None
+        if isinstance(query, (bytes, Image.Image)) or (isinstance(query, np.ndarray) and query.dtype == np.uint8):
+            vector, thumbnail = self.encoder.encode_with_thumbnail(query)
+            return "an image", vector, None, thumbnail, None
+        raise TypeError(
+            f"query is a {type(query).__name__}; it must be a path, an image, a vector of floats, or the id of an item"
+        )
 
     def _select(self, where: filters.Where) -> Ids:
         """Look up labels in the database, which has an index of them, and check other conditions in Python."""

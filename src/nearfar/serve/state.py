@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearfar.search.index import Index, VectorQuery
 from nearfar.search.items import Item
-from nearfar.search.query import VectorQuery
 from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
 from nearfar.serve.catalog import Catalog
@@ -18,9 +18,6 @@ from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 from nearfar.serve.uploads import Pixels, UploadDecoder
-
-if TYPE_CHECKING:
-    from nearfar.search import Index
 
 Vector = NDArray[np.float32]
 NewImage = tuple[str, Pixels, str | None, Mapping[str, Any]]  # name, image, label, metadata

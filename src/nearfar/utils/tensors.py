@@ -58,6 +58,23 @@ def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) 
     return vectors, labels.to(vectors.device, torch.int64)
 
 
+def check_input(x: Tensor, network: str, channels: int, *, images: bool) -> None:
+    """Validate the input of a network.
+
+    Args:
+        x: Normalized images [b, channels, h, w], or vectors [b, channels].
+        network: The name of the network in error messages.
+        channels: Channels of the images, or dimensions of the vectors.
+        images: Whether the network reads images.
+    """
+    if not x.is_floating_point():
+        hint = "; apply the Normalization of the network to pixels first" if images else ""
+        raise TypeError(f"input is of {x.dtype}; floating point is needed{hint}")
+    if x.ndim != (4 if images else 2) or x.shape[1] != channels:
+        needed = f"[b, {channels}, h, w]" if images else f"[b, {channels}]"
+        raise ValueError(f"input has shape {tuple(x.shape)}; {network} reads {needed}")
+
+
 def readable(tensor: Tensor) -> bool:
     """Whether a tensor can be read without making the host wait for a GPU."""
     return tensor.device.type == "cpu"

@@ -254,7 +254,7 @@ def test_timm_says_what_pixels_it_wants() -> None:
 def test_levels_of_timm_are_its_last_three_stages() -> None:
     model = create("timm:conv", dim=3, levels=("low", "mid", "high"))
     assert dict(model.backbone.channels) == {"low": 6, "mid": 7, "high": 8}
-    assert [tuple(found.shape) for found in model.backbone.level_maps(pictures()).values()] == [
+    assert [tuple(found.shape) for found in model.backbone.maps(pictures()).values()] == [
         (2, 6, 8, 8),
         (2, 7, 4, 4),
         (2, 8, 2, 2),

@@ -110,7 +110,7 @@ def test_vectors_have_no_normalization_and_no_size(name: str) -> None:
 
 def test_every_level_has_the_channels_it_says(backbone: networks.Backbone) -> None:
     with torch.no_grad():
-        maps = backbone.level_maps(batch(backbone))
+        maps = backbone.maps(batch(backbone))
     assert {level: found.shape[1] for level, found in maps.items()} == dict(backbone.channels)
     assert set(maps) <= set(networks.LEVELS)
     assert (maps["high"].ndim == 4) == backbone.gives_maps
@@ -119,13 +119,13 @@ def test_every_level_has_the_channels_it_says(backbone: networks.Backbone) -> No
 def test_forward_is_the_last_level(backbone: networks.Backbone) -> None:
     x = batch(backbone)
     with torch.no_grad():
-        assert torch.equal(backbone(x), backbone.level_maps(x)["high"])
+        assert torch.equal(backbone(x), backbone.maps(x)["high"])
 
 
 @pytest.mark.parametrize("size", [(32, 32), (65, 111)], ids=str)
 @pytest.mark.parametrize("name", ANY_SIZE)
 def test_pictures_may_have_any_sides(name: str, size: tuple[int, int]) -> None:
-    maps = shape_only(name).level_maps(torch.empty(1, 3, *size))
+    maps = shape_only(name).maps(torch.empty(1, 3, *size))
     areas = [found.shape[2] * found.shape[3] for found in maps.values()]
     assert areas == sorted(areas, reverse=True)
     assert areas[-1] >= 1
@@ -137,13 +137,13 @@ def test_the_last_map_has_a_thirty_second_of_the_side(name: str) -> None:
 
 
 def test_bn_inception_halves_in_3c_and_4e() -> None:
-    maps = shape_only("bn_inception").level_maps(torch.empty(1, 3, 227, 227))
+    maps = shape_only("bn_inception").maps(torch.empty(1, 3, 227, 227))
     assert [tuple(found.shape[1:]) for found in maps.values()] == [(576, 14, 14), (1056, 7, 7), (1024, 7, 7)]
 
 
 @pytest.mark.parametrize(("name", "low", "mid"), [("efficientnet_lite0", 240, 672), ("mobilenet_v2", 192, 576)])
 def test_narrow_blocks_halve_where_they_are_wide(name: str, low: int, mid: int) -> None:
-    maps = shape_only(name).level_maps(torch.empty(1, 3, 224, 224))
+    maps = shape_only(name).maps(torch.empty(1, 3, 224, 224))
     assert [tuple(found.shape[1:]) for found in maps.values()] == [(low, 14, 14), (mid, 7, 7), (1280, 7, 7)]
 
 
@@ -235,7 +235,7 @@ def test_the_gradient_reaches_every_parameter(backbone: networks.Backbone) -> No
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     backbone.train()
     x = batch(backbone)
-    sum((found * torch.randn_like(found)).sum() for found in backbone.level_maps(x).values()).backward()
+    sum((found * torch.randn_like(found)).sum() for found in backbone.maps(x).values()).backward()
     norms = {name for name, layer in backbone.named_modules() if isinstance(layer, nn.BatchNorm2d)}
     for name, parameter in backbone.named_parameters():
         # A batch norm takes out the bias of the convolution before it.

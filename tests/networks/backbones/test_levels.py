@@ -14,7 +14,7 @@ ALL = networks.LEVELS
 
 def test_levels_equal_a_concatenation_by_hand() -> None:
     model = tiny(levels=ALL, pooling="max").eval()
-    maps, state = model.backbone.level_maps(pictures()), model.state_dict()
+    maps, state = model.backbone.maps(pictures()), model.state_dict()
     by_hand = []
     for level in ALL:
         weight, bias = state[f"heads.{level}.linear.weight"], state[f"heads.{level}.linear.bias"]

@@ -44,7 +44,7 @@ def outputs(peer: nn.Module, modules: tuple[str, ...], x: Tensor) -> list[Tensor
 def assert_same(ours: networks.Backbone, peer: nn.Module, modules: tuple[str, ...], size: tuple[int, int]) -> None:
     x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        maps = ours.level_maps(x)
+        maps = ours.maps(x)
     for level, expected in zip(networks.LEVELS, outputs(peer, modules, x), strict=True):
         assert expected.std() > 0.05, "a map that is nearly constant proves nothing"
         torch.testing.assert_close(maps[level], expected, rtol=1e-4, atol=1e-4)

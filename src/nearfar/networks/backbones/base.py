@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nearfar.networks import batchnorm
 from nearfar.utils.preprocessing import IMAGENET, Normalization
+from nearfar.utils.tensors import check_input
 
 LEVELS = ("low", "mid", "high")
 
@@ -61,26 +62,25 @@ class Backbone(nn.Module):
         self._batchnorm_frozen = False
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the map of each level in ``channels``."""
+        """Return the map [b, c, h, w] or vector [b, c] of each level in ``channels``.
+
+        Args:
+            x: Normalized images [b, c, h, w] or vectors [b, d], as :meth:`forward` checks them.
+        """
         raise NotImplementedError
 
     def token(self, x: Tensor) -> Tensor:
-        """Return the class tokens [b, c]."""
+        """Return the class tokens [b, c] of a backbone that has them.
+
+        Args:
+            x: Normalized images [b, c, h, w].
+        """
         raise NotImplementedError
-
-    def level_maps(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the map [b, c, h, w] or vector [b, c] of each level."""
-        self._check(x)
-        return self.maps(x)
-
-    def class_token(self, x: Tensor) -> Tensor:
-        """Return the class tokens [b, c] of a backbone that has them."""
-        self._check(x)
-        return self.token(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map of the last level."""
-        return self.level_maps(x)["high"]
+        check_input(x, self.key, self.in_channels, images=self.normalization is not None)
+        return self.maps(x)["high"]
 
     def freeze(self) -> None:
         """Freeze all parameters and the statistics of batch norms, also in training mode."""
@@ -121,13 +121,3 @@ class Backbone(nn.Module):
         if self._batchnorm_frozen:
             batchnorm.freeze(self)
         return self
-
-    def _check(self, x: Tensor) -> None:
-        if not x.is_floating_point():
-            hint = "; apply the Normalization of the network to pixels first" if self.normalization else ""
-            raise TypeError(f"input is of {x.dtype}; floating point is needed{hint}")
-        if self.normalization is None:
-            if x.ndim != 2 or x.shape[1] != self.in_channels:
-                raise ValueError(f"input has shape {tuple(x.shape)}; {self.key} reads [b, {self.in_channels}]")
-        elif x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f"input has shape {tuple(x.shape)}; {self.key} reads [b, {self.in_channels}, h, w]")

@@ -126,27 +126,6 @@ class GrowingArray:
         self.array = self._capacity[: count + len(rows)]
 
 
-def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
-    """Return the k highest scores of each row; of equal ones, those with lower ids. Short rows are padded.
-
-    Args:
-        scores: Scores [q, n].
-        ids: Their ids [q, n].
-        k: Number of scores per row.
-
-    Example:
-        >>> best(np.array([[0.5, 0.9]], dtype=np.float32), np.array([[7, 3]]), 3)[1].tolist()
-        [[3, 7, -1]]
-    """
-    order = np.lexsort((ids, -scores), axis=1)[:, :k]
-    scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
-    short = k - scores.shape[1]
-    if short > 0:
-        scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
-        ids = np.pad(ids, ((0, 0), (0, short)), constant_values=NO_ID)
-    return scores, ids
-
-
 def rows_of(ids: Ids, wanted: Ids) -> Ids:
     """Return the positions of ids in an ascending list; ids that are not in it are left out.
 

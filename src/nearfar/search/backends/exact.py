@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.search.backends.base import NO_ID, Backend, GrowingArray, Ids, Scores, Vectors, best, rows_of
+from nearfar.search.backends.base import NO_ID, Backend, GrowingArray, Ids, Scores, Vectors, rows_of
 from nearfar.utils.tensors import as_vectors, full_precision
 from nearfar.utils.validation import one_of
 
@@ -371,6 +371,27 @@ def _kth(squared: Squares, k: int) -> Squares:
     """The k-th lowest value of each row."""
     found: Squares = np.partition(squared, k - 1, axis=1)[:, k - 1]
     return found
+
+
+def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
+    """Return the k highest scores of each row; of equal ones, those with lower ids. Short rows are padded.
+
+    Args:
+        scores: Scores [q, n].
+        ids: Their ids [q, n].
+        k: Number of scores per row.
+
+    Example:
+        >>> best(np.array([[0.5, 0.9]], dtype=np.float32), np.array([[7, 3]]), 3)[1].tolist()
+        [[3, 7, -1]]
+    """
+    order = np.lexsort((ids, -scores), axis=1)[:, :k]
+    scores, ids = np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+    short = k - scores.shape[1]
+    if short > 0:
+        scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
+        ids = np.pad(ids, ((0, 0), (0, short)), constant_values=NO_ID)
+    return scores, ids
 
 
 def _without(part: _Part, ids: Ids) -> _Part:

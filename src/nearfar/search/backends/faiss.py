@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, best, rows_of
-from nearfar.search.backends.exact import SPARE, UNIT, Exact
+from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, rows_of
+from nearfar.search.backends.exact import SPARE, UNIT, Exact, best
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Progress
 from nearfar.utils.validation import one_of

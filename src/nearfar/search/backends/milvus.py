@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, best
-from nearfar.search.backends.exact import SPARE, Exact
+from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors
+from nearfar.search.backends.exact import SPARE, Exact, best
 
 FILE = "milvus.db"
 TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is in no index and no command line

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, File, Query, UploadFile
 from starlette.concurrency import run_in_threadpool
 
 from nearfar.search.filters import combine, parse
-from nearfar.search.query import VectorQuery
+from nearfar.search.index import VectorQuery
 from nearfar.search.reranking import RERANKINGS
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
