@@ -25,7 +25,7 @@ from nearfar.search import filters, projection
 from nearfar.search.backends import MEASURES, NO_ID, check_name
 from nearfar.search.encoder import Encoder, ImageInput, Model
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images
-from nearfar.search.items import Hit, Item, Items, missing
+from nearfar.search.items import Hit, Item, Items
 from nearfar.search.reranking import RERANKINGS, expanded, k_reciprocal
 from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
@@ -308,10 +308,7 @@ class Index:
         Args:
             id: Id of the item.
         """
-        found = self.storage.thumbnails([id])
-        if id not in found:
-            raise missing(id, len(self))
-        return found[id]
+        return self.storage.thumbnail(id)
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Return the thumbnails of several items by id. Items that do not exist are left out.

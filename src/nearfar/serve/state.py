@@ -77,6 +77,13 @@ class ServerState:
         except KeyError:
             raise _no_item(id) from None
 
+    def thumbnail(self, id: int) -> bytes:
+        """Return the JPEG of an item, empty if it has none, or raise a 404 error."""
+        try:
+            return self.index.thumbnail(id)
+        except KeyError:
+            raise _no_item(id) from None
+
     def remove(self, id: int) -> None:
         """Remove an item, or raise a 404 error."""
         with self._write_lock:

@@ -163,7 +163,8 @@ class Exact(Backend):
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
         asked = torch.from_numpy(np.ascontiguousarray(queries, dtype=np.float32)).to(self.device)
-        found = [self._search(asked, k, part, allowed) for part in self._parts]
+        parts = [part for part in self._parts if len(part.ids)] or self._parts[:1]
+        found = [self._search(asked, k, part, allowed) for part in parts]
         scores, ids = best(
             np.concatenate([one[0] for one in found], 1), np.concatenate([one[1] for one in found], 1), k
         )

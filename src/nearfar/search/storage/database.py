@@ -219,6 +219,15 @@ class Database:
             found.update(self._rows(f"SELECT id, jpeg FROM thumbnails WHERE id IN ({marks})", some))
         return found
 
+    def thumbnail(self, id: int) -> bytes:
+        """Return the thumbnail of an item; empty if it has none.
+
+        Args:
+            id: Id of the item.
+        """
+        rows = self._rows("SELECT jpeg FROM thumbnails WHERE id = ?", (id,))
+        return bytes(rows[0][0]) if rows else b""
+
     def has_thumbnails(self) -> bool:
         """Return whether any item has a thumbnail."""
         return bool(self._rows("SELECT EXISTS (SELECT 1 FROM thumbnails)")[0][0])

@@ -382,6 +382,17 @@ class IndexStorage:
         found = self._database.thumbnails(ids)
         return {id: found.get(id, b"") for id in ids if id in table}
 
+    def thumbnail(self, id: int) -> bytes:
+        """Return the thumbnail of an item; empty if it has none.
+
+        Args:
+            id: Id of the item.
+        """
+        table = self._state.table if id in self._state.table else self.table  # perhaps added in another process
+        if id not in table:
+            raise missing(id, len(table))
+        return self._database.thumbnail(id) if self._has_thumbnails else b""
+
     def ids_with_labels(self, labels: Sequence[str | None]) -> Ids:
         """Return the ids of all items with one of some labels, in ascending order.
 

@@ -60,11 +60,7 @@ def router(state: ServerState) -> APIRouter:
         v: Annotated[str | None, Query(max_length=40, description="Any version: lets browsers cache it.")] = None,
     ) -> Response:
         """Return the thumbnail of an item."""
-        state.item(id)
-        try:
-            data = state.index.thumbnail(id)
-        except KeyError:
-            data = b""
+        data = state.thumbnail(id)
         if not data:
             raise ApiError(404, f"id is {id}; the item has no image", code="no_picture")
         return Response(data, media_type="image/jpeg", headers={"cache-control": CACHE_FOR_A_WEEK} if v else None)

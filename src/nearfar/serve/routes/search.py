@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 
 from nearfar.search.filters import combine, parse
 from nearfar.search.index import VectorQuery
+from nearfar.search.items import Item
 from nearfar.search.reranking import RERANKINGS
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.routes.items import ItemId
-from nearfar.serve.schemas import HitOut, ItemOut, SearchResponse, VectorSearchRequest
+from nearfar.serve.schemas import SearchResponse, VectorSearchRequest
 from nearfar.serve.state import ServerState, Vector
 
 DEFAULT_K = 24
@@ -88,18 +89,10 @@ def router(state: ServerState) -> APIRouter:
     async def search(vector: Vector, settings: SearchSettings, own: int | None = None) -> SearchResponse:
         k, where, expand, rerank, began = settings
         query = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
-        hits = [
-            HitOut(
-                id=item.id,
-                name=item.name,
-                label=item.label,
-                metadata=dict(item.metadata),
-                score=round(float(score), 6),
-            )
-            for item, score in ((each.item, each.score) for each in await state.search(query))
-        ]
-        shown = None if own is None else ItemOut.model_validate(state.item(own))
-        return SearchResponse(query=shown, hits=hits, milliseconds=round(1000 * (time.perf_counter() - began), 2))
+        hits = [{**_shown(each.item), "score": round(each.score, 6)} for each in await state.search(query)]
+        shown = None if own is None else _shown(state.item(own))
+        milliseconds = round(1000 * (time.perf_counter() - began), 2)
+        return SearchResponse.model_validate({"query": shown, "hits": hits, "milliseconds": milliseconds})
 
     @routes.post("", responses=error_responses(404, 408, 409, 413, 503))
     async def search_by_image(
@@ -127,3 +120,7 @@ def router(state: ServerState) -> APIRouter:
         return await search(vector, settings)
 
     return routes
+
+
+def _shown(item: Item) -> dict[str, Any]:
+    return {"id": item.id, "name": item.name, "label": item.label, "metadata": item.metadata}
