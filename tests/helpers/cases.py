@@ -39,7 +39,9 @@ class Case:
     query_only: bool = False  # whether columns are constants
     derivative: bool = True  # whether the gradient is the derivative of the value (with a constant gallery)
     paired: bool = False  # whether only the first two embeddings of a class are used, so that their order matters
-    family: str = "pair"  # compares embeddings in twos (pair), threes (triple), with class vectors (proxy) or clusters
+    family: str = (
+        "pair"  # compares twos (pair), threes (triple), fours (quadruple), with class vectors (proxy) or clusters
+    )
     tiled: bool = True  # whether a memory budget settles how much is computed at once
     twice: bool = False  # whether the gradient can be differentiated again
     waits: bool = False  # whether it makes the host wait for a GPU
@@ -124,6 +126,14 @@ def _fast_ap(**settings: Any) -> Case:
 
 def _angular(**settings: Any) -> Case:
     return Case("angular", settings, family="triple", tiled=False)
+
+
+def _hierarchical(**settings: Any) -> Case:
+    return Case("hierarchical_triplet", settings, "squared_euclidean")
+
+
+def _quadruplet(**settings: Any) -> Case:
+    return Case("quadruplet", settings, "squared_euclidean", family="quadruple", tiled=False, waits=True)
 
 
 def _ranked_list(**settings: Any) -> Case:
@@ -247,6 +257,11 @@ CASES = [
     _angular(),
     _angular(angle=15.0),
     _angular(angle=70.0),
+    _hierarchical(),
+    _hierarchical(margin=0.5, num_classes=5),
+    _hierarchical(num_classes=5, levels=4),
+    _quadruplet(),
+    _quadruplet(margin=0.3, second_margin=0.8),
     _cosine("histogram"),
     _cosine("histogram", bins=7),
     _cosine("histogram", bins=1),

@@ -183,7 +183,7 @@ def run_oracle(
     parameters = {name: value.detach().clone().requires_grad_() for name, value in loss.named_parameters()}
     told_otherwise = {"mining", "sample_rate"} | ({"normalize"} if case.family == "pair" else set())
     settings = {name: value for name, value in case.settings.items() if name not in told_otherwise}
-    if case.family in ("pair", "triple"):
+    if case.family in ("pair", "triple", "quadruple"):
         view = oracles.View(
             leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure,
             case.normalize, case.query_only, parameters,
@@ -456,7 +456,7 @@ def check_copies(case: Case) -> None:
         for parameter in loss.parameters():
             parameter.add_(0.05)
     expected = run(loss, embeddings, labels)
-    assert loss.state_dict().keys() == dict(loss.named_parameters()).keys()
+    assert loss.state_dict().keys() == dict(loss.named_parameters()).keys() | dict(loss.named_buffers()).keys()
     saved = io.BytesIO()
     torch.save(loss.state_dict(), saved)
     saved.seek(0)

@@ -228,6 +228,23 @@ def triplet(
     return mean(terms, view.embeddings)
 
 
+def hierarchical_triplet(
+    view: View, *, margin: float = 0.1, num_classes: int | None = None, levels: int = 16
+) -> Tensor:
+    """Before the tree is built; see test_hierarchical_triplet.py for the margins of a tree."""
+    return triplet(view, form="squared_distance", margin=margin) / 2
+
+
+def quadruplet(view: View, *, margin: float = 1.0, second_margin: float = 0.5) -> Tensor:
+    terms = []
+    for a in view.anchors:
+        for p in view.positives[a]:
+            for m in view.negatives[a]:
+                apart = [n for n in view.negatives[a] if view.labels[n] != view.labels[m]]
+                terms += [hinge(view.value(a, p) - view.value(m, n) + second_margin) for n in apart]
+    return triplet(view, form="squared_distance", margin=margin) + mean(terms, view.embeddings)
+
+
 def lifted_structure(view: View, *, margin: float = 1.0, squared: bool = True) -> Tensor:
     """Each unordered positive pair once; with a gallery its pairs are anchor and gallery embedding."""
     of_columns: list[list[int]] = [[] for _ in view.column_labels]  # the anchors a column is a negative of

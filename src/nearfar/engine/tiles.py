@@ -58,6 +58,7 @@ class Tile:
         noise: Uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n].
         anchor_values: The loss's own number for each of these anchors, [a].
         column_values: The number that ``RowLoss.column_values`` returned for each column, [n].
+        labels: Labels of the rows, [a], and of the columns, [n].
         ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
     """
 
@@ -70,6 +71,7 @@ class Tile:
     noise: tuple[Tensor, Tensor] | None = None
     anchor_values: Tensor | None = None
     column_values: Tensor | None = None
+    labels: tuple[Tensor, Tensor] | None = None
     ordinals: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -191,6 +193,7 @@ class TiledBatch:
         values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
         positives, negatives = masks(self.labels[rows], self.column_labels, own)
         tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
+        tile.labels = self.labels[rows], self.column_labels
         if self.anchor_values is not None:
             tile.anchor_values = self.anchor_values[rows]
         if self.noise is not None:

@@ -14,9 +14,11 @@ from nearfar.losses.binomial_deviance import BinomialDeviance
 from nearfar.losses.circle import Circle
 from nearfar.losses.contrastive import Contrastive
 from nearfar.losses.cosface import CosFace
+from nearfar.losses.diversity import AdversarialRegularizer, Divergence
 from nearfar.losses.facility_location import FacilityLocation
 from nearfar.losses.fast_ap import FastAP
 from nearfar.losses.group import Group
+from nearfar.losses.hierarchical_triplet import HierarchicalTriplet
 from nearfar.losses.histogram import Histogram
 from nearfar.losses.lifted_structure import LiftedStructure, LiftedStructureGeneralized
 from nearfar.losses.margin import Margin
@@ -30,9 +32,11 @@ from nearfar.losses.proxies import ClassificationLoss, ProxyLoss
 from nearfar.losses.proxy_anchor import ProxyAnchor
 from nearfar.losses.proxy_nca import ProxyNCA
 from nearfar.losses.proxy_repel import ProxyRepel
+from nearfar.losses.quadruplet import Quadruplet
 from nearfar.losses.ranked_list import RankedList
 from nearfar.losses.raw import Raw
 from nearfar.losses.registry import create, defaults, describe, get, names, register, summary
+from nearfar.losses.relational import RelationalDistillation
 from nearfar.losses.smooth_ap import SmoothAP
 from nearfar.losses.soft_triple import SoftTriple
 from nearfar.losses.softmax import Softmax
@@ -41,9 +45,10 @@ from nearfar.losses.sup_con import SupCon
 from nearfar.losses.triplet import Triplet
 
 __all__ = [
-    "NRA", "Angular", "ArcFace", "BinomialDeviance", "Circle", "ClassificationLoss", "Contrastive", "CosFace",
-    "FacilityLocation", "FastAP", "Group", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss",
-    "Margin", "Memory", "MultiSimilarity", "NPair", "NTXent", "NormalizedSoftmax", "PairLoss", "ProxyAnchor",
-    "ProxyLoss", "ProxyNCA", "ProxyRepel", "RankedList", "Raw", "SmoothAP", "SoftTriple", "Softmax",
-    "SpectralClustering", "SupCon", "Triplet", "create", "defaults", "describe", "get", "names", "register", "summary",
+    "NRA", "AdversarialRegularizer", "Angular", "ArcFace", "BinomialDeviance", "Circle", "ClassificationLoss",
+    "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP", "Group", "HierarchicalTriplet", "Histogram",
+    "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin", "Memory", "MultiSimilarity", "NPair", "NTXent",
+    "NormalizedSoftmax", "PairLoss", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList",
+    "Raw", "RelationalDistillation", "SmoothAP", "SoftTriple", "Softmax", "SpectralClustering", "SupCon", "Triplet",
+    "create", "defaults", "describe", "get", "names", "register", "summary",
 ]  # fmt: skip

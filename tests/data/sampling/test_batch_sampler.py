@@ -19,6 +19,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pairs": {"classes": 6},
     "random": {"batch_size": 12},
     "hard_classes": {"classes": 6},
+    "neighbor_classes": {"classes": 6, "anchors": 2},
+    "importance": {"classes": 2, "batch_size": 12},
+    "hard_triplets": {"batch_size": 12},
+    "smart_triplets": {"batch_size": 12},
 }
 
 

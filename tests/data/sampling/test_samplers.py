@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nearfar.data.sampling import HardClasses, Sampler, create, registry
+from nearfar.data.sampling import HardClasses, Sampler, create, hard_items, registry
 from nearfar.data.sampling.hard_classes import _chain
 from nearfar.data.sampling.independent import Independent
 
@@ -29,6 +29,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pairs": {"classes": 6},
     "random": {"batch_size": 18},
     "hard_classes": {"classes": 6},
+    "neighbor_classes": {"classes": 6, "anchors": 2},
+    "importance": {"classes": 2, "batch_size": 18},
+    "hard_triplets": {"batch_size": 18},
+    "smart_triplets": {"batch_size": 18},
 }
 all_samplers = pytest.mark.parametrize("key", registry.names())
 
@@ -313,3 +317,75 @@ def test_members_of_an_ensemble_get_the_batches_of_trainings_of_their_own(ranks:
         assert not np.array_equal(*np.split(both.batch(1, 0), 2))
     assert both.batch_size == 36
     assert both.restore(both.state(1, 2)) == (1, 2)
+
+
+# --- hard items of the whole set -------------------------------------------------------------------------------
+
+
+def embedded(count: int = 60, classes: int = 12) -> tuple[torch.Tensor, Labels]:
+    labels = np.arange(count) % classes
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(0)), labels
+
+
+def test_hard_items_are_the_nearest_negatives_and_the_farthest_positive() -> None:
+    points, labels = embedded()
+    points = torch.cat([points, points[:1] + points[1:2]])
+    labels = np.append(labels, 99)  # alone in its class
+    unit = torch.nn.functional.normalize(points, dim=1)
+    table = hard_items(points, labels, neighbors=5)
+    for item, row in enumerate(table.tolist()):
+        near = (unit @ unit[item]).tolist()
+        negatives = sorted((j for j in range(len(labels)) if labels[j] != labels[item]), key=lambda j: -near[j])
+        positives = [j for j in range(len(labels)) if labels[j] == labels[item] and j != item]
+        assert row[:-1] == negatives[:5]
+        assert row[-1] == (min(positives, key=near.__getitem__) if positives else item)
+
+
+def test_importance_sampling_adds_the_hardest_negatives_of_a_class() -> None:
+    points, labels = embedded()
+    sampler = create("importance", labels, batch_size=12, classes=1, per_class=4)
+    table = hard_items(points, labels, sampler.neighbors)
+    sampler.update(table)
+    batch = sampler.batch(epoch=0, step=0)
+    anchors, others = batch[:4], batch[4:]
+    assert len(set(labels[anchors])) == 1
+    assert labels[anchors[0]] not in labels[others]
+    wanted = list(dict.fromkeys(table[anchors, :-1].T.flatten().tolist()))
+    assert others.tolist() == wanted[:8]
+
+
+@pytest.mark.parametrize(("key", "nearest"), [("hard_triplets", 1), ("smart_triplets", 6)])
+def test_offline_mining_draws_negatives_from_the_nearest_of_all(key: str, nearest: int) -> None:
+    points, labels = embedded()
+    settings = {"neighbors": nearest} if key == "smart_triplets" else {}
+    sampler = create(key, labels, batch_size=3, steps=40, **settings)
+    table = hard_items(points, labels, sampler.neighbors)
+    sampler.update(table)
+    places = Counter()
+    for anchor, positive, negative in sampler.epoch(0):
+        assert labels[anchor] == labels[positive]
+        assert anchor != positive
+        places[table[anchor].tolist().index(negative)] += 1
+        assert key == "smart_triplets" or positive == table[anchor, -1]
+    assert set(places) == set(range(nearest))
+
+
+def test_neighbor_classes_are_those_nearest_to_the_random_ones() -> None:
+    labels = np.repeat(np.arange(12), 3)
+    means = np.stack([np.cos(np.arange(12) // 4), np.sin(np.arange(12) // 4)], axis=1)  # three groups of four classes
+    sampler = create("neighbor_classes", labels, classes=4, per_class=2, anchors=1, steps=6)
+    assert len({int(label) // 4 for step in range(5) for label in labels[sampler.batch(0, step)]}) > 1
+    sampler.update(means)
+    for step in range(len(sampler)):
+        assert len(set(labels[sampler.batch(0, step)] // 4)) == 1
+
+
+def test_what_a_sampler_learned_is_restored() -> None:
+    points, labels = embedded()
+    sampler = create("hard_triplets", labels, batch_size=6)
+    sampler.update(hard_items(points, labels, 1))
+    other = create("hard_triplets", labels, batch_size=6)
+    assert other.restore(sampler.state(1, 2)) == (1, 2)
+    assert np.array_equal(other.batch(1, 2), sampler.batch(1, 2))
+    with pytest.raises(ValueError, match=r"table has shape \[2, 2\]; needed is \[60, 2\]"):
+        sampler.update(np.zeros((2, 2)))

@@ -64,6 +64,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sampler__per_class": 3,
         "sampler__steps": 6,
     },
+    "hard items, independent members and a tree": {
+        "sampler__name": "smart_triplets",
+        "sampler__batch_size": 12,
+        "sampler__steps": 6,
+        "network__members": 2,
+        "network__independent": True,
+        "loss__name": "hierarchical_triplet",
+        "loss__num_classes": True,
+    },
     "validation and plateau": {
         "split__name": "fixed_validation",
         "split__share": 0.34,

@@ -223,6 +223,22 @@ def test_hard_classes_are_given_the_means_of_classes(tmp_path: Path) -> None:
     assert not np.array_equal(seen[1], seen[2])
 
 
+def test_a_tree_of_classes_and_hard_items_follow_the_network(tmp_path: Path) -> None:
+    settings = {"sampler__name": "smart_triplets", "sampler__batch_size": 12, "sampler__neighbors": 4}
+    loss = {"loss__name": "hierarchical_triplet", "loss__num_classes": True}
+
+    def look(trainer: Any) -> tuple[Any, Any]:
+        table, margins = trainer.parts.sampler._table, trainer.parts.losses[0]["high"].margins
+        return None if table is None else table.copy(), margins.clone()
+
+    chosen = recipe(vectors(tmp_path), **settings, **loss, sampler__steps=4)
+    (table, margins), (later_table, later_margins), *_ = watched(chosen, tmp_path / "run", look)
+    assert table is None
+    assert not margins.any()
+    assert later_table.shape == (72, 5)
+    assert later_margins.any()
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -4,7 +4,7 @@ Example:
     >>> import numpy as np
     >>> from nearfar.data import sampling
     >>> sampling.names()
-    ['groups', 'hard_classes', 'pairs', 'random']
+    ['groups', 'hard_classes', 'hard_triplets', 'importance', 'neighbor_classes', 'pairs', 'random', 'smart_triplets']
     >>> labels = np.repeat(np.arange(5), 4)
     >>> sampler = sampling.create("groups", labels, classes=3, per_class=2)
     >>> np.unique(labels[sampler.batch(epoch=0, step=0)], return_counts=True)[1].tolist()
@@ -14,9 +14,12 @@ Example:
 from nearfar.data.sampling.base import BatchSampler, Sampler
 from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
 from nearfar.data.sampling.hard_classes import HardClasses
+from nearfar.data.sampling.independent import Independent
+from nearfar.data.sampling.neighbors import HardTriplets, Importance, NeighborClasses, SmartTriplets, hard_items
 from nearfar.data.sampling.random import Random
 from nearfar.data.sampling.registry import create, fitting_classes, names
 
 __all__ = [
-    "BatchSampler", "ClassBalanced", "HardClasses", "Pairs", "Random", "Sampler", "create", "fitting_classes", "names",
+    "BatchSampler", "ClassBalanced", "HardClasses", "HardTriplets", "Importance", "Independent", "NeighborClasses",
+    "Pairs", "Random", "Sampler", "SmartTriplets", "create", "fitting_classes", "hard_items", "names",
 ]  # fmt: skip

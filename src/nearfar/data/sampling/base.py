@@ -36,6 +36,9 @@ class Sampler(ABC):
     """
 
     key = ""
+    learns = (
+        ""  # what the trainer calls ``update`` with after every epoch: "classes" (their means), "items", or nothing
+    )
 
     def __init__(self, labels: Labels, batch_size: int, *, steps: int | None, seed: int, rank: int, ranks: int) -> None:
         self.labels = checked_labels(labels)

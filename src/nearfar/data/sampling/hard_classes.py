@@ -46,6 +46,7 @@ class HardClasses(ClassBalanced):
     """
 
     key = "hard_classes"
+    learns = "classes"
     min_items = 2
 
     def __init__(

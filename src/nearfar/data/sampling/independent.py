@@ -52,6 +52,36 @@ class Independent(Sampler):
         first = self.samplers[0]
         super().__init__(labels, members * first.batch_size, steps=len(first), seed=seed, rank=rank, ranks=ranks)
 
+    @property
+    def learns(self) -> str:  # type: ignore[override]
+        """What the samplers of the members learn."""
+        return self.samplers[0].learns
+
+    def update(self, learned: Any) -> None:
+        """Pass on what the samplers of the members learn.
+
+        Args:
+            learned: Means of the classes, or hard items.
+        """
+        for sampler in self.samplers:
+            sampler.update(learned)  # type: ignore[attr-defined]
+
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """Return the state of :meth:`Sampler.state`, and what was learned.
+
+        Args:
+            epoch: Epoch of the next batch.
+            step: Step of the next batch.
+        """
+        learned = self.samplers[0].state(epoch, step)
+        return {**learned, **super().state(epoch, step)}
+
+    def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        position = super().restore(state)
+        if self.learns:
+            self.update(state.get("means"))
+        return position
+
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "members": [sampler.fingerprint() for sampler in self.samplers]}
 

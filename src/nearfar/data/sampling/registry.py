@@ -10,10 +10,23 @@ import numpy as np
 from nearfar.data.sampling.base import Labels, Sampler, checked_labels
 from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
 from nearfar.data.sampling.hard_classes import HardClasses
+from nearfar.data.sampling.neighbors import HardTriplets, Importance, NeighborClasses, SmartTriplets
 from nearfar.data.sampling.random import Random
 from nearfar.utils.validation import check_settings, defaults_of, known, whole
 
-SAMPLERS: dict[str, type[Sampler]] = {sampler.key: sampler for sampler in (ClassBalanced, HardClasses, Pairs, Random)}
+SAMPLERS: dict[str, type[Sampler]] = {
+    sampler.key: sampler
+    for sampler in (
+        ClassBalanced,
+        HardClasses,
+        HardTriplets,
+        Importance,
+        NeighborClasses,
+        Pairs,
+        Random,
+        SmartTriplets,
+    )
+}
 
 
 def names() -> list[str]:
@@ -25,7 +38,8 @@ def create(name: str, labels: Labels, **settings: Any) -> Sampler:
     """Create a sampler by name.
 
     Args:
-        name: "groups" (class-balanced), "pairs", "random" or "hard_classes".
+        name: "groups" (class-balanced), "pairs", "random", "hard_classes", "neighbor_classes", "importance",
+            "hard_triplets" or "smart_triplets".
         labels: Integer labels [n], one per item.
         settings: Keyword arguments of the sampler.
 

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from nearfar import metrics
 from nearfar.data.loader import Loader
-from nearfar.training.loop.builder import Parts, Rows
+from nearfar.data.sampling import Independent, hard_items
+from nearfar.losses import HierarchicalTriplet
+from nearfar.training.loop.builder import Parts, Rows, output_dims
 from nearfar.training.loop.step import autocast, no_cudnn_autotune
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.utils.atomic import write_tensors
@@ -341,10 +343,26 @@ class Evaluator:
                 per_query = result.per_query
         return values, per_query
 
-    def update_sampler(self) -> None:
-        """Give a sampler of hard classes the current class means."""
+    def update_learned(self) -> None:
+        """Give the sampler and the losses what they learn from embeddings of the training set, if anything."""
         sampler: Any = self.parts.sampler
-        sampler.update(class_means(self.embed(["train"])["train"], sampler.class_labels))
+        trees = {
+            key: loss
+            for losses in self.parts.losses
+            for key, loss in losses.items()  # type: ignore[operator]
+            if isinstance(loss, HierarchicalTriplet) and loss.num_classes is not None
+        }
+        if not (sampler.learns or trees):
+            return
+        found = self.embed(["train"])["train"]
+        one: Any = sampler.samplers[0] if isinstance(sampler, Independent) else sampler
+        if sampler.learns == "classes":
+            sampler.update(class_means(found, one.class_labels))
+        elif sampler.learns == "items":
+            sampler.update(hard_items(found.embeddings, one.labels, one.neighbors))
+        outputs = found.split(output_dims(self.parts.model)) if trees else {}
+        for key, loss in trees.items():
+            loss.update(outputs[key].embeddings, torch.as_tensor(found.labels))
 
     def write(self, run: RunFolder, found: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None) -> None:
         """Write the embeddings of the test and the metrics of each query to a run folder.

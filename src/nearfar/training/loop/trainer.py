@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearfar.data.sampling import HardClasses
 from nearfar.data.store.store import Store
 from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator, PerQuery
 from nearfar.training.loop.builder import build
@@ -270,8 +269,7 @@ class Trainer:
                 if last:
                     self._checkpoint(always=True)  # a failed evaluation must not cost the last epoch
                 raise
-        if isinstance(self.parts.sampler, HardClasses):
-            self.evaluator.update_sampler()
+        self.evaluator.update_learned()
         session.end_epoch(metric)
 
     def _evaluate(self) -> float | None:

@@ -159,16 +159,35 @@ class SamplerSection(Section):
         "pairs": ("classes",),
         "random": ("batch_size",),
         "hard_classes": ("classes", "per_class", "candidates"),
+        "neighbor_classes": ("classes", "per_class", "anchors"),
+        "importance": ("classes", "per_class", "batch_size", "neighbors"),
+        "hard_triplets": ("batch_size",),
+        "smart_triplets": ("batch_size", "neighbors"),
     }
     required = {
         "groups": ("per_class",),
         "pairs": ("classes",),
         "random": ("batch_size",),
         "hard_classes": ("classes",),
+        "neighbor_classes": ("classes",),
+        "importance": ("classes", "batch_size"),
+        "hard_triplets": ("batch_size",),
+        "smart_triplets": ("batch_size",),
     }
-    name: Literal["groups", "pairs", "random", "hard_classes"] = "groups"
+    name: Literal[
+        "groups",
+        "pairs",
+        "random",
+        "hard_classes",
+        "neighbor_classes",
+        "importance",
+        "hard_triplets",
+        "smart_triplets",
+    ] = "groups"
     """"groups": ``per_class`` images of each of ``classes`` classes; "pairs": two of each; "random": any images;
-    "hard_classes": classes that are close to each other."""
+    "hard_classes": classes that are close to each other; "neighbor_classes": random classes and their neighbors;
+    "importance": images of some classes and their hardest negatives; "hard_triplets" and "smart_triplets": anchors,
+    each with a positive and the nearest negative, or one of the nearest."""
     classes: Count | None = None
     """Classes in a batch."""
     per_class: Count | None = None
@@ -177,6 +196,10 @@ class SamplerSection(Section):
     """Images in a batch; for "groups" in place of ``classes``: as many classes as fit, or as there are."""
     candidates: Count | None = None
     """Classes among which "hard_classes" selects."""
+    anchors: Count | None = None
+    """Classes of "neighbor_classes" that are drawn at random."""
+    neighbors: Count | None = None
+    """Nearest images of other classes that are known of each image."""
     steps: Count | None = None
     """Batches in an epoch; about as many as show every image once if not given."""
 
