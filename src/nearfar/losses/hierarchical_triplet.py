@@ -74,8 +74,8 @@ class HierarchicalTriplet(PairLoss):
             embeddings: Embeddings of all training images, [n, d].
             labels: Their classes, [n].
         """
-        from scipy.cluster.hierarchy import cophenet, linkage  # type: ignore[import-untyped]
-        from scipy.spatial.distance import squareform  # type: ignore[import-untyped]
+        from scipy.cluster.hierarchy import cophenet, linkage
+        from scipy.spatial.distance import squareform
 
         if self.margins is None or self.num_classes is None:
             return
