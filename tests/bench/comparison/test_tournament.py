@@ -14,7 +14,7 @@ from scipy import stats
 
 import nearfar as nf
 from nearfar.bench import find, papers, tournament
-from nearfar.bench.comparison.loss_ranking import compare, standings
+from nearfar.bench.comparison.loss_ranking import Agreement, compare, standings
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.tournament import by_experiment, friedman, labels, scores
 
@@ -239,8 +239,9 @@ def test_few_classes_have_no_p(tmp_path: Path) -> None:
 
 def test_the_agreement_of_validation_and_test_is_told(tmp_path: Path) -> None:
     found = compare(write_losses(tmp_path, {"nra": 0.5, "proxy_anchor": 0.9, "raw": 0.7}, seeds=1))
-    assert found.agreement == 1.0
-    assert "agreement of validation and test classes on the order of losses: τ = 1.00 (Kendall)" in found.table.notes
+    assert found.agreement == Agreement("recall@1", 1.0)
+    note = "agreement of validation recall@1 and test recall@1 on the order of losses: τ = 1.00 (Kendall)"
+    assert note in found.table.notes
     assert compare([finished(tmp_path / "other", score=0.5)]).agreement is None
 
 

@@ -87,6 +87,19 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """Whether validation classes order losses as the test classes do.
+
+    Args:
+        metric: The validation metric: the one that selects epochs if all runs share it.
+        tau: Kendall's τ of its means and those of the test metric.
+    """
+
+    metric: str
+    tau: float
+
+
+@dataclass(frozen=True)
 class LossRanking:
     """Losses compared by one metric.
 
@@ -100,7 +113,7 @@ class LossRanking:
         no_intervals: Why there are no intervals; empty if there are, or if none were requested.
         groups: Which losses can be told apart; None if they could not be tested.
         no_groups: Why losses could not be tested; empty if they were, or if it was not requested.
-        agreement: Kendall's τ of the scores on validation and on test classes; None if losses do not have both.
+        agreement: Agreement of the validation and the test classes; None if losses do not have both.
     """
 
     metric: str
@@ -112,7 +125,7 @@ class LossRanking:
     no_intervals: str = ""
     groups: Groups | None = None
     no_groups: str = ""
-    agreement: float | None = None
+    agreement: Agreement | None = None
 
     @property
     def best(self) -> RankedLoss | None:
@@ -350,14 +363,15 @@ def _groups(trained: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Grou
         return None, str(error)
 
 
-def _agreement(losses: Sequence[Sequence[Outcome]], metric: str) -> float | None:
-    """Kendall's τ of losses on validation and on test classes; None if a run does not have both."""
-    if not all(run.has(metric, part) for runs in losses for run in runs for part in PARTS):
+def _agreement(losses: Sequence[Sequence[Outcome]], metric: str) -> Agreement | None:
+    """Agreement of the validation and the test classes; None if a run does not have both."""
+    rules = {run.selected_by for runs in losses for run in runs}
+    rule = (rules.pop() if len(rules) == 1 else None) or metric
+    if not all(run.has(rule, "validation") and run.has(metric) for runs in losses for run in runs):
         return None
-    validation, test = (
-        [statistics.fmean(run.score(metric, part) for run in runs) for runs in losses] for part in PARTS
-    )
-    return significance.kendall_tau(validation, test)
+    validation = [statistics.fmean(run.score(rule, "validation") for run in runs) for runs in losses]
+    tau = significance.kendall_tau(validation, [statistics.fmean(run.score(metric) for run in runs) for runs in losses])
+    return None if tau is None else Agreement(rule, tau)
 
 
 def _wins(outcomes: Sequence[Outcome], metric: str) -> tuple[list[tuple[str, str]] | None, str]:

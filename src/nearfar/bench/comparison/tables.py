@@ -141,9 +141,9 @@ def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[s
         ]
     elif ranking.no_groups and ranking.no_groups != ranking.no_intervals:
         notes.append(f"no ranks and no p: {ranking.no_groups}; rows are in the order of their scores")
-    if ranking.agreement is not None:
-        tau = f"τ = {ranking.agreement:.2f} (Kendall)"
-        notes.append(f"agreement of validation and test classes on the order of losses: {tau}")
+    if (agreement := ranking.agreement) is not None:
+        order = f"validation {agreement.metric} and test {ranking.metric} on the order of losses"
+        notes.append(f"agreement of {order}: τ = {agreement.tau:.2f} (Kendall)")
     return notes
 
 
