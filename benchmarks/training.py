@@ -26,7 +26,7 @@ from common import Clock, Step, parse, report, show_line
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.sampling.registry import create as create_sampler
+from nearfar.data.sampling.base import create as create_sampler
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
 from nearfar.losses import PairLoss

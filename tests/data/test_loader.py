@@ -15,7 +15,7 @@ from all_fetchers import fetchers
 from numpy.typing import NDArray
 
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.sampling.registry import create
+from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.random_streams import stream
 from nearfar.data.transforms.view import View, render

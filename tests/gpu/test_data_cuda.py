@@ -11,7 +11,7 @@ import torch
 from waiting import no_waiting
 
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.sampling.registry import create
+from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
 from nearfar.utils import preprocessing

@@ -15,7 +15,7 @@ from waiting import no_waiting
 
 from nearfar import losses, networks
 from nearfar.data.loader import Batch, Loader
-from nearfar.data.sampling.registry import create
+from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.view import View
 from nearfar.losses import Memory

@@ -22,7 +22,7 @@ import nearfar as nf
 
 SOURCE = Path(nf.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
-MOST = {"loss": 9, "training": 50, "search": 14}
+MOST = {"loss": 9, "training": 45, "search": 14}
 
 
 class Recorder:

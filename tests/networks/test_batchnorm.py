@@ -11,7 +11,7 @@ from network_cases import PUBLISHED, pictures, tiny
 from torch import Tensor, nn
 
 from nearfar import networks
-from nearfar.networks import batchnorm
+from nearfar.networks.backbones import base as batchnorm
 
 
 def norms(model: nn.Module) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ def test_a_reload_during_a_warm_up_does_not_wake_the_backbone() -> None:
 def test_all_batch_norms_of_a_published_network(name: str) -> None:
     with torch.device("meta"):
         model = networks.create(name, freeze_batchnorm=True).train()
-    layers = list(batchnorm.layers(model))
+    layers = list(batchnorm.batchnorm_layers(model))
     assert len(layers) == sum(key.endswith("running_mean") for key in model.state_dict())
     assert layers
     assert not any(layer.training or parameter.requires_grad for layer in layers for parameter in layer.parameters())
@@ -147,7 +147,7 @@ def test_a_gradient_passes_a_fixed_batch_norm_as_it_passes_any_other(dtype: torc
             tensor.uniform_(0.5, 2.0)
     usual.eval()
     fixed = copy.deepcopy(usual)
-    batchnorm.freeze(fixed)
+    batchnorm.freeze_batchnorms(fixed)
     assert isinstance(fixed, batchnorm.FixedBatchNorm2d)
     x = torch.randn(4, 3, 5, 5, dtype=dtype).contiguous(memory_format=torch.channels_last)
     wanted = torch.randn_like(x)
@@ -163,7 +163,7 @@ def test_a_gradient_passes_a_fixed_batch_norm_as_it_passes_any_other(dtype: torc
 
 def test_a_fixed_batch_norm_that_is_woken_learns_again() -> None:
     layer = nn.BatchNorm2d(3)
-    batchnorm.freeze(layer)
+    batchnorm.freeze_batchnorms(layer)
     layer.train().requires_grad_(True)
     layer(torch.randn(4, 3, 2, 2, requires_grad=True)).sum().backward()
     assert layer.bias.grad is not None
@@ -172,7 +172,7 @@ def test_a_fixed_batch_norm_that_is_woken_learns_again() -> None:
 
 def test_a_fixed_batch_norm_keeps_nothing_of_its_input() -> None:
     layer = nn.BatchNorm2d(3)
-    batchnorm.freeze(layer)
+    batchnorm.freeze_batchnorms(layer)
     kept: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda _: None):
         layer(torch.randn(4, 3, 5, 5, requires_grad=True))

@@ -39,7 +39,7 @@ def list_sets() -> None:
     Example: nearfar data list
     """
     from nearfar import data as datasets
-    from nearfar.data.datasets.registry import takes_root
+    from nearfar.data.datasets.base import takes_root
 
     needs = {True: "ROOT", False: "[ROOT]", None: "–"}
     rows = [(name, needs[takes_root(name)], datasets.summary(name)) for name in datasets.names()]
@@ -56,7 +56,7 @@ def info(
     Example: nearfar data info folder photos/
     """
     from nearfar import data as datasets
-    from nearfar.data.datasets.registry import takes_root
+    from nearfar.data.datasets.base import takes_root
     from nearfar.data.store.prepare import stores_of
 
     if not roots and not settings and takes_root(name) is not None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.data import sampling, splits
 from nearfar.data.datasets import from_arrays
-from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.registry import describe, names, open, problems, register, summary
+from nearfar.data.datasets.base import Dataset, describe, names, open, problems, register, summary
 from nearfar.data.loader import Batch, Loader
 from nearfar.data.splits import Split
 from nearfar.data.store.store import BadFile, Store

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nearfar import data
-from nearfar.data.datasets.registry import settings_of, takes_root
+from nearfar.data.datasets.base import settings_of, takes_root
 
 NAMES = "arrays cars196 cub digits fashion_mnist folder glyphs inshop mnist sop table".split()  # noqa: SIM905
 

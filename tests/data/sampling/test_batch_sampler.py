@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.data.sampling import Sampler, create, fitting_classes, registry
+from nearfar.data.sampling import Sampler, create, fitting_classes, names
 
 LABELS = torch.arange(60) % 12
 DATA = TensorDataset(torch.arange(60), LABELS)
@@ -30,7 +30,7 @@ def epochs_of(sampler: Sampler, *epochs: int) -> list[list[list[int]]]:
     return [[batch.tolist() for batch in sampler.epoch(epoch)] for epoch in epochs]
 
 
-@pytest.mark.parametrize("key", registry.names())
+@pytest.mark.parametrize("key", names())
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_goes_from_epoch_to_epoch(key: str, workers: int) -> None:
     sampler = create(key, LABELS, **SETTINGS[key])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nearfar.data.sampling import HardClasses, Sampler, create, hard_items, registry
+from nearfar.data.sampling import HardClasses, Sampler, create, hard_items, names
 from nearfar.data.sampling.hard_classes import _chain
 from nearfar.data.sampling.independent import Independent
 
@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hard_triplets": {"batch_size": 18},
     "smart_triplets": {"batch_size": 18},
 }
-all_samplers = pytest.mark.parametrize("key", registry.names())
+all_samplers = pytest.mark.parametrize("key", names())
 
 
 def labels_of(*counts: int, seed: int = 0) -> Labels:
@@ -51,7 +51,7 @@ def made(key: str, seed: int = 0, **more: Any) -> Sampler:
 
 
 def test_every_sampler_has_a_case_here() -> None:
-    assert registry.names() == sorted(SETTINGS)
+    assert names() == sorted(SETTINGS)
 
 
 # --- composition ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nearfar.data import from_arrays, preview
 from nearfar.data.loader import Batch, Loader, Normalizer
-from nearfar.data.sampling.registry import create
+from nearfar.data.sampling.base import create
 from nearfar.data.store.store import Store
 from nearfar.data.transforms.effects import Effects
 from nearfar.data.transforms.random_streams import PURPOSES, stream

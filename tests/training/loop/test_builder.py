@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.data.datasets.registry import open as open_data_set
+from nearfar.data.datasets.base import open as open_data_set
 from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
 from nearfar.training.loop.builder import Parts, build, output_dims

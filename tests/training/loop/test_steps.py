@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nearfar import losses, networks
 from nearfar.data.loader import Batch
 from nearfar.losses import Memory
-from nearfar.networks import batchnorm
+from nearfar.networks.backbones import base as batchnorm
 from nearfar.training.loop.step import Learner, StepLog, StepResult, TrainStep, autocast, seed_momentum
 
 LABELS = torch.arange(12) // 3
@@ -257,7 +257,8 @@ def normed(seed: int = 0) -> Any:
 
 
 def statistics(*modules: nn.Module) -> list[Tensor]:
-    return [each.clone() for module in modules for layer in batchnorm.layers(module) for each in layer.buffers()]
+    layers = [layer for module in modules for layer in batchnorm.batchnorm_layers(module)]
+    return [each.clone() for layer in layers for each in layer.buffers()]
 
 
 @pytest.mark.parametrize("members", [1, 2])
@@ -296,7 +297,7 @@ def test_a_finite_step_leaves_batch_norms_what_they_learned() -> None:
 def test_batch_norms_that_are_frozen_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, copies = normed(), []
     monkeypatch.setattr("nearfar.training.loop.step._flat", lambda buffers: copies.append(buffers))
-    batchnorm.freeze(model)
+    batchnorm.freeze_batchnorms(model)
     TrainStep([Learner(model, {"high": losses.create("contrastive")})], sgd(model))(pictures())
     assert copies == []
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nearfar import losses, networks
 from nearfar.bench.grid.grid import FROZEN, Grid, Tables
-from nearfar.data.datasets import registry as datasets
+from nearfar.data.datasets import base as datasets
 from nearfar.training.recipe.files import Overrides, RecipeError, apply, load, parse_override, to_dict
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import FREE

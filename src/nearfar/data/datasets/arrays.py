@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset, encode_labels, encode_parts
-from nearfar.data.datasets.registry import Root, register
+from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, register
 from nearfar.data.store.sources import Arrays, Vectors
 from nearfar.utils.tensors import as_vectors, check_finite
 

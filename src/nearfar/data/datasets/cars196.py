@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.datasets.archives import Tree, open_tree
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, register
 from nearfar.data.datasets.layouts import ClassFolders, Published, Roots, class_folders, from_folders, from_list, refuse
-from nearfar.data.datasets.registry import register
 
 TRAINED = 98  # classes 1 to 98 are training classes
 PUBLISHED = Published({"train": (8054, 98), "test": (8131, 98)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from nearfar.data.datasets.archives import Tree, open_tree
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, register
 from nearfar.data.datasets.layouts import (
     Published,
     Roots,
@@ -16,7 +16,6 @@ from nearfar.data.datasets.layouts import (
     number,
     refuse,
 )
-from nearfar.data.datasets.registry import register
 
 TRAINED = 100  # classes 1 to 100 are training classes
 LOOKED_FOR = (

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.registry import register
+from nearfar.data.datasets.base import Dataset, register
 from nearfar.data.store.sources import Arrays, Vectors
 
 TRAINED = 5  # 0 to 4 are training classes

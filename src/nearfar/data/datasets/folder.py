@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nearfar.data.datasets.archives import open_tree
-from nearfar.data.datasets.base import Dataset, left_out
+from nearfar.data.datasets.base import Dataset, left_out, register
 from nearfar.data.datasets.layouts import Roots, class_folders, from_folders, refuse
-from nearfar.data.datasets.registry import register
 
 
 @register

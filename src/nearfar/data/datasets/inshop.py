@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nearfar.data.datasets.archives import Tree, open_tree
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, register
 from nearfar.data.datasets.layouts import Published, Roots, class_folders, from_folders, from_list, lines, refuse
-from nearfar.data.datasets.registry import register
 
 PARTS = ("train", "query", "gallery")
 PUBLISHED = Published({"train": (25882, 3997), "query": (14218, 3985), "gallery": (12612, 3985)})

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.datasets.base import Dataset
-from nearfar.data.datasets.registry import Root, register
+from nearfar.data.datasets.base import Dataset, Root, register
 from nearfar.data.store.sources import Arrays
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nearfar.data.datasets.archives import Tree, open_tree
-from nearfar.data.datasets.base import Dataset
+from nearfar.data.datasets.base import Dataset, register
 from nearfar.data.datasets.layouts import (
     ClassFile,
     Published,
@@ -15,7 +15,6 @@ from nearfar.data.datasets.layouts import (
     number,
     refuse,
 )
-from nearfar.data.datasets.registry import register
 
 TRAINED = 11318  # classes 1 to 11,318 are training classes
 PUBLISHED = Published({"train": (59551, 11318), "test": (60502, 11316)})

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.datasets.archives import open_tree
-from nearfar.data.datasets.base import Dataset, encode_labels, encode_parts, is_whole, left_out
-from nearfar.data.datasets.registry import Root, register
+from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, is_whole, left_out, register
 from nearfar.data.store.sources import Files, Source, is_inside
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,13 +11,12 @@ Example:
     [2, 2, 2]
 """
 
-from nearfar.data.sampling.base import BatchSampler, Sampler
+from nearfar.data.sampling.base import BatchSampler, Sampler, create, fitting_classes, names
 from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
 from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.sampling.independent import Independent
 from nearfar.data.sampling.neighbors import HardTriplets, Importance, NeighborClasses, SmartTriplets, hard_items
 from nearfar.data.sampling.random import Random
-from nearfar.data.sampling.registry import create, fitting_classes, names
 
 __all__ = [
     "BatchSampler", "ClassBalanced", "HardClasses", "HardTriplets", "Importance", "Independent", "NeighborClasses",

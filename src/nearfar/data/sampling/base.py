@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.utils.tensors import Array, as_labels
-from nearfar.utils.validation import whole
+from nearfar.utils.validation import check_settings, defaults_of, known, whole
 
 Indices = NDArray[np.int64]
 Labels = Array | Sequence[int]
@@ -221,3 +221,61 @@ def checked_labels(labels: Labels) -> Indices:
 def _check_position(epoch: int, step: int, last: int) -> None:
     whole("epoch", epoch, low=0)
     whole("step", step, low=0, high=last)
+
+
+Kind = TypeVar("Kind", bound=type[Sampler])
+_SAMPLERS: dict[str, type[Sampler]] = {}
+
+
+def register(sampler: Kind) -> Kind:
+    """Register a sampler under its ``key``. Used as a decorator.
+
+    Args:
+        sampler: The class.
+    """
+    _SAMPLERS[sampler.key] = sampler
+    return sampler
+
+
+def names() -> list[str]:
+    """Return the names of all samplers."""
+    return sorted(_SAMPLERS)
+
+
+def create(name: str, labels: Labels, **settings: Any) -> Sampler:
+    """Create a sampler by name.
+
+    Args:
+        name: "groups" (class-balanced), "pairs", "random" or "hard_classes".
+        labels: Integer labels [n], one per item.
+        settings: Keyword arguments of the sampler.
+
+    Example:
+        >>> labels = np.repeat(np.arange(5), 4)
+        >>> batch = create("groups", labels, classes=3, per_class=2).batch(epoch=0, step=0)
+        >>> np.unique(labels[batch], return_counts=True)[1].tolist()
+        [2, 2, 2]
+    """
+    # Every sampler takes labels and the keyword arguments that are checked here.
+    sampler: Callable[..., Sampler] = known("sampler", name, _SAMPLERS)
+    check_settings(name, settings, defaults_of(sampler, "labels"))
+    return sampler(labels, **settings)
+
+
+def fitting_classes(labels: Labels, batch_size: int, per_class: int, ranks: int = 1) -> int:
+    """Return the number of classes that fill a batch with ``per_class`` items each, or as many as there are.
+
+    Args:
+        labels: Integer labels [n], one per item.
+        batch_size: Items per batch, over all ranks.
+        per_class: Items of each class.
+        ranks: The result is a multiple of this.
+
+    Example:
+        >>> labels = np.array([0, 0, 0, 1, 1, 2])
+        >>> fitting_classes(labels, batch_size=64, per_class=2)  # two of class 0, two of class 1
+        2
+    """
+    counts = np.unique(checked_labels(labels), return_counts=True)[1]
+    most = int(np.minimum(counts[counts > 1], per_class).sum())
+    return max(1, min(whole("batch_size", batch_size), most) // whole("per_class", per_class) // ranks) * ranks

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.sampling.base import Indices, Labels, Sampler
+from nearfar.data.sampling.base import Indices, Labels, Sampler, register
 from nearfar.data.transforms.random_streams import stream
 from nearfar.utils.validation import whole
 
 
+@register
 class ClassBalanced(Sampler):
     """Draws classes uniformly and the same number of items of each (n-group sampling).
 
@@ -110,6 +111,7 @@ class ClassBalanced(Sampler):
         return batch
 
 
+@register
 class Pairs(ClassBalanced):
     """Draws two items of each of several classes, for the N-pair loss; classes with one item are never drawn.
 

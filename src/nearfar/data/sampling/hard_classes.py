@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearfar.data.sampling.base import Indices, Labels
+from nearfar.data.sampling.base import Indices, Labels, register
 from nearfar.data.sampling.class_balanced import ClassBalanced
 from nearfar.utils.validation import whole
 
 
+@register
 class HardClasses(ClassBalanced):
     """Draws classes that are similar to each other: the hard negative class mining of the N-pair loss.
 

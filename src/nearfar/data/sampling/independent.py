@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.data.sampling import registry
-from nearfar.data.sampling.base import Indices, Labels, Sampler
+from nearfar.data.sampling.base import Indices, Labels, Sampler, create
 
 
 class Independent(Sampler):
@@ -46,8 +45,7 @@ class Independent(Sampler):
         ranks: int = 1,
     ) -> None:
         self.samplers = [
-            registry.create(name, labels, **settings, seed=seed + member, rank=rank, ranks=ranks)
-            for member in range(members)
+            create(name, labels, **settings, seed=seed + member, rank=rank, ranks=ranks) for member in range(members)
         ]
         first = self.samplers[0]
         super().__init__(labels, members * first.batch_size, steps=len(first), seed=seed, rank=rank, ranks=ranks)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.data.sampling.base import Indices, Labels, Sampler
+from nearfar.data.sampling.base import Indices, Labels, Sampler, register
 from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.transforms.random_streams import stream
 from nearfar.utils.validation import whole
@@ -139,6 +139,7 @@ class NeighborSampler(Sampler):
         return int(rng.choice(others))
 
 
+@register
 class Importance(NeighborSampler):
     """Draws some items of a few classes and fills the batch with their hardest negatives in the whole training set.
 
@@ -202,6 +203,7 @@ class Importance(NeighborSampler):
         return anchors if table is None else [*anchors, *table[anchors, :-1].T.flatten().tolist()]
 
 
+@register
 class HardTriplets(NeighborSampler):
     """Draws random anchors, each with its farthest positive and its nearest negative: offline hard mining.
 
@@ -252,6 +254,7 @@ class HardTriplets(NeighborSampler):
         return int(table[anchor, 0])
 
 
+@register
 class SmartTriplets(HardTriplets):
     """Draws random anchors and positives, each with a negative among the nearest of the whole set: smart mining.
 
@@ -298,6 +301,7 @@ class SmartTriplets(HardTriplets):
         return int(table[anchor, rng.integers(self.neighbors)])
 
 
+@register
 class NeighborClasses(HardClasses):
     """Draws some classes at random and fills the batch with their nearest classes: the sampling of HTL.
 

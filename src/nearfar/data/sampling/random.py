@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nearfar.data.sampling.base import Indices, Labels, Sampler
+from nearfar.data.sampling.base import Indices, Labels, Sampler, register
 from nearfar.data.transforms.random_streams import stream
 from nearfar.utils.validation import whole
 
 
+@register
 class Random(Sampler):
     """Shuffles the items of each epoch; the incomplete last batch is dropped.
 

@@ -156,7 +156,8 @@ def prepare(
     """
     settings = _settings(side, aspect, channels)
     one_of("on_error", on_error, ON_ERROR)
-    threads = whole("workers", workers) if workers is not None else processors()
+    if workers is not None:
+        whole("workers", workers)
     if dataset.is_vectors:
         raise ValueError(f"dataset {dataset.name} holds vectors; only images are prepared")
     if not len(dataset):
@@ -169,6 +170,7 @@ def prepare(
     folder = _folder(dataset.name, cache, about)
     store = _finished_store(folder, dataset.source)
     if store is None:
+        threads = workers or processors()
         store = _make(folder, dataset.source, settings, {"dataset": dataset.name, **about}, threads, progress)
     if store.bad and (on_error == "fail" or not len(store)):
         raise BadFilesError(store.bad, len(dataset))

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from nearfar import data, networks
-from nearfar.data import Dataset, Loader, Split, Store, View, splits
-from nearfar.data.datasets.registry import takes_root
-from nearfar.data.sampling import registry
+from nearfar.data import Dataset, Loader, Split, Store, View, sampling, splits
+from nearfar.data.datasets.base import takes_root
 from nearfar.data.sampling.base import Sampler
 from nearfar.data.sampling.independent import Independent
 from nearfar.losses import ProxyLoss
@@ -283,13 +282,13 @@ def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int) -> Samp
     settings = section.model_dump(exclude={"name"}, exclude_none=True)
     if section.name == "groups" and section.batch_size is not None:
         most = settings.pop("batch_size")
-        settings["classes"] = registry.fitting_classes(labels, most, settings["per_class"], ranks)
+        settings["classes"] = sampling.fitting_classes(labels, most, settings["per_class"], ranks)
     try:
         if recipe.network.independent:
             return Independent(
                 section.name, labels, settings, recipe.network.members, seed=seed, rank=rank, ranks=ranks
             )
-        return registry.create(section.name, labels, **settings, seed=seed, rank=rank, ranks=ranks)
+        return sampling.create(section.name, labels, **settings, seed=seed, rank=rank, ranks=ranks)
     except ValueError as error:
         classes = len(np.unique(labels))
         few = (section.classes or 0) > classes

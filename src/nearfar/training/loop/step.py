@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from nearfar.data.loader import Batch
 from nearfar.losses import Memory
-from nearfar.networks import batchnorm
+from nearfar.networks.backbones.base import batchnorm_layers
 from nearfar.networks.embedder import Embedder
 from nearfar.training.loop.distributed import World, draws, global_loss
 from nearfar.utils.validation import one_of, positive, whole
@@ -127,7 +127,7 @@ class TrainStep:
                 check_chunks(learner.network)
         self.skip, self.independent = skip, independent
         self._parameters = [learner.parameters() for learner in self.learners]
-        self._norms = [layer for learner in self.learners for layer in batchnorm.layers(learner.network)]
+        self._norms = [layer for learner in self.learners for layer in batchnorm_layers(learner.network)]
         self._fused = masks_updates(optimizer)
         if self._fused:
             seed_momentum(optimizer)
@@ -545,7 +545,7 @@ def check_chunks(network: nn.Module) -> None:
     """Raise an error if the network's embeddings depend on which images are in the same chunk."""
     was = network.training
     network.train()
-    unfrozen = sum(layer.training for layer in batchnorm.layers(network))
+    unfrozen = sum(layer.training for layer in batchnorm_layers(network))
     network.train(was)
     if unfrozen:
         raise ValueError(

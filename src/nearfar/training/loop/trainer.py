@@ -32,7 +32,6 @@ from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import Log, RunFolder, finite
 from nearfar.training.run.loggers import Logger, flat
 from nearfar.utils.atomic import write_json, write_text
-from nearfar.utils.formatting import duration
 from nearfar.utils.validation import few
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -405,8 +404,7 @@ class Trainer:
         }
         evaluator.write(self.run_folder, self._embedded, self._per_query)
         write_json(self.run_folder.metrics, metrics)
-        words = f"finished after {duration(position.seconds)}: {rule}, epoch {epoch + 1}"
-        self.display.say("  ".join([words, *console.shown(measured)]))
+        self.display.finish(console.Conclusion(position.seconds, rule, epoch + 1, measured))
         return metrics
 
 

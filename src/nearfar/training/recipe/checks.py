@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from nearfar import data, losses, networks
-from nearfar.data.datasets import registry as datasets
+from nearfar.data.datasets import base as datasets
 from nearfar.training.recipe import schema
 from nearfar.training.recipe.schema import (
     EvaluationSection,

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from nearfar import data, losses, networks
-from nearfar.data.datasets import registry as datasets
+from nearfar.data.datasets import base as datasets
 from nearfar.data.transforms.view import LIMITS
 from nearfar.networks import registry as backbones
 

@@ -58,6 +58,33 @@ class Status:
         return "  ".join([*words, *shown(self.metrics)])
 
 
+@dataclass(frozen=True)
+class Conclusion:
+    """The end of a training.
+
+    Args:
+        seconds: How long it took.
+        selection: How the epoch was selected, such as "last epoch".
+        epoch: The selected epoch, from 1.
+        metrics: Of that epoch, by part.
+    """
+
+    seconds: float
+    selection: str
+    epoch: int
+    metrics: Mapping[str, Mapping[str, Any]]
+
+    def text(self) -> str:
+        """The outcome in one line.
+
+        Example:
+            >>> Conclusion(75.0, "last epoch", 5, {"test": {"recall@1": 0.5}}).text()
+            'finished after 1 min 15 s: last epoch, epoch 5  test recall@1 0.5000'
+        """
+        words = f"finished after {duration(self.seconds)}: {self.selection}, epoch {self.epoch}"
+        return "  ".join([words, *shown(self.metrics)])
+
+
 class Display(Protocol):
     """Shows the progress of a training."""
 
@@ -85,6 +112,14 @@ class Display(Protocol):
             text: The message.
         """
 
+    def finish(self, outcome: Conclusion) -> None:
+        """Show the end of a training.
+
+        Args:
+            outcome: The end of the training.
+        """
+        self.say(outcome.text())
+
     def close(self) -> None:
         """End the display."""
 
@@ -99,6 +134,9 @@ class Silent(Display):
         pass
 
     def say(self, text: str) -> None:
+        pass
+
+    def finish(self, outcome: Conclusion) -> None:
         pass
 
     def close(self) -> None:
