@@ -1,0 +1,138 @@
+"""What all linear estimators share: checked input, the learned transformation, distances and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+
+Array = NDArray[Any]
+
+
+class LinearTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base class of estimators that learn a linear transformation G and with it the metric A = GᵀG.
+
+    A subclass implements ``fit`` and sets ``components_`` (G, one row per output dimension).
+    """
+
+    components_: Array
+    _requires_y = False
+
+    def __sklearn_tags__(self) -> Tags:
+        """Return scikit-learn's tags: whether ``y`` is required."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = self._requires_y
+        return tags
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Map samples to the space in which the Euclidean distance is the learned distance.
+
+        Args:
+            X: Samples, of shape (n, features).
+
+        Returns:
+            ``X @ components_.T``.
+        """
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64)) @ self.components_.T
+
+    def get_mahalanobis_matrix(self) -> Array:
+        """Return A = GᵀG, the positive semi-definite matrix of the learned metric."""
+        check_is_fitted(self)
+        return self.components_.T @ self.components_
+
+    def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
+        """Return the learned distances of given pairs.
+
+        Args:
+            left: The first sample of each pair, of shape (pairs, features).
+            right: The second sample of each pair.
+
+        Returns:
+            One distance for each pair.
+        """
+        check_is_fitted(self)
+        difference = check_array(left, dtype=np.float64) - check_array(right, dtype=np.float64)
+        return np.asarray(np.linalg.norm(difference @ self.components_.T, axis=1))
+
+    @property
+    def metric_(self) -> Callable[[ArrayLike, ArrayLike], float]:
+        """The learned distance of two samples, as a function; it fits ``KNeighborsClassifier(metric=...)``."""
+        check_is_fitted(self)
+        components = self.components_
+
+        def distance(x: ArrayLike, y: ArrayLike) -> float:
+            return float(np.linalg.norm(components @ (np.asarray(x) - np.asarray(y))))
+
+        return distance
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.components_.shape[0])
+
+    def _check(self, X: ArrayLike, y: ArrayLike | None = None, *, numeric: bool = False) -> tuple[Array, Array | None]:
+        """Return the samples as float64 and the labels as integers (or as float64 if ``numeric``)."""
+        if y is None:
+            return np.asarray(validate_data(self, X, dtype=np.float64, ensure_min_samples=2)), None
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=numeric)
+        y = column_or_1d(y, warn=True)
+        if numeric:
+            return np.asarray(X), np.asarray(y, dtype=np.float64)
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has one class, {classes[0]!r}; {type(self).__name__} needs at least two")
+        return np.asarray(X), np.asarray(codes)
+
+    def _set(self, components: torch.Tensor | Array, objective: list[float] | None = None) -> Self:
+        """Store the learned transformation, and the value of the objective after each iteration."""
+        self.components_ = np.asarray(
+            components.cpu() if isinstance(components, torch.Tensor) else components, dtype=np.float64
+        )
+        if objective is not None:
+            self.objective_ = np.asarray(objective)
+            self.n_iter_ = max(1, len(objective) - 1)
+        return self
+
+
+def check_components(n_components: int | None, features: int) -> int:
+    """Return the number of output dimensions: that of the input if none is given.
+
+    Args:
+        n_components: The wanted number.
+        features: The number of input features.
+    """
+    if n_components is None:
+        return features
+    if not 1 <= n_components <= features:
+        raise ValueError(f"n_components is {n_components}; it must be from 1 to the number of features, {features}")
+    return int(n_components)
+
+
+def tensor(array: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Copy an array to a device.
+
+    Args:
+        array: A NumPy array.
+        device: A PyTorch device.
+        dtype: Its type there.
+    """
+    return torch.as_tensor(array, dtype=dtype, device=torch.device(device))
+
+
+def factor(matrix: torch.Tensor) -> torch.Tensor:
+    """Return G with GᵀG = A for a positive semi-definite A, without the directions in which A is zero.
+
+    Args:
+        matrix: A, of shape (d, d).
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    kept = values > values[-1].clamp_min(0) * 1e-12
+    if not kept.any():  # the zero metric still has one direction
+        return torch.zeros_like(matrix[:1])
+    return (vectors[:, kept] * values[kept].sqrt()).T.flip(0)

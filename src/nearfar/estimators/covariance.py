@@ -1,0 +1,251 @@
+"""Metrics in closed form: Mahalanobis, relevant component analysis, local Fisher discriminant analysis."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from nearfar.estimators.base import LinearTransformer, check_components, tensor
+from nearfar.estimators.constraints import check_pairs, chunks_of
+
+Array = NDArray[Any]
+
+
+class Mahalanobis(LinearTransformer):
+    """The Mahalanobis distance: Euclidean distance after whitening the data. No labels are needed.
+
+    Formula:
+        A = Σ⁻¹, with the covariance (1 − s) Σ + s · tr(Σ)/d · I.
+
+    Args:
+        shrinkage: s, from 0 to 1, or "auto" for the value of Ledoit and Wolf.
+        n_components: Keep only the directions of largest variance; all by default.
+        device: A PyTorch device.
+
+    Reference:
+        Mahalanobis, "On the generalized distance in statistics", 1936. Thesis 2.1.1.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.random.default_rng(0).normal(size=(500, 2)) * [1, 10]
+        >>> whitened = Mahalanobis().fit_transform(X)
+        >>> np.cov(whitened.T).round(2).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def __init__(self, *, shrinkage: float | str = 0.0, n_components: int | None = None, device: str = "cpu") -> None:
+        self.shrinkage = shrinkage
+        self.n_components = n_components
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
+        """Estimate the covariance.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Ignored.
+
+        Returns:
+            The estimator.
+        """
+        samples, _ = self._check(X)
+        data = tensor(samples - samples.mean(axis=0), self.device)
+        covariance = data.T @ data / (len(data) - 1)
+        share = self.shrinkage
+        if share == "auto":
+            from sklearn.covariance import ledoit_wolf_shrinkage
+
+            share = float(ledoit_wolf_shrinkage(samples))
+        if isinstance(share, str) or not 0 <= share <= 1:
+            raise ValueError(f"shrinkage is {self.shrinkage!r}; it must be from 0 to 1 or 'auto'")
+        d = covariance.shape[0]
+        covariance = (1 - share) * covariance + share * covariance.trace() / d * torch.eye(d).to(covariance)
+        return self._set(whitening(covariance, check_components(self.n_components, d)))
+
+
+class RCA(LinearTransformer):
+    """Relevant component analysis: whitens the variation inside chunks of similar samples.
+
+    Formula:
+        A = C⁻¹ with C the mean of (x − m)(x − m)ᵀ over all samples of chunks, m the mean of the sample's chunk.
+
+    Args:
+        n_components: First reduce to this many directions by Fisher's criterion; all by default.
+        device: A PyTorch device.
+
+    Reference:
+        Bar-Hillel et al., "Learning a Mahalanobis metric from equivalence constraints", JMLR 2005.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> RCA().fit_transform(*load_iris(return_X_y=True)).shape
+        (150, 4)
+    """
+
+    def __init__(self, *, n_components: int | None = None, device: str = "cpu") -> None:
+        self.n_components = n_components
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
+        """Learn from labels, each class a chunk, or from similar pairs, whose linked samples are chunks.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels; negative integers mark samples without a chunk.
+            pairs: Instead of ``y``: rows (left, right, 1); pairs marked as different are ignored.
+
+        Returns:
+            The estimator.
+        """
+        samples, _ = self._check(X)
+        if pairs is not None:
+            chunks = chunks_of(check_pairs(pairs, len(samples))[0], len(samples))
+        elif y is not None:
+            samples, codes = self._check(X, y)
+            chunks = np.asarray(codes)
+        else:
+            raise ValueError("RCA requires y to be passed, but the target y is None; pairs are the alternative")
+        used = chunks >= 0
+        data, chunks = (
+            tensor(samples[used] - samples.mean(axis=0), self.device),
+            np.unique(chunks[used], return_inverse=True)[1],
+        )
+        if not len(data):
+            raise ValueError("pairs holds no similar pair; RCA needs at least one")
+        within, total = scatters(data, torch.as_tensor(chunks, device=data.device))
+        kept = check_components(self.n_components, data.shape[1])
+        if kept == data.shape[1]:
+            return self._set(whitening(within, kept))
+        directions = generalized_eigenvectors(total, within)[0][:, :kept].T
+        return self._set(whitening(directions @ within @ directions.T, kept) @ directions)
+
+
+class LFDA(LinearTransformer):
+    """Local Fisher discriminant analysis: separates classes but keeps the local structure inside a class.
+
+    Formula:
+        Eigenvectors of the largest eigenvalues of S_b v = λ S_w v, with scatter matrices weighted by the affinity
+        exp(−|x − y|² / (σ_x σ_y)) of samples of one class; σ is the distance to the k-th neighbor in the class.
+
+    Args:
+        n_components: The number of output dimensions; that of the input by default.
+        neighbors: k of the local scale.
+        embedding: "weighted" multiplies each direction by the root of its eigenvalue, "orthonormalized" makes the
+            directions orthonormal, "plain" leaves them as they are.
+        device: A PyTorch device.
+
+    Reference:
+        Sugiyama, "Dimensionality reduction of multimodal labeled data by local Fisher discriminant analysis",
+        JMLR 2007.
+
+    Example:
+        >>> from sklearn.datasets import load_wine
+        >>> LFDA(n_components=2).fit_transform(*load_wine(return_X_y=True)).shape
+        (178, 2)
+    """
+
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        neighbors: int = 7,
+        embedding: str = "weighted",
+        device: str = "cpu",
+    ) -> None:
+        self.n_components = n_components
+        self.neighbors = neighbors
+        self.embedding = embedding
+        self.device = device
+
+    _requires_y = True
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from labels.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        if self.embedding not in ("weighted", "orthonormalized", "plain"):
+            raise ValueError(f"embedding is {self.embedding!r}; it must be 'weighted', 'orthonormalized' or 'plain'")
+        samples, labels = self._check(X, y)
+        if labels is None:
+            raise ValueError("LFDA requires y to be passed, but the target y is None")
+        data = tensor(samples - samples.mean(axis=0), self.device)
+        n, d = data.shape
+        within = torch.zeros(d, d).to(data)
+        between = torch.zeros_like(within)
+        for code in range(labels.max() + 1):
+            part = data[torch.as_tensor(labels == code, device=data.device)]
+            size = len(part)
+            distances = torch.cdist(part, part)
+            place = min(self.neighbors, size - 1)
+            scale = distances.kthvalue(place + 1, dim=1).values
+            product = scale[:, None] * scale
+            affinity = torch.where(product > 0, torch.exp(-(distances**2) / product.clamp_min(1e-300)), 0.0)
+            local = part.T @ (affinity.sum(dim=1)[:, None] * part) - part.T @ affinity @ part
+            sums = part.sum(dim=0)
+            within += local / size
+            between += local * (1 / n - 1 / size)  # pairs of one class
+            between += part.T @ part * (1 - size / n) + torch.outer(sums, sums) / n  # pairs with other classes
+        vectors, values = generalized_eigenvectors(between, within)
+        directions = vectors[:, : check_components(self.n_components, d)]
+        if self.embedding == "weighted":
+            directions = directions * values[: directions.shape[1]].clamp_min(0).sqrt()
+        elif self.embedding == "orthonormalized":
+            directions = torch.linalg.qr(directions).Q
+        return self._set(directions.T)
+
+
+def whitening(covariance: torch.Tensor, kept: int) -> torch.Tensor:
+    """Return the transformation that makes a covariance the identity, by its ``kept`` largest directions.
+
+    Directions without variance are mapped to zero.
+
+    Args:
+        covariance: Of shape (d, d).
+        kept: The number of output dimensions.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = values.flip(0), vectors.flip(1)
+    least = values[0].clamp_min(0) * 1e-12
+    scale = torch.where(values > least, values.clamp_min(1e-300).rsqrt(), 0.0)
+    return (vectors[:, :kept] * scale[:kept]).T
+
+
+def scatters(data: torch.Tensor, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the covariance within chunks and the covariance of all samples.
+
+    Args:
+        data: Samples.
+        chunks: The chunk of each sample, numbered from 0.
+    """
+    count = torch.bincount(chunks).to(data.dtype)
+    means = torch.zeros(len(count), data.shape[1]).to(data).index_add_(0, chunks, data) / count[:, None]
+    residuals, centered = data - means[chunks], data - data.mean(dim=0)
+    return residuals.T @ residuals / len(data), centered.T @ centered / len(data)
+
+
+def generalized_eigenvectors(matrix: torch.Tensor, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve ``matrix v = λ metric v`` for symmetric matrices, by decreasing λ.
+
+    Args:
+        matrix: Symmetric.
+        metric: Symmetric and positive semi-definite; 1e-9 of its mean eigenvalue is added to the diagonal.
+
+    Returns:
+        The eigenvectors as columns, with vᵀ metric v = 1, and the eigenvalues λ.
+    """
+    d = metric.shape[0]
+    ridge = 1e-9 * metric.trace() / d + 1e-300
+    root = torch.linalg.cholesky(metric + ridge * torch.eye(d).to(metric))
+    inner = torch.linalg.solve_triangular(root, matrix, upper=False)
+    inner = torch.linalg.solve_triangular(root, inner.T, upper=False)
+    values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+    return torch.linalg.solve_triangular(root.T, vectors.flip(1), upper=True), values.flip(0)

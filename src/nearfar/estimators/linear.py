@@ -1,0 +1,238 @@
+"""The general model of linear metric learning: a regularizer and a sum of losses over positive semi-definite A."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+
+from nearfar.estimators.base import LinearTransformer, check_components, factor, tensor
+from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs, draw_triplets
+from nearfar.estimators.solvers import descend, lbfgs, logdet_divergence, scatter
+
+Array = NDArray[Any]
+
+
+class LinearMetric(LinearTransformer):
+    """Learns a metric by minimizing a regularizer plus a weighted sum of losses.
+
+    Formula:
+        min over A ⪰ 0 of r(A) + λ Σ c(d_A), with d_A(x, y) = (x − y)ᵀA(x − y).
+
+        r: "frobenius" ½‖A‖², "trace" tr(AC), "logdet" tr(A) − log det A − d.
+
+        c: "hinge" max(0, d − u) for similar and max(0, l − d) for dissimilar pairs; "relative"
+        max(0, d(i, j) − d(i, k) + m) for triplets; "squared" (d − t)² for pairs with target t.
+
+    Args:
+        regularizer: "frobenius", "trace" or "logdet".
+        loss: "hinge", "relative" or "squared".
+        trade_off: λ.
+        reference: C of the trace: "similar" for the sum of (x − y)(x − y)ᵀ over similar pairs, divided by their
+            number, or "identity".
+        upper: u; by default the 5th percentile of the squared distances of the drawn pairs.
+        lower: l; by default their 95th percentile.
+        margin: m of the relative loss.
+        n_components: The rank of A = GᵀG. Without it A has full rank and the problem is convex.
+        n_constraints: Constraints drawn from labels; by default 20 times the square of the number of classes, at
+            least 1,000, of each kind.
+        max_iter: The largest number of iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        random_state: Seed of the drawn constraints.
+        device: A PyTorch device.
+
+    Differences:
+        "squared" uses u and l as targets of similar and dissimilar pairs if no targets are given.
+
+    Reference:
+        Kulis, "Metric learning: a survey", 2013. Thesis 2.1 to 2.9.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> model = LinearMetric(regularizer="logdet", loss="relative", random_state=0).fit(X, y)
+        >>> model.transform(X).shape
+        (150, 4)
+    """
+
+    def __init__(
+        self,
+        *,
+        regularizer: Literal["frobenius", "trace", "logdet"] = "frobenius",
+        loss: Literal["hinge", "relative", "squared"] = "hinge",
+        trade_off: float = 1.0,
+        reference: Literal["similar", "identity"] = "similar",
+        upper: float | None = None,
+        lower: float | None = None,
+        margin: float = 1.0,
+        n_components: int | None = None,
+        n_constraints: int | None = None,
+        max_iter: int = 200,
+        tol: float = 1e-6,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.regularizer = regularizer
+        self.loss = loss
+        self.trade_off = trade_off
+        self.reference = reference
+        self.upper = upper
+        self.lower = lower
+        self.margin = margin
+        self.n_components = n_components
+        self.n_constraints = n_constraints
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.device = device
+
+    _requires_y = True
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        pairs: Any = None,
+        triplets: ArrayLike | None = None,
+        targets: ArrayLike | None = None,
+    ) -> Self:
+        """Learn from labels, pairs or triplets.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which constraints are drawn.
+            pairs: Instead of ``y``: rows (left, right, same) for "hinge" and "squared".
+            triplets: Instead of ``y``: rows (anchor, nearer, farther) for "relative".
+            targets: The wanted squared distance of each row of ``pairs``, for "squared".
+
+        Returns:
+            The estimator.
+        """
+        self._check_settings()
+        samples, labels = self._check(X, y)
+        data = tensor(samples - samples.mean(axis=0), self.device)
+        similar, dissimilar, tuples = self._constraints(labels, pairs, triplets, len(samples))
+        near, far = (data[rows[:, 0]] - data[rows[:, 1]] for rows in (similar, dissimilar))
+        if self.loss == "relative":
+            near, far = data[tuples[:, 0]] - data[tuples[:, 1]], data[tuples[:, 0]] - data[tuples[:, 2]]
+            if not len(near):
+                raise ValueError("no triplets can be drawn from y: no class has two samples")
+        regularize = self._regularizer(near)
+        charge = self._loss(near, far, pairs, targets)
+
+        def objective(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            value, gradient = regularize(matrix)
+            if not torch.isfinite(value):
+                return value, gradient
+            cost, slope = charge(matrix)
+            return value + self.trade_off * cost, gradient + self.trade_off * slope
+
+        start = torch.eye(data.shape[1]).to(data)
+        if self.n_components is None:
+            matrix, history = descend(objective, start, max_iter=self.max_iter, tol=self.tol)
+            return self._set(factor(matrix), history)
+
+        def low_rank(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            value, gradient = objective(g.T @ g)
+            return value, 2 * g @ gradient
+
+        rank = check_components(self.n_components, data.shape[1])
+        first = torch.linalg.svd(data, full_matrices=False).Vh[:rank]
+        return self._set(*lbfgs(low_rank, first, max_iter=self.max_iter, tol=self.tol))
+
+    def _check_settings(self) -> None:
+        for name, allowed in (
+            ("regularizer", ("frobenius", "trace", "logdet")),
+            ("loss", ("hinge", "relative", "squared")),
+            ("reference", ("similar", "identity")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        if self.regularizer == "logdet" and self.n_components is not None:
+            raise ValueError("regularizer 'logdet' is infinite for A of low rank; remove n_components")
+
+    def _constraints(self, labels: Array | None, pairs: Any, triplets: ArrayLike | None, n: int) -> tuple[Array, ...]:
+        empty = np.empty((0, 2), dtype=np.int64)
+        random = check_random_state(self.random_state)
+        if self.loss == "relative":
+            if pairs is not None:
+                raise ValueError("loss 'relative' learns from labels or triplets, not from pairs")
+            if triplets is not None:
+                return empty, empty, check_tuples(triplets, 3, n, "triplets")
+            if labels is not None:
+                return empty, empty, draw_triplets(labels, self.n_constraints, random)
+        elif triplets is not None:
+            raise ValueError(f"loss {self.loss!r} learns from labels or pairs, not from triplets")
+        elif pairs is not None:
+            return *check_pairs(pairs, n), empty
+        elif labels is not None:
+            return *draw_pairs(labels, self.n_constraints, random), empty
+        raise ValueError(
+            "LinearMetric requires y to be passed, but the target y is None; the alternative is "
+            + ("triplets" if self.loss == "relative" else "pairs")
+        )
+
+    def _regularizer(self, near: torch.Tensor) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        d = near.shape[1]
+        identity = torch.eye(d).to(near)
+        if self.regularizer == "frobenius":
+            return lambda a: (a.square().sum() / 2, a)
+        if self.regularizer == "trace":
+            c = identity if self.reference == "identity" or not len(near) else near.T @ near / len(near)
+            return lambda a: ((a * c).sum(), c)
+
+        return lambda a: logdet_divergence(a, identity)
+
+    def _loss(
+        self, near: torch.Tensor, far: torch.Tensor, pairs: Any, targets: ArrayLike | None
+    ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        def distances(delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            return ((delta @ a) * delta).sum(dim=1)
+
+        if self.loss == "relative":
+
+            def relative(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                excess = distances(near, a) - distances(far, a) + self.margin
+                active = (excess > 0).to(a)
+                return (excess * active).sum(), scatter(near, active) - scatter(far, active)
+
+            return relative
+        upper, lower = self._bounds(near, far)
+        if self.loss == "hinge":
+
+            def hinge(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                above, below = distances(near, a) - upper, lower - distances(far, a)
+                value = above.clamp_min(0).sum() + below.clamp_min(0).sum()
+                return value, scatter(near, (above > 0).to(a)) - scatter(far, (below > 0).to(a))
+
+            return hinge
+        delta = torch.cat([near, far])
+        wanted = torch.cat([torch.full((len(near),), upper), torch.full((len(far),), lower)]).to(delta)
+        if targets is not None:
+            if pairs is None:
+                raise ValueError("targets are given without pairs; each row of pairs needs its target")
+            given = tensor(np.asarray(targets, dtype=np.float64).ravel(), self.device)
+            if len(given) != len(delta):
+                raise ValueError(f"targets has {len(given)} values; pairs has {len(delta)} rows")
+            same = torch.as_tensor(
+                np.asarray(getattr(pairs, "same", None) if hasattr(pairs, "same") else np.asarray(pairs)[:, 2]) == 1
+            )
+            wanted = torch.cat([given[same], given[~same]])
+
+        def squared(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            error = distances(delta, a) - wanted
+            return error.square().sum(), scatter(delta, 2 * error)
+
+        return squared
+
+    def _bounds(self, near: torch.Tensor, far: torch.Tensor) -> tuple[float, float]:
+        """Return u and l."""
+        squared = torch.cat([near, far]).square().sum(dim=1)
+        upper = self.upper if self.upper is not None else float(squared.quantile(0.05))
+        lower = self.lower if self.lower is not None else float(squared.quantile(0.95))
+        return upper, lower

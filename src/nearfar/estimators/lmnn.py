@@ -1,0 +1,261 @@
+"""Large margin nearest neighbor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Self
+
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from nearfar.estimators.base import LinearTransformer, check_components, tensor
+from nearfar.estimators.solvers import lbfgs
+
+Array = NDArray[Any]
+CHUNK = 1 << 14
+
+
+class LMNN(LinearTransformer):
+    """Pulls each sample's nearest neighbors of its class closer and pushes other classes out of their reach.
+
+    Formula:
+        min (1 − μ) Σ d(i, j) + μ Σ max(0, 1 + d(i, j) − d(i, l)) over samples i, their k target neighbors j of the same
+        class and all l of other classes, with d the squared distance after G.
+
+    Args:
+        neighbors: k. Target neighbors are the nearest of the class before training.
+        push: μ, the weight of the second sum.
+        n_components: The number of output dimensions; that of the input by default.
+        rounds: How often the samples of other classes within reach are searched.
+        max_iter: L-BFGS iterations between two searches.
+        tol: Rounds end when the objective improves by less than this share.
+        device: A PyTorch device.
+
+    Differences:
+        Only samples within reach are compared between two searches, which are exact. A round that would increase the
+        objective over all samples is shortened, so the objective never increases.
+
+    Reference:
+        Weinberger and Saul, "Distance metric learning for large margin nearest neighbor classification", JMLR 2009.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> LMNN(n_components=2).fit_transform(*load_iris(return_X_y=True)).shape
+        (150, 2)
+    """
+
+    _requires_y = True
+
+    def __init__(
+        self,
+        *,
+        neighbors: int = 3,
+        push: float = 0.5,
+        n_components: int | None = None,
+        rounds: int = 12,
+        max_iter: int = 10,
+        tol: float = 1e-4,
+        device: str = "cpu",
+    ) -> None:
+        self.neighbors = neighbors
+        self.push = push
+        self.n_components = n_components
+        self.rounds = rounds
+        self.max_iter = max_iter
+        self.tol = tol
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from labels.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        if self.neighbors < 1:
+            raise ValueError(f"neighbors is {self.neighbors}; it must be at least 1")
+        if not 0 < self.push < 1:
+            raise ValueError(f"push is {self.push}; it must be between 0 and 1")
+        samples, codes = self._check(X, y)
+        if codes is None:
+            raise ValueError("LMNN requires y to be passed, but the target y is None")
+        dtype = torch.float64 if len(samples) <= 5000 else torch.float32
+        data = tensor(samples - samples.mean(axis=0), self.device, dtype)
+        labels = torch.as_tensor(codes, device=data.device)
+        order = torch.argsort(labels, stable=True)  # classes are contiguous, so that a class is a range of columns
+        data, labels = data[order], labels[order]
+        targets = target_neighbors(data, labels, self.neighbors)
+        kept = check_components(self.n_components, data.shape[1])
+        g = torch.eye(kept).to(data)
+        if kept < data.shape[1]:
+            g = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
+        pairs = within_reach(data @ g.T, labels, targets)
+        value = self._objective(g, data, targets, pairs)[0]
+        history = [float(value)]
+        for _ in range(self.rounds):
+            known = pairs
+            objective = partial(self._objective, data=data, targets=targets, pairs=known)
+            proposal = lbfgs(objective, g, max_iter=self.max_iter, tol=self.tol / 10)[0].to(data)
+            for _ in range(10):
+                pairs = within_reach(data @ proposal.T, labels, targets)
+                reached = self._objective(proposal, data, targets, pairs)[0]
+                if reached < value:
+                    break
+                proposal = (proposal + g) / 2
+            else:
+                break
+            g, value = proposal, reached
+            history.append(float(value))
+            pairs = pairs.union(known)
+            if history[-2] - history[-1] <= self.tol * abs(history[-1]):
+                break
+        return self._set(g, history)
+
+    def _objective(
+        self, g: torch.Tensor, data: torch.Tensor, targets: torch.Tensor, pairs: Pairs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the objective over the target neighbors and the given pairs, and its gradient by G."""
+        points = data @ g.T
+        reach = target_distances(points, targets)
+        distances = pairs.distances(points)
+        pushed = torch.zeros_like(distances)  # how many target neighbors the other sample is too close for
+        pulls = torch.where(reach.isfinite(), 1 - self.push, 0.0)
+        total = reach[reach.isfinite()].sum(dtype=torch.float64) * (1 - self.push)
+        for j in range(reach.shape[1]):
+            excess = 1 + reach[pairs.rows, j] - distances
+            active = (excess > 0) & excess.isfinite()
+            total += excess[active].sum(dtype=torch.float64) * self.push
+            pushed += active
+            pulls[:, j] += self.push * torch.bincount(pairs.rows[active], minlength=len(points))
+        gradient = pairs.laplacian(points, -self.push * pushed)
+        for j in range(reach.shape[1]):
+            difference = (points - points[targets[:, j].clamp_min(0)]) * pulls[:, j, None]
+            gradient += difference
+            gradient.index_add_(0, targets[:, j].clamp_min(0), difference, alpha=-1)
+        return total, 2 * gradient.T @ data
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns.
+
+    Attributes:
+        rows: The first sample of each pair, in increasing order.
+        columns: The second sample of each pair.
+        n: The number of samples.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    n: int
+
+    def union(self, other: Pairs) -> Pairs:
+        """Return the pairs of both, once each.
+
+        Args:
+            other: Pairs of the same samples.
+        """
+        keys = torch.cat([self.rows * self.n + self.columns, other.rows * self.n + other.columns]).unique()
+        return Pairs(keys // self.n, keys % self.n, self.n)
+
+    def distances(self, points: torch.Tensor) -> torch.Tensor:
+        """Return the squared distance of each pair.
+
+        Args:
+            points: All samples.
+        """
+        found = points.new_empty(len(self.rows))
+        for start in range(0, len(found), CHUNK):
+            part = slice(start, start + CHUNK)
+            difference = points[self.rows[part]].sub_(points[self.columns[part]])
+            torch.linalg.vecdot(difference, difference, out=found[part])
+        return found
+
+    def laplacian(self, points: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return half the gradient of Σ w |z_i − z_j|² by the points.
+
+        Args:
+            points: z, all samples.
+            weights: w of each pair.
+        """
+        sums = torch.zeros_like(points[:, 0])
+        sums.index_add_(0, self.rows, weights).index_add_(0, self.columns, weights)
+        product = self._sparse(self.rows, self.columns, weights) @ points
+        order = self._by_column
+        product += self._sparse(self.columns[order], self.rows[order], weights[order]) @ points
+        return sums[:, None] * points - product
+
+    @cached_property
+    def _by_column(self) -> torch.Tensor:
+        return torch.argsort(self.columns, stable=True)
+
+    def _sparse(self, rows: torch.Tensor, columns: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        places = torch.stack([rows, columns])
+        return torch.sparse_coo_tensor(places, weights, (self.n, self.n), check_invariants=False, is_coalesced=True)
+
+
+def target_neighbors(data: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the k nearest samples of the same class, -1 where a class has too few.
+
+    Args:
+        data: Samples, sorted by class.
+        labels: Class numbers.
+        k: The number of neighbors.
+    """
+    targets = torch.full((len(data), k), -1, device=data.device)
+    start = 0
+    for size in torch.bincount(labels).tolist():
+        part = data[start : start + size]
+        count = min(k, size - 1)
+        if count:
+            for first in range(0, size, 2048):
+                rows = part[first : first + 2048]
+                distances = torch.cdist(rows, part)
+                distances.diagonal(first).fill_(torch.inf)
+                nearest = distances.topk(count, dim=1, largest=False).indices
+                targets[start + first : start + first + len(rows), :count] = nearest + start
+        start += size
+    return targets
+
+
+def target_distances(points: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the squared distances to the target neighbors, -inf where there is none.
+
+    Args:
+        points: All samples.
+        targets: The number of each target neighbor, or -1.
+    """
+    columns = [(points - points[column.clamp_min(0)]).square().sum(dim=1) for column in targets.T]
+    return torch.where(targets >= 0, torch.stack(columns, dim=1), -torch.inf)
+
+
+def within_reach(points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> Pairs:
+    """Find all samples of other classes closer than the farthest target neighbor plus the margin of 1.
+
+    Args:
+        points: Samples, sorted by class.
+        labels: Class numbers.
+        targets: The target neighbors of each sample.
+    """
+    limit = target_distances(points, targets).max(dim=1).values + 1
+    norms = points.square().sum(dim=1)
+    ends = torch.bincount(labels).cumsum(0).tolist()
+    rows, columns = [], []
+    start = 0
+    for end in ends:
+        for first in range(start, end, 1024):
+            part = slice(first, min(first + 1024, end))
+            bound = (limit[part] - norms[part])[:, None]
+            for others in (slice(0, start), slice(end, len(points))):
+                close = torch.addmm(norms[others], points[part], points[others].T, alpha=-2) < bound
+                row, column = close.nonzero(as_tuple=True)
+                rows.append(row + part.start)
+                columns.append(column + others.start)
+        start = end
+    found = torch.cat(rows) * len(points) + torch.cat(columns)
+    found = found.sort().values
+    return Pairs(found // len(points), found % len(points), len(points))

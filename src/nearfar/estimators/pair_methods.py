@@ -1,0 +1,413 @@
+"""Methods that learn from pairs or quadruplets: MMC, ITML, LSML and, one pair at a time, POLA."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
+
+from nearfar.estimators.base import LinearTransformer, factor, tensor
+from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs
+from nearfar.estimators.solvers import descend, logdet_divergence, project, project_diagonal, scatter
+
+Array = NDArray[Any]
+
+
+class _PairMethod(LinearTransformer):
+    """Reads labels or pairs as differences of similar and of dissimilar samples."""
+
+    _requires_y = True
+    n_constraints: int | None
+    random_state: Any
+    device: str
+
+    def _differences(self, X: ArrayLike, y: ArrayLike | None, pairs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        samples, labels = self._check(X, y)
+        if pairs is not None:
+            similar, dissimilar = check_pairs(pairs, len(samples))
+        elif labels is not None:
+            similar, dissimilar = draw_pairs(labels, self.n_constraints, check_random_state(self.random_state))
+        else:
+            name = type(self).__name__
+            raise ValueError(f"{name} requires y to be passed, but the target y is None; pairs are the alternative")
+        data = tensor(samples - samples.mean(axis=0), self.device)
+        return data[similar[:, 0]] - data[similar[:, 1]], data[dissimilar[:, 0]] - data[dissimilar[:, 1]]
+
+
+class MMC(_PairMethod):
+    """Pulls similar pairs together while the distances of dissimilar pairs keep their sum.
+
+    Formula:
+        min over A ⪰ 0 of Σ_similar d_A² − log Σ_dissimilar d_A, with d_A the distance; the first sum is divided by the
+        number of pairs. Up to its scale, this A minimizes Σ_similar d_A² subject to Σ_dissimilar d_A ≥ 1.
+
+    Args:
+        diagonal: Learn only a weight for each feature.
+        n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
+            at least 1,000.
+        max_iter: The largest number of iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        random_state: Seed of the drawn pairs.
+        device: A PyTorch device.
+
+    Differences:
+        The constrained problem of the paper is solved in the equivalent unconstrained form, which the paper uses for
+        diagonal matrices, by projected gradients.
+
+    Reference:
+        Xing et al., "Distance metric learning with application to clustering with side-information", NIPS 2002.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> MMC(random_state=0).fit_transform(*load_iris(return_X_y=True)).shape[0]
+        150
+    """
+
+    def __init__(
+        self,
+        *,
+        diagonal: bool = False,
+        n_constraints: int | None = None,
+        max_iter: int = 200,
+        tol: float = 1e-6,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.diagonal = diagonal
+        self.n_constraints = n_constraints
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
+        """Learn from labels or pairs.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which pairs are drawn.
+            pairs: Instead of ``y``: rows (left, right, same).
+
+        Returns:
+            The estimator.
+        """
+        near, far = self._differences(X, y, pairs)
+        if not len(near) or not len(far):
+            raise ValueError(f"there are {len(near)} similar and {len(far)} dissimilar pairs; MMC needs both")
+        pull = near.T @ near / len(near)
+
+        def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            distances = ((far @ a) * far).sum(dim=1).clamp_min(0).sqrt()
+            total = distances.mean()
+            if total == 0:
+                return torch.full((), torch.inf).to(a), pull
+            slope = scatter(far, 0.5 / (distances.clamp_min(1e-12) * total * len(far)))
+            return (a * pull).sum() - total.log(), pull - slope
+
+        start = torch.eye(pull.shape[0]).to(pull) / pull.trace().clamp_min(1e-12)
+        projection = project_diagonal if self.diagonal else project
+        matrix, history = descend(objective, start, max_iter=self.max_iter, tol=self.tol, projection=projection)
+        return self._set(factor(matrix), history)
+
+
+class ITML(_PairMethod):
+    """Information-theoretic metric learning: stays close to a prior metric while pairs keep to distance bounds.
+
+    Formula:
+        min over A, ξ of D(A, A₀) + γ Σ D(ξ, ξ₀) with d_A ≤ ξ for similar and d_A ≥ ξ for dissimilar pairs, where D is
+        the LogDet divergence, d_A the squared distance and ξ₀ is u or l.
+
+    Args:
+        gamma: γ, how much it costs to break a bound.
+        bounds: (u, l) for squared distances; by default the 5th and 95th percentile of the pairs' squared distances.
+        prior: A₀: "identity" or "covariance" (the inverse covariance of the samples).
+        n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
+            at least 1,000.
+        max_iter: The largest number of iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        random_state: Seed of the drawn pairs.
+        device: A PyTorch device.
+
+    Differences:
+        The paper projects on one constraint after another. Here ξ is eliminated, which leaves γ Σ (t − log t − 1) with
+        t = d_A / ξ₀ over the broken bounds, and A is found by gradient descent on all constraints: the same solution.
+
+    Reference:
+        Davis et al., "Information-theoretic metric learning", ICML 2007.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> ITML(random_state=0).fit_transform(*load_iris(return_X_y=True)).shape
+        (150, 4)
+    """
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 1.0,
+        bounds: tuple[float, float] | None = None,
+        prior: str = "identity",
+        n_constraints: int | None = None,
+        max_iter: int = 200,
+        tol: float = 1e-6,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.gamma = gamma
+        self.bounds = bounds
+        self.prior = prior
+        self.n_constraints = n_constraints
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
+        """Learn from labels or pairs.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which pairs are drawn.
+            pairs: Instead of ``y``: rows (left, right, same).
+
+        Returns:
+            The estimator.
+        """
+        if self.gamma <= 0:
+            raise ValueError(f"gamma is {self.gamma}; it must be positive")
+        near, far = self._differences(X, y, pairs)
+        delta = torch.cat([near, far])
+        sign = torch.cat([torch.ones(len(near)), -torch.ones(len(far))]).to(delta)
+        squared = delta.square().sum(dim=1)
+        upper, lower = self.bounds or (float(squared.quantile(0.05)), float(squared.quantile(0.95)))
+        if min(upper, lower) < 0:
+            raise ValueError(f"bounds is ({upper}, {lower}); both must be positive")
+        bound = torch.where(sign > 0, upper, lower).to(delta).clamp_min(1e-9)
+        inverse = inverse_prior(self.prior, np.asarray(X, dtype=np.float64), delta)
+
+        def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            value, gradient = logdet_divergence(a, inverse)
+            if not torch.isfinite(value):
+                return value, gradient
+            ratio = (((delta @ a) * delta).sum(dim=1) / bound).clamp_min(1e-300)
+            ratio = torch.where(sign * ratio > sign, ratio, 1.0)  # a bound that holds costs nothing
+            cost = (ratio - ratio.log() - 1).sum()
+            return value + self.gamma * cost, gradient + self.gamma * scatter(delta, (1 - 1 / ratio) / bound)
+
+        start = torch.linalg.inv(inverse)
+        matrix, history = descend(objective, (start + start.T) / 2, max_iter=self.max_iter, tol=self.tol)
+        return self._set(factor(matrix), history)
+
+
+def inverse_prior(prior: str, samples: Array, like: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of the prior metric A₀.
+
+    Args:
+        prior: "identity" or "covariance".
+        samples: The samples.
+        like: A tensor of the wanted type and device.
+    """
+    d = like.shape[1]
+    if prior == "identity":
+        return torch.eye(d).to(like)
+    if prior == "covariance":
+        covariance = torch.as_tensor(np.cov(samples.T).reshape(d, d)).to(like)
+        return covariance + 1e-9 * covariance.trace() / d * torch.eye(d).to(like)
+    raise ValueError(f"prior is {prior!r}; it must be 'identity' or 'covariance'")
+
+
+class LSML(LinearTransformer):
+    """Least-squares metric learning from relative comparisons, close to a prior metric.
+
+    Formula:
+        min over A ≻ 0 of Σ w max(0, d_A(a, b) − d_A(c, d))² + D(A, A₀), with d_A the distance and D the LogDet
+        divergence; the sum is divided by the number of comparisons.
+
+    Args:
+        prior: A₀: "identity" or "covariance" (the inverse covariance of the samples).
+        n_constraints: Comparisons drawn from labels; by default 20 times the square of the number of classes, at least
+            1,000.
+        max_iter: The largest number of iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        random_state: Seed of the drawn comparisons.
+        device: A PyTorch device.
+
+    Reference:
+        Liu et al., "Metric learning from relative comparisons by minimizing squared residual", ICDM 2012.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> LSML(random_state=0).fit_transform(*load_iris(return_X_y=True)).shape
+        (150, 4)
+    """
+
+    _requires_y = True
+
+    def __init__(
+        self,
+        *,
+        prior: str = "identity",
+        n_constraints: int | None = None,
+        max_iter: int = 200,
+        tol: float = 1e-6,
+        random_state: Any = None,
+        device: str = "cpu",
+    ) -> None:
+        self.prior = prior
+        self.n_constraints = n_constraints
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.device = device
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike | None = None,
+        *,
+        quadruplets: ArrayLike | None = None,
+        triplets: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+    ) -> Self:
+        """Learn from labels, quadruplets or triplets.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which comparisons of a similar and a dissimilar pair are drawn.
+            quadruplets: Instead of ``y``: rows (a, b, c, d) where a and b are closer than c and d.
+            triplets: Instead of ``y``: rows (anchor, nearer, farther).
+            weights: The weight w of each given comparison; 1 by default.
+
+        Returns:
+            The estimator.
+        """
+        samples, labels = self._check(X, y)
+        if quadruplets is not None:
+            rows = check_tuples(quadruplets, 4, len(samples), "quadruplets")
+        elif triplets is not None:
+            rows = check_tuples(triplets, 3, len(samples), "triplets")[:, [0, 1, 0, 2]]
+        elif labels is not None:
+            similar, dissimilar = draw_pairs(labels, self.n_constraints, check_random_state(self.random_state))
+            rows = np.column_stack([part[: min(len(similar), len(dissimilar))] for part in (similar, dissimilar)])
+        else:
+            raise ValueError("LSML requires y to be passed, but the target y is None; quadruplets are the alternative")
+        if not len(rows):
+            raise ValueError("no comparisons can be drawn from y: no class has two samples")
+        data = tensor(samples - samples.mean(axis=0), self.device)
+        near, far = data[rows[:, 0]] - data[rows[:, 1]], data[rows[:, 2]] - data[rows[:, 3]]
+        weight = torch.ones(len(rows)).to(data) if weights is None else tensor(np.asarray(weights), self.device)
+        if len(weight) != len(rows):
+            raise ValueError(f"weights has {len(weight)} values; there are {len(rows)} comparisons")
+        inverse = inverse_prior(self.prior, samples, data)
+
+        def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            value, gradient = logdet_divergence(a, inverse)
+            if not torch.isfinite(value):
+                return value, gradient
+            first, second = (((part @ a) * part).sum(dim=1).clamp_min(1e-24).sqrt() for part in (near, far))
+            excess = (first - second).clamp_min(0)
+            scaled = weight * excess / len(rows)
+            slope = scatter(near, scaled / first) - scatter(far, scaled / second)
+            return value + (scaled * excess).sum(), gradient + slope
+
+        start = torch.linalg.inv(inverse)
+        matrix, history = descend(objective, (start + start.T) / 2, max_iter=self.max_iter, tol=self.tol)
+        return self._set(factor(matrix), history)
+
+
+class POLA(_PairMethod):
+    """Pseudo-metric online learning: one pair at a time, also by ``partial_fit``.
+
+    Formula:
+        Pair (x, y) with s = 1 (similar) or −1: loss max(0, s (d_A − b) + 1) of the squared distance. A and the
+        threshold b move to the closest point with loss 0, then to the closest with A ⪰ 0 and b ≥ 1.
+
+    Args:
+        epochs: Passes over the pairs in ``fit``.
+        n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
+            at least 1,000.
+        random_state: Seed of the drawn pairs and of their order.
+        device: A PyTorch device.
+
+    Reference:
+        Shalev-Shwartz et al., "Online and batch learning of pseudo-metrics", ICML 2004. Thesis 2.8.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> model = POLA(random_state=0).fit(*load_iris(return_X_y=True))
+        >>> model.threshold_ >= 1
+        True
+    """
+
+    def __init__(
+        self, *, epochs: int = 1, n_constraints: int | None = None, random_state: Any = None, device: str = "cpu"
+    ) -> None:
+        self.epochs = epochs
+        self.n_constraints = n_constraints
+        self.random_state = random_state
+        self.device = device
+
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
+        """Learn from labels or pairs, from the zero metric.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which pairs are drawn.
+            pairs: Instead of ``y``: rows (left, right, same).
+
+        Returns:
+            The estimator.
+        """
+        for name in ("matrix_", "threshold_"):
+            vars(self).pop(name, None)
+        return self._learn(X, y, pairs, self.epochs)
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
+        """Learn from more labels or pairs, from the metric learned so far.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which pairs are drawn.
+            pairs: Instead of ``y``: rows (left, right, same).
+
+        Returns:
+            The estimator.
+        """
+        if hasattr(self, "matrix_"):
+            validate_data(self, X, reset=False)
+        return self._learn(X, y, pairs, 1)
+
+    def _learn(self, X: ArrayLike, y: ArrayLike | None, pairs: Any, epochs: int) -> Self:
+        near, far = self._differences(X, y, pairs)
+        delta = torch.cat([near, far])
+        sign = [1.0] * len(near) + [-1.0] * len(far)
+        d = delta.shape[1]
+        matrix = tensor(self.matrix_, self.device) if hasattr(self, "matrix_") else torch.zeros(d, d).to(delta)
+        threshold = getattr(self, "threshold_", 1.0)
+        random = check_random_state(self.random_state)
+        for _ in range(epochs):
+            for i in random.permutation(len(delta)):
+                matrix, threshold = pola_update(matrix, threshold, delta[i], sign[i])
+        self.matrix_, self.threshold_ = np.asarray(matrix.cpu()), threshold
+        return self._set(factor(matrix))
+
+
+def pola_update(matrix: torch.Tensor, threshold: float, delta: torch.Tensor, sign: float) -> tuple[torch.Tensor, float]:
+    """Return metric and threshold after one pair.
+
+    Args:
+        matrix: A.
+        threshold: b.
+        delta: The difference of the pair's samples.
+        sign: 1 for a similar and -1 for a dissimilar pair.
+    """
+    loss = sign * (float(delta @ matrix @ delta) - threshold) + 1
+    if loss <= 0:
+        return matrix, threshold
+    step = loss / (float(delta @ delta) ** 2 + 1)
+    matrix = matrix - sign * step * torch.outer(delta, delta)
+    return (project(matrix) if sign > 0 else matrix), max(1.0, threshold + sign * step)

@@ -1,0 +1,215 @@
+"""Methods in which each sample chooses neighbors at random by distance: NCA, MCML and MLKR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from nearfar.estimators.base import LinearTransformer, check_components, tensor
+from nearfar.estimators.solvers import lbfgs, over_rows
+
+Array = NDArray[Any]
+Precision = Literal["auto", "float32", "float64"]
+Weigh = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _choose(distances: torch.Tensor, rows: slice) -> torch.Tensor:
+    """Return the probabilities p_ij with which each row chooses each other sample; its own is zero."""
+    distances.diagonal(rows.start).fill_(torch.inf)
+    return torch.softmax(distances.neg_(), dim=1)
+
+
+class _SoftmaxNeighbors(LinearTransformer):
+    """Common settings of the three methods."""
+
+    _requires_y = True
+
+    def __init__(
+        self,
+        *,
+        n_components: int | None = None,
+        max_iter: int = 50,
+        tol: float = 1e-5,
+        precision: Precision = "auto",
+        device: str = "cpu",
+    ) -> None:
+        self.n_components = n_components
+        self.max_iter = max_iter
+        self.tol = tol
+        self.precision = precision
+        self.device = device
+
+    def _tensor(self, samples: Array) -> torch.Tensor:
+        """Return the centered samples in the wanted precision."""
+        if self.precision not in ("auto", "float32", "float64"):
+            raise ValueError(f"precision is {self.precision!r}; it must be 'auto', 'float32' or 'float64'")
+        double = self.precision == "float64" or (self.precision == "auto" and len(samples) <= 5000)
+        return tensor(samples - samples.mean(axis=0), self.device, torch.float64 if double else torch.float32)
+
+    def _minimize(self, data: torch.Tensor, weigh: Weigh) -> Self:
+        """Minimize a sum over rows of distances by L-BFGS over G, from the principal directions."""
+
+        def objective(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            value, gradient = over_rows(data @ g.T, weigh)
+            return value, gradient.T @ data
+
+        kept = check_components(self.n_components, data.shape[1])
+        start = torch.eye(kept).to(data)
+        if kept < data.shape[1]:
+            start = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
+        return self._set(*lbfgs(objective, start, max_iter=self.max_iter, tol=self.tol))
+
+
+class NCA(_SoftmaxNeighbors):
+    """Neighborhood components analysis: maximizes the expected accuracy of random neighbors.
+
+    Formula:
+        max Σ_i Σ_{j in class of i} p_ij, p_ij = exp(−|Gx_i − Gx_j|²) / Σ_{k ≠ i} exp(−|Gx_i − Gx_k|²).
+
+    Args:
+        n_components: The number of output dimensions; that of the input by default.
+        max_iter: The largest number of L-BFGS iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
+        device: A PyTorch device.
+
+    Differences:
+        Memory is O(tile · n) instead of O(n²).
+
+    Reference:
+        Goldberger et al., "Neighbourhood components analysis", NIPS 2004.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> NCA(n_components=2).fit_transform(*load_iris(return_X_y=True)).shape
+        (150, 2)
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from labels.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        samples, codes = self._check(X, y)
+        if codes is None:
+            raise ValueError("NCA requires y to be passed, but the target y is None")
+        data = self._tensor(samples)
+        labels = torch.as_tensor(codes, device=data.device)
+
+        def weigh(distances: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            chosen = _choose(distances, rows)
+            same = labels[rows, None] == labels
+            hit = (chosen * same).sum(dim=1, keepdim=True)
+            return -hit.sum(), chosen * same - chosen * hit  # of −Σ p_i by the distances
+
+        return self._minimize(data, weigh)
+
+
+class MCML(_SoftmaxNeighbors):
+    """Maximally collapsing metric learning: random neighbors as close as possible to uniform choice in the class.
+
+    Formula:
+        min −Σ_i mean of log p_ij over the other samples j of the class of i, with p_ij as for NCA.
+
+    Args:
+        n_components: The rank of A = GᵀG; by default full, where every local minimum is a global one.
+        max_iter: The largest number of L-BFGS iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
+        device: A PyTorch device.
+
+    Differences:
+        G is optimized instead of A. Samples that are alone in their class contribute nothing.
+
+    Reference:
+        Globerson and Roweis, "Metric learning by collapsing classes", NIPS 2005.
+
+    Example:
+        >>> from sklearn.datasets import load_iris
+        >>> MCML().fit_transform(*load_iris(return_X_y=True)).shape
+        (150, 4)
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from labels.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        samples, codes = self._check(X, y)
+        if codes is None:
+            raise ValueError("MCML requires y to be passed, but the target y is None")
+        data = self._tensor(samples)
+        labels = torch.as_tensor(codes, device=data.device)
+        others = (torch.bincount(labels) - 1)[labels].to(data)
+
+        def weigh(distances: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            wanted = (labels[rows, None] == labels).to(data)
+            wanted.diagonal(rows.start).zero_()
+            wanted /= others[rows, None].clamp_min(1)
+            some = (others[rows] > 0).to(data)
+            mean = (wanted * distances).sum(dim=1)
+            chosen = _choose(distances, rows)  # from here on, distances holds their negatives
+            logarithm = torch.logsumexp(distances, dim=1)
+            return ((mean + logarithm) * some).sum(), wanted.sub_(chosen.mul_(some[:, None]))
+
+        return self._minimize(data, weigh)
+
+
+class MLKR(_SoftmaxNeighbors):
+    """Metric learning for kernel regression: minimizes the leave-one-out error of a kernel regression.
+
+    Formula:
+        min Σ_i (y_i − Σ_j p_ij y_j)², with p_ij as for NCA.
+
+    Args:
+        n_components: The number of output dimensions; that of the input by default.
+        max_iter: The largest number of L-BFGS iterations.
+        tol: Iterations end when the objective improves by less than this share.
+        precision: "float32", "float64" or "auto": float32 from 5,000 samples on.
+        device: A PyTorch device.
+
+    Reference:
+        Weinberger and Tesauro, "Metric learning for kernel regression", AISTATS 2007.
+
+    Example:
+        >>> from sklearn.datasets import load_diabetes
+        >>> MLKR(n_components=2, max_iter=5).fit_transform(*load_diabetes(return_X_y=True)).shape
+        (442, 2)
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from numbers.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: The number to predict for each sample.
+
+        Returns:
+            The estimator.
+        """
+        samples, numbers = self._check(X, y, numeric=True)
+        if numbers is None:
+            raise ValueError("MLKR requires y to be passed, but the target y is None")
+        data = self._tensor(samples)
+        targets = tensor(numbers - numbers.mean(), self.device, data.dtype)
+
+        def weigh(distances: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            chosen = _choose(distances, rows)
+            predicted = chosen @ targets
+            error = predicted - targets[rows]
+            return error.square().sum(), chosen.mul_(-2 * error[:, None]).mul_(targets - predicted[:, None])
+
+        return self._minimize(data, weigh)

@@ -1,0 +1,173 @@
+"""Solvers of the classical methods: descent over positive semi-definite matrices, L-BFGS, distances in tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Objective = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Value and gradient of a function at a matrix."""
+
+
+def project(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the closest positive semi-definite matrix.
+
+    Args:
+        matrix: A square matrix; its symmetric part is used.
+    """
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    return (vectors * values.clamp_min(0)) @ vectors.T
+
+
+def project_diagonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the closest non-negative diagonal matrix.
+
+    Args:
+        matrix: A square matrix.
+    """
+    return matrix.diagonal().clamp_min(0).diag()
+
+
+def descend(
+    objective: Objective,
+    start: torch.Tensor,
+    *,
+    max_iter: int,
+    tol: float,
+    projection: Callable[[torch.Tensor], torch.Tensor] = project,
+) -> tuple[torch.Tensor, list[float]]:
+    """Minimize a function over a convex set of matrices by spectral projected gradients.
+
+    The step length is that of Barzilai and Borwein. A line search makes sure that the objective never increases; it
+    also keeps the iterates inside the domain of an objective that is infinite elsewhere.
+
+    Args:
+        objective: Returns value and gradient; the value may be infinite.
+        start: A feasible matrix with a finite value.
+        max_iter: The largest number of steps.
+        tol: The descent ends when a step improves the objective by less than this share.
+        projection: Returns the closest matrix of the set.
+
+    Returns:
+        The best matrix and the value at the start and after each step.
+    """
+    point = start
+    value, gradient = objective(point)
+    history = [float(value)]
+    length = 1.0 / max(float(gradient.norm()), 1e-12)
+    for _ in range(max_iter):
+        direction = projection(point - length * gradient) - point
+        slope = float((gradient * direction).sum())
+        if slope >= 0:
+            break
+        share = 1.0
+        while share > 1e-12:
+            trial = point + share * direction
+            trial_value, trial_gradient = objective(trial)
+            if float(trial_value) <= float(value) + 1e-4 * share * slope:
+                break
+            share /= 4 if not torch.isfinite(trial_value) else 2
+        else:
+            break
+        step, change = trial - point, trial_gradient - gradient
+        curvature = float((step * change).sum())
+        length = float(np.clip(float((step * step).sum()) / curvature, 1e-12, 1e12)) if curvature > 0 else 2 * length
+        gain = float(value) - float(trial_value)
+        point, value, gradient = trial, trial_value, trial_gradient
+        history.append(float(value))
+        if gain <= tol * max(abs(float(value)), 1e-12):
+            break
+    return point, history
+
+
+def lbfgs(objective: Objective, start: torch.Tensor, *, max_iter: int, tol: float) -> tuple[torch.Tensor, list[float]]:
+    """Minimize a smooth function of a matrix by L-BFGS.
+
+    Args:
+        objective: Returns value and gradient.
+        start: Where the search starts.
+        max_iter: The largest number of iterations.
+        tol: The search ends when an iteration improves the objective by less than this share.
+
+    Returns:
+        The best matrix and the value at the start and after each iteration.
+    """
+    from scipy.optimize import minimize
+
+    values: list[float] = []
+
+    def flat(x: NDArray[Any]) -> tuple[float, NDArray[Any]]:
+        value, gradient = objective(torch.as_tensor(x.reshape(start.shape), dtype=start.dtype, device=start.device))
+        if not values:
+            values.append(float(value))
+        return float(value), gradient.double().cpu().numpy().ravel()
+
+    def note(intermediate_result: Any) -> None:
+        values.append(float(intermediate_result.fun))
+
+    first = start.double().cpu().numpy().ravel()
+    found = minimize(
+        flat, first, jac=True, method="L-BFGS-B", callback=note, options={"maxiter": max_iter, "ftol": tol, "maxls": 30}
+    )
+    return torch.as_tensor(found.x.reshape(start.shape), dtype=torch.float64, device=start.device), values
+
+
+def scatter(differences: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return Σ w δδᵀ.
+
+    Args:
+        differences: δ of each pair, of shape (pairs, d).
+        weights: w of each pair.
+    """
+    return (differences * weights[:, None]).T @ differences
+
+
+def logdet_divergence(matrix: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tr(A A₀⁻¹) − log det(A A₀⁻¹) − d and its gradient by A; infinite if A is not positive definite.
+
+    Args:
+        matrix: A.
+        inverse: A₀⁻¹.
+    """
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        return torch.full((), torch.inf).to(matrix), inverse
+    logarithm = 2 * root.diagonal().log().sum() + torch.linalg.slogdet(inverse).logabsdet
+    return (matrix * inverse).sum() - logarithm - len(matrix), inverse - torch.cholesky_inverse(root)
+
+
+def over_rows(
+    points: torch.Tensor,
+    weigh: Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]],
+    tile: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum a function of each point's squared distances to all points, with its gradient, in tiles of rows.
+
+    Args:
+        points: Points of shape (n, d).
+        weigh: Called with the squared distances of some rows and the slice of these rows. Returns the sum of their
+            values and the derivative by each distance. It may overwrite the distances.
+        tile: The number of rows at a time; by default so many that a tile takes about 64 MiB.
+
+    Returns:
+        The sum and its gradient by the points.
+    """
+    n = len(points)
+    tile = tile or max(1, (64 << 20) // (n * points.element_size()))
+    norms = points.square().sum(dim=1)
+    total = points.new_zeros((), dtype=torch.float64)
+    gradient = torch.zeros_like(points)
+    for start in range(0, n, tile):
+        rows = slice(start, min(start + tile, n))
+        part = points[rows]
+        distances = torch.addmm(norms, part, points.T, alpha=-2).add_(norms[rows, None]).clamp_min_(0)
+        distances.diagonal(rows.start).zero_()
+        value, weights = weigh(distances, rows)
+        total += value.double()
+        gradient[rows].addcmul_(weights.sum(dim=1, keepdim=True), part).sub_(weights @ points)
+        gradient.addcmul_(weights.sum(dim=0)[:, None], points).addmm_(weights.T, part, alpha=-1)
+    return total, gradient.mul_(2)
