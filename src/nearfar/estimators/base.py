@@ -135,4 +135,5 @@ def factor(matrix: torch.Tensor) -> torch.Tensor:
     kept = values > values[-1].clamp_min(0) * 1e-12
     if not kept.any():  # the zero metric still has one direction
         return torch.zeros_like(matrix[:1])
-    return (vectors[:, kept] * values[kept].sqrt()).T.flip(0)
+    root: torch.Tensor = (vectors[:, kept] * values[kept].sqrt()).T.flip(0)
+    return root

@@ -94,7 +94,7 @@ def draw_triplets(labels: Array, count: int | None, random: np.random.RandomStat
     valid = labels[farther] != labels[similar[:, :1]]
     kept = valid.any(axis=1)
     chosen = farther[np.arange(len(farther)), valid.argmax(axis=1)]
-    return np.column_stack([similar, chosen])[kept]
+    return np.asarray(np.column_stack([similar, chosen])[kept])
 
 
 def chunks_of(pairs: Array, n: int) -> Array:

@@ -216,7 +216,8 @@ def whitening(covariance: torch.Tensor, kept: int) -> torch.Tensor:
     values, vectors = values.flip(0), vectors.flip(1)
     least = values[0].clamp_min(0) * 1e-12
     scale = torch.where(values > least, values.clamp_min(1e-300).rsqrt(), 0.0)
-    return (vectors[:, :kept] * scale[:kept]).T
+    root: torch.Tensor = (vectors[:, :kept] * scale[:kept]).T
+    return root
 
 
 def scatters(data: torch.Tensor, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -159,7 +159,8 @@ class Pairs:
         Args:
             other: Pairs of the same samples.
         """
-        keys = torch.cat([self.rows * self.n + self.columns, other.rows * self.n + other.columns]).unique()
+        keys = torch.cat([self.rows * self.n + self.columns, other.rows * self.n + other.columns])
+        keys = torch.unique(keys)
         return Pairs(keys // self.n, keys % self.n, self.n)
 
     def distances(self, points: torch.Tensor) -> torch.Tensor:

@@ -343,6 +343,9 @@ class POLA(_PairMethod):
         True
     """
 
+    matrix_: Array
+    threshold_: float
+
     def __init__(
         self, *, epochs: int = 1, n_constraints: int | None = None, random_state: Any = None, device: str = "cpu"
     ) -> None:
@@ -362,8 +365,8 @@ class POLA(_PairMethod):
         Returns:
             The estimator.
         """
-        for name in ("matrix_", "threshold_"):
-            vars(self).pop(name, None)
+        self.__dict__.pop("matrix_", None)
+        self.__dict__.pop("threshold_", None)
         return self._learn(X, y, pairs, self.epochs)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:

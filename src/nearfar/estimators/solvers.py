@@ -20,7 +20,8 @@ def project(matrix: torch.Tensor) -> torch.Tensor:
         matrix: A square matrix; its symmetric part is used.
     """
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * values.clamp_min(0)) @ vectors.T
+    projected: torch.Tensor = (vectors * values.clamp_min(0)) @ vectors.T
+    return projected
 
 
 def project_diagonal(matrix: torch.Tensor) -> torch.Tensor:

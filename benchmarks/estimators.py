@@ -1,0 +1,151 @@
+"""Linear metrics: held-out accuracy and time beside metric-learn and scikit-learn's NCA.
+
+The peers run in a Python environment of their own, since metric-learn 0.7 needs scikit-learn before 1.6:
+
+    python -m venv peers && peers/bin/pip install metric-learn==0.7.0 "scikit-learn<1.6" "numpy<2.2"
+    python benchmarks/estimators.py --peers peers/bin/python
+    python benchmarks/estimators.py --peers peers/bin/python --data large --limit 900
+
+Each method is fitted on the same scaled training data by both, one after the other, and judged by the accuracy of a
+3-nearest-neighbor classifier on held-out data, as a mean over splits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+METHODS = ("Mahalanobis", "NCA", "LMNN", "ITML", "LSML", "MMC", "RCA", "LFDA", "MLKR", "MCML", "POLA", "LinearMetric")
+PEER = {"Mahalanobis": "Covariance", "ITML": "ITML_Supervised", "LSML": "LSML_Supervised", "MMC": "MMC_Supervised"}
+PEER |= {"RCA": "RCA_Supervised", "LMNN": "LMNN", "LFDA": "LFDA", "MLKR": "MLKR", "NCA": "NCA"}
+
+
+def load(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return samples and labels of a data set."""
+    from sklearn import datasets
+
+    if name != "large":
+        return getattr(datasets, f"load_{name}")(return_X_y=True)
+    return datasets.make_classification(
+        20_000,
+        100,
+        n_informative=20,
+        n_redundant=20,
+        n_classes=10,
+        n_clusters_per_class=2,
+        class_sep=2.0,
+        random_state=0,
+    )
+
+
+def split(samples: np.ndarray, labels: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
+    """Return scaled training and test data; constant features are removed."""
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    train, test, train_labels, test_labels = train_test_split(
+        samples, labels, test_size=0.3, stratify=labels, random_state=seed
+    )
+    varies = train.std(axis=0) > 0
+    scaler = StandardScaler().fit(train[:, varies])
+    return scaler.transform(train[:, varies]), scaler.transform(test[:, varies]), train_labels, test_labels
+
+
+def make(method: str, *, peer: bool) -> object:
+    """Return an estimator of nearfar or of the peer, with its own defaults."""
+    if not peer:
+        from nearfar import estimators
+
+        seeded = method in ("ITML", "LSML", "MMC", "POLA", "LinearMetric")
+        return getattr(estimators, method)(**({"random_state": 0} if seeded else {}))
+    if method == "NCA sklearn":
+        from sklearn.neighbors import NeighborhoodComponentsAnalysis
+
+        return NeighborhoodComponentsAnalysis(random_state=0)
+    import metric_learn
+
+    kind = getattr(metric_learn, PEER[method])
+    return kind() if method in ("Mahalanobis", "LFDA") else kind(random_state=0)
+
+
+def measure(file: Path, method: str, *, peer: bool) -> dict[str, float | str]:
+    """Fit one method on stored data and return its time and accuracy."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    data = np.load(file)
+    estimator = make(method, peer=peer)
+    start = time.perf_counter()
+    try:
+        estimator.fit(data["train"], data["train_labels"])
+        seconds = time.perf_counter() - start
+        classifier = KNeighborsClassifier(3).fit(estimator.transform(data["train"]), data["train_labels"])
+        score = classifier.score(estimator.transform(data["test"]), data["test_labels"])
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error)[:80]}"}
+    return {"seconds": seconds, "accuracy": float(score)}
+
+
+def ask(python: str, files: list[Path], method: str, limit: float, *, peer: bool) -> list[dict[str, float | str]]:
+    """Run ``measure`` for all splits in a process of the given Python."""
+    command = [python, "-W", "ignore", __file__, "--worker", method, *map(str, files)] + (["--peer"] if peer else [])
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+    except subprocess.TimeoutExpired:
+        return [{"error": f"not finished after {limit:.0f} s"}]
+    found: list[dict[str, float | str]] = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+    return found if len(found) == len(files) else [{"error": (done.stderr.splitlines() or ["no output"])[-1][:80]}]
+
+
+def cell(results: list[dict[str, float | str]]) -> tuple[str, str]:
+    """Return mean accuracy and median seconds as text, or the error."""
+    failed = [result["error"] for result in results if "error" in result]
+    if failed:
+        return str(failed[0]), ""
+    accuracies = [float(result["accuracy"]) for result in results]
+    seconds = float(np.median([float(result["seconds"]) for result in results]))
+    return f"{100 * np.mean(accuracies):.2f}", f"{seconds:.2f}"
+
+
+def main() -> None:
+    """Print one table for each data set."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", help="Python with metric-learn; without it only nearfar is measured")
+    parser.add_argument("--data", nargs="+", default=["wine", "breast_cancer", "digits"])
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=600, help="seconds for all fits of one method")
+    parser.add_argument("--worker", nargs="+", metavar="METHOD FILES", help=argparse.SUPPRESS)
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        for file in options.worker[1:]:
+            print(json.dumps(measure(Path(file), options.worker[0], peer=options.peer)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.data:
+            files = []
+            for seed in range(options.splits):
+                files.append(Path(folder) / f"{name}-{seed}.npz")
+                parts = split(*load(name), seed)
+                np.savez(files[-1], **dict(zip(("train", "test", "train_labels", "test_labels"), parts, strict=True)))
+            print(f"\n{name}: {parts[0].shape[0]} × {parts[0].shape[1]} training samples, {options.splits} splits\n")
+            print("| method | nearfar % | s | metric-learn % | s | scikit-learn % | s |\n|---|--:|--:|--:|--:|--:|--:|")
+            for method in options.methods:
+                columns: list[str] = []
+                peers = [(options.peers, method)] if method in PEER else []
+                peers += [(options.peers, "NCA sklearn")] if method == "NCA" else []
+                for python, asked in [(sys.executable, method), *(peers if options.peers else [])]:
+                    peer = python != sys.executable
+                    columns += cell(ask(python, files, asked, options.limit, peer=peer))
+                print(f"| {method} | " + " | ".join(columns + ["–"] * (6 - len(columns))) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
