@@ -94,7 +94,7 @@ class RCA(LinearTransformer):
 
         Args:
             X: Samples, of shape (n, features).
-            y: Class labels; negative integers mark samples without a chunk.
+            y: Class labels.
             pairs: Instead of ``y``: rows (left, right, 1); pairs marked as different are ignored.
 
         Returns:

@@ -212,7 +212,7 @@ class LinearMetric(LinearTransformer):
 
             return hinge
         delta = torch.cat([near, far])
-        wanted = torch.cat([torch.full((len(near),), upper), torch.full((len(far),), lower)]).to(delta)
+        wanted = torch.cat([torch.full_like(near[:, 0], upper), torch.full_like(far[:, 0], lower)])
         if targets is not None:
             if pairs is None:
                 raise ValueError("targets are given without pairs; each row of pairs needs its target")

@@ -116,21 +116,21 @@ class LMNN(LinearTransformer):
         return self._set(g, history)
 
     def _objective(
-        self, g: torch.Tensor, data: torch.Tensor, targets: torch.Tensor, pairs: Pairs
+        self, g: torch.Tensor, data: torch.Tensor, targets: torch.Tensor, pairs: SparsePairs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the objective over the target neighbors and the given pairs, and its gradient by G."""
         points = data @ g.T
         reach = target_distances(points, targets)
         distances = pairs.distances(points)
         pushed = torch.zeros_like(distances)  # how many target neighbors the other sample is too close for
-        pulls = torch.where(reach.isfinite(), 1 - self.push, 0.0)
+        pulls = reach.isfinite().to(points) * (1 - self.push)
         total = reach[reach.isfinite()].sum(dtype=torch.float64) * (1 - self.push)
         for j in range(reach.shape[1]):
             excess = 1 + reach[pairs.rows, j] - distances
             active = (excess > 0) & excess.isfinite()
             total += excess[active].sum(dtype=torch.float64) * self.push
             pushed += active
-            pulls[:, j] += self.push * torch.bincount(pairs.rows[active], minlength=len(points))
+            pulls[:, j] += self.push * torch.bincount(pairs.rows[active], minlength=len(points)).to(points)
         gradient = pairs.laplacian(points, -self.push * pushed)
         for j in range(reach.shape[1]):
             difference = (points - points[targets[:, j].clamp_min(0)]) * pulls[:, j, None]
@@ -140,8 +140,8 @@ class LMNN(LinearTransformer):
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns.
+class SparsePairs:
+    """SparsePairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns.
 
     Attributes:
         rows: The first sample of each pair, in increasing order.
@@ -153,15 +153,15 @@ class Pairs:
     columns: torch.Tensor
     n: int
 
-    def union(self, other: Pairs) -> Pairs:
+    def union(self, other: SparsePairs) -> SparsePairs:
         """Return the pairs of both, once each.
 
         Args:
-            other: Pairs of the same samples.
+            other: SparsePairs of the same samples.
         """
         keys = torch.cat([self.rows * self.n + self.columns, other.rows * self.n + other.columns])
         keys = torch.unique(keys)
-        return Pairs(keys // self.n, keys % self.n, self.n)
+        return SparsePairs(keys // self.n, keys % self.n, self.n)
 
     def distances(self, points: torch.Tensor) -> torch.Tensor:
         """Return the squared distance of each pair.
@@ -234,7 +234,7 @@ def target_distances(points: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
     return torch.where(targets >= 0, torch.stack(columns, dim=1), -torch.inf)
 
 
-def within_reach(points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> Pairs:
+def within_reach(points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> SparsePairs:
     """Find all samples of other classes closer than the farthest target neighbor plus the margin of 1.
 
     Args:
@@ -259,4 +259,4 @@ def within_reach(points: torch.Tensor, labels: torch.Tensor, targets: torch.Tens
         start = end
     found = torch.cat(rows) * len(points) + torch.cat(columns)
     found = found.sort().values
-    return Pairs(found // len(points), found % len(points), len(points))
+    return SparsePairs(found // len(points), found % len(points), len(points))

@@ -186,7 +186,7 @@ class ITML(_PairMethod):
         upper, lower = self.bounds or (float(squared.quantile(0.05)), float(squared.quantile(0.95)))
         if min(upper, lower) < 0:
             raise ValueError(f"bounds is ({upper}, {lower}); both must be positive")
-        bound = torch.where(sign > 0, upper, lower).to(delta).clamp_min(1e-9)
+        bound = torch.cat([torch.full_like(near[:, 0], upper), torch.full_like(far[:, 0], lower)]).clamp_min(1e-9)
         inverse = inverse_prior(self.prior, np.asarray(X, dtype=np.float64), delta)
 
         def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
