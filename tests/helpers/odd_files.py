@@ -101,6 +101,13 @@ def ycck() -> bytes:
     return data[: start + 11] + b"\x02" + data[start + 12 :]  # which says: YCCK
 
 
+def many_scans(side: int = 24, scans: int = 51) -> bytes:
+    """A progressive JPEG that repeats its last scan."""
+    data = saved(Image.new("RGB", (side, side), "olive"), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * (scans - data.count(b"\xff\xda")) + data[-2:]
+
+
 JPEG = saved(picture(), "JPEG", quality=95, subsampling=0)
 PNG = saved(picture(), "PNG")
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)  # long enough to be cut anywhere
@@ -146,7 +153,7 @@ GOOD: dict[str, bytes] = {
     "tail.jpg": JPEG + b"\0garbage after the end" * 40,
     "tail.png": PNG + b"garbage",
     "one pixel.png": saved(Image.new("RGB", (1, 1), "red"), "PNG"),
-    "thin.png": saved(Image.new("RGB", (900, 1), "red"), "PNG"),
+    "thin.png": saved(Image.new("RGB", (50, 1), "red"), "PNG"),
 }
 
 BAD: dict[str, tuple[bytes, str]] = {
@@ -176,6 +183,8 @@ BAD: dict[str, tuple[bytes, str]] = {
         b"GIF89a\xff\xff\xff\xff\x80\0\0" + bytes(6) + b",\0\0\0\0\xff\xff\xff\xff\0\x08\0;",
         "65535 × 65535 pixels",
     ),
+    "strip.png": (saved(Image.new("RGB", (51, 1)), "PNG"), "one side is more than 50 times as long as the other"),
+    "many scans.jpg": (many_scans(), "JPEG: more than 50 scans"),
     "no size.png": (png(0, 8), "PNG: a broken header"),
     "no size.gif": (b"GIF89a\0\0\0\0\x80\0\0" + bytes(6) + b",\0\0\0\0\0\0\0\0\0\x02\0;", "GIF: a broken header"),
     "wild float.tif": (saved(Image.fromarray(np.full((4, 4), 1e9, dtype=np.float32)), "TIFF"), "floating-point values"),

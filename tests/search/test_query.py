@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from search_cases import digit, model, photos, vectors
 
+from nearfar.data.store import decode
 from nearfar.search import Index, VectorQuery, encoder
 
 SETTINGS: list[dict[str, Any]] = [
@@ -64,13 +65,13 @@ def test_a_decoded_image_is_not_decoded_again(tmp_path: Path, monkeypatch: pytes
     """Pixels and Pillow images are used as they are; a file is decoded once, for the vector and the thumbnail."""
     photos(tmp_path / "photos", 6)
     with Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu") as index:
-        real, decoded = encoder.decode, []
+        real, decoded = decode._open, []
 
         def counted(*given: Any, **more: Any) -> Any:
             decoded.append(given)
             return real(*given, **more)
 
-        monkeypatch.setattr(encoder, "decode", counted)
+        monkeypatch.setattr(decode, "_open", counted)
         color = np.repeat(digit(3)[:, :, None], 3, axis=2)
         for query in (digit(3), digit(3)[:, :, None], color, Image.fromarray(digit(3)), Image.fromarray(color)):
             assert index.search(query, 1).ids == [3]

@@ -23,6 +23,7 @@ from nearfar.utils.tensors import as_device
 
 Model = Embedder | Ensemble
 Pixels = NDArray[np.uint8]
+Decode = Callable[..., Pixels]  # takes bytes, channels and side, as ``data.store.decode.decode``
 ImageInput = str | Path | bytes | Image.Image | Pixels  # a path, the bytes of an image file, or decoded pixels
 
 WORKERS = 2  # decoding threads
@@ -72,23 +73,24 @@ class Encoder:
         Returns:
             What the model takes, [channels, height, width], before normalization.
         """
-        return self._cropped(self._decoded(image))
+        return self._cropped(decoded(image, self._channels, self.preprocessing.resize))
 
-    def preprocess_with_thumbnail(self, image: ImageInput) -> tuple[Pixels, bytes]:
+    def preprocess_with_thumbnail(self, image: ImageInput, decode: Decode = decode) -> tuple[Pixels, bytes]:
         """Decode an image once, for the model and for a thumbnail.
 
         Args:
             image: The image.
+            decode: Decodes the bytes of a file.
 
         Returns:
             What ``preprocess`` returns, and a JPEG thumbnail.
         """
         if isinstance(image, (str, Path)):
             image = Path(image).read_bytes()
-        pixels = self._decoded(image)
+        pixels = decoded(image, self._channels, self.preprocessing.resize, decode)
         # The pixels for the model are enough for a thumbnail, unless they are gray or very small.
         enough = pixels.shape[2] == 3 and self.preprocessing.resize >= THUMBNAIL_SIDE
-        return self._cropped(pixels), thumbnail(pixels if enough else image)
+        return self._cropped(pixels), thumbnail(pixels if enough else image, decode)
 
     def vectors(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
         """Compute embeddings in one forward pass.
@@ -132,19 +134,17 @@ class Encoder:
         pixels, small = self.preprocess_with_thumbnail(image)
         return self.vectors([pixels])[0], small
 
-    def _decoded(self, image: ImageInput) -> Pixels:
-        return decoded(image, self._channels, self.preprocessing.resize)
-
     def _cropped(self, pixels: Pixels) -> Pixels:
         plan = self._view.plan(np.array([pixels.shape[:2]]))
         return planar(window(pixels, plan, 0))
 
 
-def thumbnail(image: ImageInput) -> bytes:
+def thumbnail(image: ImageInput, decode: Decode = decode) -> bytes:
     """Make a color JPEG with at most 160 pixels per side.
 
     Args:
         image: The image.
+        decode: Decodes the bytes of a file.
 
     Example:
         >>> Image.open(io.BytesIO(thumbnail(Image.new("RGB", (640, 320))))).size
@@ -152,7 +152,7 @@ def thumbnail(image: ImageInput) -> bytes:
         >>> Image.open(io.BytesIO(thumbnail(Image.new("L", (8, 8))))).size
         (160, 160)
     """
-    small = Image.fromarray(decoded(image, 3, THUMBNAIL_SIDE))
+    small = Image.fromarray(decoded(image, 3, THUMBNAIL_SIDE, decode))
     longest = max(small.size)
     if longest <= TINY:
         times = THUMBNAIL_SIDE // longest
@@ -166,7 +166,7 @@ def thumbnail(image: ImageInput) -> bytes:
     return file.getvalue()
 
 
-def decoded(image: ImageInput, channels: int, side: int) -> Pixels:
+def decoded(image: ImageInput, channels: int, side: int, decode: Decode = decode) -> Pixels:
     """Return the pixels of an image, upright, with transparency on white.
 
     Pixels that are already decoded are not encoded or decoded again; they are resized at most once.
@@ -175,6 +175,7 @@ def decoded(image: ImageInput, channels: int, side: int) -> Pixels:
         image: The image.
         channels: 1 for gray, 3 for color.
         side: Length of the shorter side that is needed; larger images are reduced to it.
+        decode: Decodes the bytes of a file.
 
     Returns:
         Pixels [height, width, channels].

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nearfar.data.store.decode import shared_decoder
 from nearfar.search.encoder import Encoder, Pixels, prefetch
 from nearfar.search.images import FOLDER, Images, ImageSource, Labels, digest, folder_label, list_images
 from nearfar.search.items import Item
@@ -115,7 +116,7 @@ def update(
 def preprocessed_batches(
     images: Sequence[ImageSource], encoder: Encoder, size: int
 ) -> Iterator[list[tuple[ImageSource, Preprocessed]]]:
-    """Read and preprocess images in threads, and yield them in batches.
+    """Read and preprocess images, and yield them in batches. Files are decoded by worker processes.
 
     Args:
         images: The images.
@@ -126,10 +127,12 @@ def preprocessed_batches(
         Pairs of an image and its preprocessed form, or the error if it cannot be read.
     """
 
+    decoder = shared_decoder()
+
     def work(each: ImageSource) -> Preprocessed:
         try:
             image = each.read()
-            return (*encoder.preprocess_with_thumbnail(image), digest(image))
+            return (*encoder.preprocess_with_thumbnail(image, decoder.decode), digest(image))
         except (OSError, ValueError) as error:  # not an image, or not readable
             return error
 

@@ -19,9 +19,8 @@ from odd_files import saved
 from PIL import Image
 
 from nearfar.data.datasets.base import Dataset
-from nearfar.data.store import prepare as preparing
 from nearfar.data.store import writer as drafts
-from nearfar.data.store.decode import decode
+from nearfar.data.store.decode import Decoder, decode
 from nearfar.data.store.prepare import BadFilesError, prepare, store_folder
 from nearfar.data.store.sources import Arrays, Files, Vectors
 from nearfar.data.store.store import INDEX, PIXELS, Store
@@ -60,7 +59,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """What was decoded."""
     seen: list[bytes] = []
-    monkeypatch.setattr(preparing, "decode", lambda data, **settings: (seen.append(data), decode(data, **settings))[1])
+    monkeypatch.setattr(Decoder, "decode", lambda _, data, **settings: (seen.append(data), decode(data, **settings))[1])
     return seen  # type: ignore[return-value]
 
 
@@ -162,14 +161,15 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = {tests!r}
-from nearfar.data.store import prepare as preparing
+from nearfar.data.store.prepare import prepare
+from nearfar.data.store.decode import Decoder
 from test_prepare import photos
-original = preparing.decode
-def slowly(data, **settings):
+original = Decoder.decode
+def slowly(self, data, **settings):
     time.sleep({pause})
-    return original(data, **settings)
-preparing.decode = slowly
-store = preparing.prepare(photos(Path({photos!r})), cache={cache!r}, workers=2)
+    return original(self, data, **settings)
+Decoder.decode = slowly
+store = prepare(photos(Path({photos!r})), cache={cache!r}, workers=2)
 print(store.folder)
 """
 

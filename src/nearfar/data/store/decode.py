@@ -1,12 +1,29 @@
-"""Decodes image files of any format to pixels.
+"""Decodes image files of any format to pixels, in worker processes where files come from strangers.
 
 Formats are recognized by the first bytes of a file, never by its extension. Pillow decodes; its process-wide settings
 are not changed.
+
+A decoder written in C cannot be interrupted in a thread, and a hostile file can make it run for minutes, use all memory
+or crash. A worker process has limits of CPU time and memory and can be killed. It has neither the environment of the
+parent process nor its open files, and it cannot write files.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -14,12 +31,18 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearfar.utils.validation import one_of, whole
+from nearfar.utils.system import processors
+from nearfar.utils.validation import one_of, positive, whole
 
 Pixels = NDArray[np.uint8]
 
 ASPECTS = ("keep", "squash")
 MAX_PIXELS = 1 << 27  # 134 million: larger than any camera's image; half a gigabyte while decoding
+MAX_ASPECT = 50  # longer side divided by shorter side
+MAX_SCANS = 50  # of a progressive JPEG, which usually has ten; each scan passes over the whole image
+# Time to decode a pixel relative to a baseline JPEG; for JPEG, the number of scans.
+COSTS = {"JPEG 2000": 10, "JPEG": 1}
+OTHER_COST = 5
 
 # First bytes of a file, format, and the module and class of Pillow that read it. "?" matches any byte.
 READERS = (
@@ -63,6 +86,18 @@ TURNS = {
 ORIENTATION = 0x0112
 BILINEAR = Image.Resampling.BILINEAR
 
+# A marker of a JPEG, except for the stuffed bytes and restart markers within a scan.
+JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
+JPEG_START, JPEG_SCAN, JPEG_END = b"\xd8", b"\xda", b"\xd9"
+
+ISOLATED = os.name == "posix"  # elsewhere, images are decoded by the calling thread and time and memory are not limited
+SECONDS = 60.0  # of CPU time for one file: no image below MAX_PIXELS needs a third of it
+PIXEL_BYTES = 32  # of memory for each pixel: the most that a format needs, with its conversion to RGB
+BASE_BYTES = 1 << 30  # of address space for Python and its libraries
+LENGTHS = struct.Struct(">II")  # of settings and data in a message
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME")  # variables that a worker inherits
+COMMAND = "import sys; sys.path = sys.argv[3:]; from nearfar.data.store.decode import work; work()"
+
 
 class BadImage(ValueError):
     """The bytes are not an image that can be decoded.
@@ -76,27 +111,44 @@ class BadImage(ValueError):
         self.reason = reason
 
 
+class CostlyImage(BadImage):
+    """Decoding the image would cost more than ``max_cost``.
+
+    Args:
+        reason: What is wrong, in a few words.
+    """
+
+
+class DecoderClosed(RuntimeError):
+    """Raised when an image is to be decoded after the decoder was closed."""
+
+
 def decode(
     data: bytes,
     *,
     channels: int = 3,
     max_pixels: int = MAX_PIXELS,
+    max_cost: int | None = None,
     side: int | None = None,
     aspect: str = "keep",
 ) -> Pixels:
     """Decode an image file to uint8 pixels [height, width, channels].
 
     The orientation of EXIF is applied, transparency becomes white, and 16 bits become 8. Of an animation the first
-    frame is used, of several pages the first. Files that cannot be decoded completely are errors.
+    frame is used, of several pages the first. Files that cannot be decoded completely are errors. So are images that
+    are longer than fifty times their width, and JPEGs with more than fifty scans; this is known from the headers,
+    before anything is decoded.
 
     Args:
         data: Bytes of the file.
         channels: 3 for RGB, 1 for grayscale.
         max_pixels: Larger images are an error, before anything is decoded.
+        max_cost: Limit of the expected time, in pixels of a baseline JPEG; None for no limit.
         side: Shrink as :func:`shrink` does; large JPEGs are then decoded at a reduced size.
         aspect: "keep" or "squash".
 
     Raises:
+        CostlyImage: If the image would cost more than ``max_cost``.
         BadImage: If the bytes cannot be decoded.
 
     Example:
@@ -119,6 +171,13 @@ def decode(
             raise BadImage(f"{width} × {height} pixels")
         if width * height > whole("max_pixels", max_pixels):
             raise BadImage(f"{width} × {height} pixels; at most {max_pixels:,} are decoded")
+        if max(width, height) > MAX_ASPECT * min(width, height):
+            raise BadImage(f"{width} × {height} pixels; one side is more than {MAX_ASPECT} times as long as the other")
+        scans = _scans(data) if kind == "JPEG" else 1
+        if scans > MAX_SCANS:
+            raise BadImage(f"JPEG: more than {MAX_SCANS} scans")
+        if max_cost is not None and width * height * scans * COSTS.get(kind, OTHER_COST) > max_cost:
+            raise CostlyImage(f"{kind}: {width} × {height} pixels in {scans} scans cost too much")
         if kind == "JPEG" and side is not None:
             _draft(image, side)
         image.load()
@@ -154,6 +213,156 @@ def shrink(image: Pixels, side: int, aspect: str = "keep") -> Pixels:
     grey = image.shape[2] == 1
     resized = _resized(Image.fromarray(image[:, :, 0] if grey else image), side, aspect)
     return np.asarray(resized).reshape(resized.height, resized.width, image.shape[2])
+
+
+class Decoder:
+    """A pool of worker processes that decode images. It may be used by several threads.
+
+    Args:
+        workers: Number of processes; None for the number of processors.
+        seconds: CPU time that one image may take.
+        wall_seconds: Time that one image may take on the clock; None for no limit.
+        max_pixels: Larger images are an error, before anything is decoded.
+        nice: Number to lower the priority of the processes by.
+
+    Example:
+        >>> file = BytesIO()
+        >>> Image.new("RGB", (4, 3)).save(file, "PNG")
+        >>> with Decoder(1) as decoder:
+        ...     decoder.decode(file.getvalue()).shape
+        (3, 4, 3)
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        seconds: float = SECONDS,
+        wall_seconds: float | None = None,
+        max_pixels: int = MAX_PIXELS,
+        nice: int = 0,
+    ) -> None:
+        self.seconds = positive("seconds", seconds)
+        self.wall_seconds = None if wall_seconds is None else positive("wall_seconds", wall_seconds)
+        self.max_pixels = whole("max_pixels", max_pixels)
+        limits = (BASE_BYTES + PIXEL_BYTES * max_pixels, nice)
+        count = processors() if workers is None else whole("workers", workers)
+        self._workers = [_Worker(*limits) for _ in range(count)]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._closed = False
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start all processes now, instead of each when it is first needed."""
+        for worker in self._workers:
+            worker.start()
+
+    def close(self) -> None:
+        """Kill the processes, whatever they are doing."""
+        self._closed = True
+        for worker in self._workers:
+            worker.kill()
+        with suppress(queue.Empty):
+            for _ in self._workers:  # busy ones are cleaned up by the threads that use them
+                worker = self._idle.get_nowait()
+                worker.end()
+                self._idle.put(worker)
+
+    def decode(
+        self,
+        data: bytes,
+        *,
+        channels: int = 3,
+        max_cost: int | None = None,
+        side: int | None = None,
+        aspect: str = "keep",
+    ) -> Pixels:
+        """Decode an image in a worker process; wait for one if all are busy.
+
+        Args:
+            data: Bytes of the file.
+            channels: 3 for RGB, 1 for grayscale.
+            max_cost: Limit of the expected time, in pixels of a baseline JPEG; None for no limit.
+            side: Shrink as :func:`shrink` does.
+            aspect: "keep" or "squash".
+
+        Raises:
+            CostlyImage: If the image would cost more than ``max_cost``.
+            BadImage: If the bytes cannot be decoded, or not within the limits of time and memory.
+            DecoderClosed: If the decoder was closed.
+        """
+        settings: dict[str, Any] = {"channels": channels, "max_cost": max_cost, "side": side, "aspect": aspect}
+        settings["max_pixels"] = self.max_pixels
+        if not ISOLATED:
+            return decode(data, **settings)
+        worker = self._idle.get()
+        try:
+            if self._closed:
+                raise DecoderClosed("the decoder is closed")
+            answer, pixels = worker.ask({**settings, "seconds": self.seconds}, data, self.wall_seconds)
+        except OSError as error:
+            code = worker.end()
+            if self._closed:
+                raise DecoderClosed("the decoder is closed") from None
+            worker.start()  # at once, so that the next image does not wait for it
+            if isinstance(error, TimeoutError) or code == -signal.SIGPROF:
+                limit = self.wall_seconds if isinstance(error, TimeoutError) else self.seconds
+                raise BadImage(f"decoding took more than {limit:g} seconds") from None
+            raise BadImage(f"the decoder crashed with exit code {code}") from None
+        finally:
+            self._idle.put(worker)
+        if "shape" in answer:
+            return np.frombuffer(pixels, dtype=np.uint8).reshape(answer["shape"])
+        raise (CostlyImage if answer["costly"] else BadImage)(answer["reason"])
+
+
+@cache
+def shared_decoder() -> Decoder:
+    """Return the decoder that all datasets and indexes of this process share. Its processes start when first used."""
+    decoder = Decoder()
+    atexit.register(decoder.close)
+    return decoder
+
+
+if ISOLATED:  # a forked process must not talk to the workers of its parent
+    os.register_at_fork(after_in_child=shared_decoder.cache_clear)
+
+
+def work() -> None:
+    """Decode the images that arrive at standard input, until it is closed. Worker processes run this."""
+    import resource
+
+    memory = int(sys.argv[1])
+    os.nice(int(sys.argv[2]))
+    for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError, OSError):  # not every system has every limit
+            resource.setrlimit(limit, (value, value))
+    for kind in ("Jpeg", "Png", "WebP"):  # others are imported when they are needed
+        importlib.import_module(f"PIL.{kind}ImagePlugin")
+    connection = socket.socket(fileno=0)
+    with suppress(OSError):
+        _send(connection, {}, b"")  # ready
+        while True:
+            settings, data = _receive(connection, None)
+            signal.setitimer(signal.ITIMER_PROF, settings.pop("seconds"))  # SIGPROF ends this process
+            pixels = np.empty(0, dtype=np.uint8)
+            try:
+                pixels = decode(bytes(data), **settings)
+                answer: dict[str, Any] = {"shape": pixels.shape}
+            except BadImage as error:
+                answer = {"reason": error.reason, "costly": isinstance(error, CostlyImage)}
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            _send(connection, answer, pixels.reshape(-1).data)
+
+
+# --- one image ------------------------------------------------------------------------------------------------
 
 
 def _begins(data: bytes, start: bytes) -> bool:
@@ -192,6 +401,16 @@ def _open(reader: str, data: bytes) -> Any:
     except ImportError:
         raise BadImage("a format that this version of Pillow does not support") from None
     return factory(BytesIO(data))
+
+
+def _scans(data: bytes) -> int:
+    """Return the number of scans of a JPEG, at most one more than allowed."""
+    count, position = 0, 2
+    while count <= MAX_SCANS and (marker := JPEG_MARKER.search(data, position)) and marker[1] != JPEG_END:
+        count += marker[1] == JPEG_SCAN
+        length = 0 if marker[1] == JPEG_START else int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+        position = marker.end() + length
+    return count
 
 
 def _draft(image: Any, side: int) -> None:
@@ -265,3 +484,79 @@ def _words(error: Exception) -> str:
     if "not identified by this driver" in text:
         return "a broken header"
     return "truncated" if "truncated" in text.lower() else text
+
+
+# --- worker processes -----------------------------------------------------------------------------------------
+
+
+class _Worker:
+    """One process and the socket to talk to it. Only ``kill`` may be called while another thread uses it."""
+
+    def __init__(self, memory: int, nice: int) -> None:
+        self._arguments = (str(memory), str(nice))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process."""
+        self._socket, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", COMMAND, *self._arguments, *sys.path],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**environment, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for the parent
+            )
+        self._ready = False
+
+    def ask(self, settings: dict[str, Any], data: bytes, seconds: float | None) -> tuple[dict[str, Any], bytearray]:
+        """Send a request and return the answer; OSError if the process ends, TimeoutError if it takes too long."""
+        if self._socket is None:
+            self.start()
+        assert self._socket is not None
+        if not self._ready:  # imports do not count
+            _receive(self._socket, None)
+            self._ready = True
+        deadline = None if seconds is None else time.monotonic() + seconds
+        _send(self._socket, settings, data)
+        return _receive(self._socket, deadline)
+
+    def kill(self) -> None:
+        """Kill the process; a thread that waits for its answer gets an error."""
+        if self._process is not None:
+            self._process.kill()
+
+    def end(self) -> int | None:
+        """Kill the process and return its exit code, which tells whether it had ended by itself."""
+        self.kill()
+        if self._socket is not None:
+            self._socket.close()
+        return None if self._process is None else self._process.wait()
+
+
+def _send(connection: socket.socket, settings: dict[str, Any], data: bytes | memoryview) -> None:
+    head = json.dumps(settings).encode()
+    connection.settimeout(None)
+    connection.sendall(LENGTHS.pack(len(head), len(data)) + head)
+    connection.sendall(data)
+
+
+def _receive(connection: socket.socket, deadline: float | None) -> tuple[dict[str, Any], bytearray]:
+    head, body = LENGTHS.unpack(_read(connection, LENGTHS.size, deadline))
+    return json.loads(_read(connection, head, deadline)), _read(connection, body, deadline)
+
+
+def _read(connection: socket.socket, length: int, deadline: float | None) -> bytearray:
+    found = bytearray(length)
+    view, done = memoryview(found), 0
+    while done < length:
+        connection.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
+        received = connection.recv_into(view[done:])
+        if not received:
+            raise ConnectionResetError("the other process ended")
+        done += received
+    return found
