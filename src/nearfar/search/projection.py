@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def project(
         ids: Ids [n] of all items.
         vectors: Their vectors [n, d].
         method: "pca" or "tsne".
-        write: Write the cache.
+        write: Write the cache, unless the disk is full or cannot be written.
 
     Returns:
         The ids [n] and the coordinates [n, 2].
@@ -62,7 +63,7 @@ def project(
             kept["places"] = _project(vectors, kept)
         kept["ids"] = ids
         if write:
-            with whole_file(file) as draft, open(draft, "wb") as out:
+            with suppress(OSError), whole_file(file) as draft, open(draft, "wb") as out:
                 np.savez(out, **kept)
         return ids, kept["places"]
 

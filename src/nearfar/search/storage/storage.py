@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -281,6 +283,7 @@ class IndexStorage:
                 stack.enter_context(files.write_lock(folder))
             self._database = upgrade.open_database(folder, read_only=read_only)
             stack.callback(self._database.close)
+            self._identity = _identity(self._database.file)
             self.settings: dict[str, Any] = {}
             self._state = self._open(written=written)
             self._has_thumbnails = self._database.has_thumbnails()
@@ -645,6 +648,8 @@ class IndexStorage:
     def _check_writable(self) -> None:
         if self._refusal:
             raise BadIndex(f"{self.folder} {self._refusal}")
+        if _identity(self._database.file) != self._identity:  # SQLite would go on writing to a file without a name
+            raise FileNotFoundError(errno.ENOENT, "the index was removed or replaced; open it again", str(self.folder))
 
 
 def _replay(backend: Backend, table: Table) -> None:
@@ -664,6 +669,15 @@ def _blocks(vectors: Vectors) -> Iterator[Vectors]:
 def _blocks_of(table: Table, ids: Ids) -> Iterator[Vectors]:
     for start in range(0, len(ids), BLOCK):
         yield table.vectors(ids[start : start + BLOCK])
+
+
+def _identity(file: Path | str) -> tuple[int, int] | None:
+    """Device and inode of a file; None if it does not exist."""
+    try:
+        found = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _now() -> str:
