@@ -25,12 +25,15 @@ Site = Callable[..., str]
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    """Create clients of applications; the settings are those of ``create``."""
+    """Create clients of applications, each with its address; the settings are those of ``create``."""
     with ExitStack() as stack:
 
-        def make(index: Any = None, **settings: Any) -> TestClient:
+        def make(index: Any = None, *, address: str = "127.0.0.1", **settings: Any) -> TestClient:
             app = create(FakeIndex(40) if index is None else index, **settings)
-            return stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
+            client = TestClient(
+                app, base_url="http://127.0.0.1", raise_server_exceptions=False, client=(address, 50000)
+            )
+            return stack.enter_context(client)
 
         yield make
 
@@ -42,7 +45,8 @@ def site() -> Iterator[Site]:
 
         def serve(index: Any, **settings: Any) -> str:
             listening = stack.enter_context(running.listen("127.0.0.1", 0))
-            server = uvicorn.Server(uvicorn.Config(create(index, **settings), log_level="critical", ws="none"))
+            config = running.configure(create(index, **settings))
+            server = uvicorn.Server(config)
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
             thread.start()
 

@@ -27,6 +27,13 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["--host", "0.0.0.0"], "host is '0.0.0.0', which other machines can reach; this requires a token"),
+        (
+            ["--allow-host", "photos.example"],
+            "--allow-host is 'photos.example', a name for other machines; this requires",
+        ),
+        (["--allow-host", "photos.example", "--token", ""], "requires a token"),
+        (["--certificate", "some.pem"], "HTTPS requires both --certificate and --key"),
+        (["--token", ""], "token has 0 characters; at least 16 are required"),
         (["--token", "short"], "token has 5 characters; at least 16 are required"),
         (["--max-upload", "0"], "upload_bytes is 0"),
         (["--port", "70000"], "--port"),
@@ -42,6 +49,14 @@ def test_bad_input_ends_in_one_line(
     assert printed.err.startswith("nearfar: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+def test_an_empty_token_in_the_environment_is_refused(
+    capsys: pytest.CaptureFixture[str], small_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEARFAR_TOKEN", "")
+    assert call("serve", str(small_index), "--device", "cpu", "--read-only", "--port", "0") == 1
+    assert "NEARFAR_TOKEN is set and empty" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_index_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -63,7 +78,7 @@ def test_a_model_that_is_gone_ends_in_one_line(
 
 def test_the_page_is_opened_with_its_token(small_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("nearfar.serve.server.run", lambda app, listening, *, started: started())
+    monkeypatch.setattr("nearfar.serve.server.run", lambda *_, started: started())
     monkeypatch.setattr("webbrowser.open", opened.append)
     words = ["--read-only", "--device", "cpu", "--port", "0", "--open", "--token", "a-token-of-100%25"]
     assert call("serve", str(small_index), *words) == 0

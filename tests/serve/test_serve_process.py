@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fake_index import FakeIndex, encoded, picture
+from odd_files import many_scans
 
 from nearfar.search import Index
 
@@ -25,9 +30,11 @@ KILLS = int(os.environ.get("NEARFAR_KILLS", "3"))
 
 
 @contextmanager
-def process(index: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start `nearfar serve` and return the process and its address."""
+def process(index: Path, *words: str, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `nearfar serve`, with a limit of open files, and return the process and its address."""
     command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu", *words]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as child:
@@ -92,15 +99,84 @@ def test_nothing_acknowledged_is_lost_when_the_server_is_killed(small_index: Pat
         assert hits[0][0].score == pytest.approx(1, abs=1e-3)
 
 
-def test_a_server_that_is_asked_to_stop_stops_well(small_index: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_server_that_is_asked_to_stop_stops_well(name: str, small_index: Path, tmp_path: Path) -> None:
     place = shutil.copytree(small_index, tmp_path / "my.index")
     with process(place, "--read-only") as (child, address):
         assert httpx.get(f"{address}{API}/health").json()["status"] == "ok"
         assert httpx.get(f"{address}{API}/info").json()["name"] == "my.index"
-        child.send_signal(signal.SIGTERM)
+        child.send_signal(signal.Signals[name])
         assert child.wait(20) == 0
         assert child.stderr is not None
         assert child.stderr.read() == ""
+
+
+def test_bombs_stop_neither_uploads_nor_the_end(small_index: Path) -> None:
+    bomb, image = many_scans(7000, 50), encoded(picture(3))
+    with process(small_index, "--read-only") as (child, address), ThreadPoolExecutor(2) as pool:
+
+        def throw() -> int:
+            return httpx.post(f"{address}{API}/search", files={"image": bomb}, timeout=60).status_code
+
+        thrown = [pool.submit(throw) for _ in range(2)]
+        time.sleep(1)
+        for _ in range(5):
+            assert httpx.post(f"{address}{API}/search", files={"image": image}, timeout=20).status_code == 200
+        assert not any(each.done() for each in thrown)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(60) == 0
+        assert [each.result(10) for each in thrown] == [503, 503]
+
+
+def test_slow_headers_keep_nobody_out(small_index: Path) -> None:
+    """Twice as many connections as the server may open files, each with half a header."""
+    with process(small_index, "--read-only", files=400) as (child, address), ExitStack() as stack:
+        host, port = address.removeprefix("http://").split(":")
+        slow = [stack.enter_context(socket.socket()) for _ in range(800)]
+        for each in slow:
+            each.connect((host, int(port)))
+            each.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
+        for number in range(5):
+            answer = httpx.post(f"{address}{API}/search", files={"image": encoded(picture(number))}, timeout=20)
+            assert answer.status_code == 200
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+        assert child.stderr is not None
+        logged = child.stderr.read().splitlines()
+    assert len(logged) == 1
+    assert logged[0].startswith("too many connections; some were refused or closed")
+
+
+def test_connections_can_be_encrypted(small_index: Path, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    words = ["--certificate", str(certificate), "--key", str(key), "--token", "correct-horse-battery"]
+    with process(small_index, "--read-only", *words) as (_, address):
+        assert address.startswith("https://")
+        with httpx.Client(base_url=address, verify=ssl.create_default_context(cafile=certificate)) as client:
+            answer = client.post(f"{API}/session", json={"token": "correct-horse-battery"})
+            assert answer.headers["strict-transport-security"].startswith("max-age=")
+            assert "Secure" in answer.headers["set-cookie"]
+            assert client.get(f"{API}/info").status_code == 200
+
+
+def test_a_proxy_names_the_client(small_index: Path, tmp_path: Path) -> None:
+    log = tmp_path / "access.jsonl"
+    headers = {"host": "photos.example", "x-forwarded-for": "10.9.8.7, 203.0.113.7", "x-forwarded-proto": "https"}
+    headers["authorization"] = "Bearer correct-horse-battery"
+    words = ["--allow-host", "photos.example", "--token", "correct-horse-battery", "--access-log", str(log)]
+    for proxy, client in (([], "127.0.0.1"), (["--proxy", "127.0.0.1"], "203.0.113.7")):
+        with process(small_index, "--read-only", *words, *proxy) as (child, address):
+            answer = httpx.get(f"{address}{API}/info", headers=headers)
+            assert answer.status_code == 200
+            assert ("strict-transport-security" in answer.headers) == bool(proxy)
+            child.terminate()
+            assert child.wait(30) == 0
+        assert json.loads(log.read_text().splitlines()[-1])["client"] == client
 
 
 def test_sixty_four_clients_at_once(site: Callable[..., str]) -> None:

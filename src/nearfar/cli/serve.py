@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import webbrowser
@@ -29,12 +30,27 @@ def serve_index(
         Option(envvar="NEARFAR_TOKEN", help='Token that requests must carry; "new" generates and prints one.'),
     ] = None,
     allow_host: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Additional host name, for example behind a proxy; repeatable.")
+        list[str] | None,
+        Option(metavar="NAME", help="Host name that a proxy uses; repeatable. Requires --token."),
+    ] = None,
+    proxy: Annotated[
+        str | None,
+        Option(metavar="ADDRESS", help="Reverse proxy whose X-Forwarded-For header names the client."),
+    ] = None,
+    certificate: Annotated[
+        Path | None, Option(metavar="PEM", help="Certificate chain for HTTPS; requires --key.")
+    ] = None,
+    key: Annotated[Path | None, Option(metavar="PEM", help="Private key of the certificate.")] = None,
+    access_log: Annotated[
+        Path | None, Option(metavar="FILE", help="Append a line of JSON for each request; - for stderr.")
     ] = None,
     read_only: Annotated[bool, Option("--read-only", help="Refuse to add and remove items.")] = False,
     open_page: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     max_upload: Annotated[float, Option(metavar="MIB", help="Largest upload.")] = 20.0,
     max_pixels: Annotated[float, Option(metavar="MILLIONS", help="Largest image in pixels.")] = 50.0,
+    max_rate: Annotated[
+        float, Option(metavar="NUMBER", help="Requests per second of a client on another machine.")
+    ] = 50.0,
     device: Device = "auto",
 ) -> None:
     """Serve an index in the browser: search by image, view the map, add and remove images. Ctrl-C stops.
@@ -51,8 +67,12 @@ def serve_index(
     if token == "new":
         token = new_token()
         print(f"token: {token}", flush=True)
-    server.check_exposure(host, token)
-    limits = Limits(upload_bytes=int(max_upload * 2**20), pixels=int(max_pixels * 1e6))
+    if token is None and "NEARFAR_TOKEN" in os.environ:
+        raise ValueError("NEARFAR_TOKEN is set and empty; unset it to serve without a token")
+    server.check_exposure(host, token, allow_host or ())
+    if (certificate is None) != (key is None):
+        raise ValueError("HTTPS requires both --certificate and --key")
+    limits = Limits(upload_bytes=int(max_upload * 2**20), pixels=int(max_pixels * 1e6), client_rate=max_rate)
     for place in runs or ():
         if not place.is_dir():
             raise FileNotFoundError(f"--runs is {str(place)!r}; there is no such folder")
@@ -68,13 +88,16 @@ def serve_index(
             hosts=[*(allow_host or ()), *(() if local else (host, socket.gethostname(), socket.getfqdn()))],
             addresses=not local,
         )
-        url = server.url_of(listening)
+        url = server.url_of(listening, "http" if certificate is None else "https")
+        config = server.configure(application, certificate=certificate, key=key, proxy=proxy)
+        if access_log is not None:
+            server.write_access_log(access_log)
 
         def started() -> None:
             print(f"{index} is served at {url}  (Ctrl-C stops)", flush=True)
-            if not local:
+            if not local and certificate is None:
                 print("other machines can reach it, without encryption: see docs/serve.md", file=sys.stderr, flush=True)
             if open_page:
                 webbrowser.open(server.page_url(url, token))
 
-        server.run(application, listening, started=started)
+        server.run(application, config, listening, started=started)

@@ -21,6 +21,7 @@ def check_dependencies() -> None:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(f"serving needs {error.name}; install it with: pip install 'nearfar[serve]'") from error
 
@@ -66,11 +67,10 @@ def create(
     from nearfar.serve.errors import add_error_handlers
     from nearfar.serve.routes import API, items, page, search, system
     from nearfar.serve.routes import runs as run_routes
-    from nearfar.serve.security import SecurityMiddleware, check_token
+    from nearfar.serve.security import SecurityMiddleware, TokenGuard
     from nearfar.serve.state import ServerState
 
-    if token is not None:
-        check_token(token)
+    guard = None if token is None else TokenGuard(token)
     state = ServerState(index, limits or Limits(), read_only=read_only)
 
     @asynccontextmanager
@@ -90,7 +90,7 @@ def create(
         redirect_slashes=False,
     )
     add_error_handlers(app)
-    app.include_router(system.router(state, name=name, token=token, runs=bool(runs)))
+    app.include_router(system.router(state, name=name, guard=guard, runs=bool(runs)))
     app.include_router(search.router(state))
     app.include_router(items.router(state))
     if runs:
@@ -101,7 +101,12 @@ def create(
         SecurityMiddleware,
         limits=state.limits,
         metrics=state.metrics,
-        token=token,
+        guard=guard,
+        bodies={
+            f"{API}/search": state.limits.upload_bytes,
+            f"{API}/items": state.limits.upload_bytes,
+            f"{API}/search/vector": min(state.limits.upload_bytes, search.vector_bytes(state.dim)),
+        },
         public=[*page.read_files(), *system.PUBLIC],
         names=hosts,
         addresses=addresses,

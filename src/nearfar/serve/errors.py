@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -23,7 +24,9 @@ CODES = {
     408: "too_slow",
     413: "too_large",
     422: "bad_value",
+    429: "too_many",
     503: "busy",
+    507: "disk_full",
 }
 DESCRIPTIONS = {
     400: "The request is malformed.",
@@ -32,10 +35,16 @@ DESCRIPTIONS = {
     404: "Not found.",
     408: "The request arrived too slowly.",
     409: "The index has no model and cannot embed images.",
+    410: "The index was removed or replaced while it was served.",
     413: "The request is too large.",
     422: "A value is invalid.",
+    429: "The client sent too many requests or too many wrong tokens.",
     503: "Too many requests are waiting.",
+    507: "The disk of the server is full.",
 }
+
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ApiError(HTTPException):
@@ -53,6 +62,11 @@ class ApiError(HTTPException):
     ) -> None:
         super().__init__(status, message, dict(headers) if headers else None)
         self.code = code or CODES.get(status, "refused")
+
+
+def disk_full() -> ApiError:
+    """Return the error for a request that could not be stored."""
+    return ApiError(507, "the disk of the server is full; nothing was changed")
 
 
 def error_body(code: str, message: str) -> dict[str, Any]:
@@ -76,7 +90,7 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """
     return {
         status: {"model": ErrorResponse, "description": DESCRIPTIONS[status]}
-        for status in (400, 401, 403, 422, *statuses)
+        for status in (400, 401, 403, 422, 429, *statuses)
     }
 
 
@@ -85,6 +99,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteError)
     async def handle_http_error(request: Request, error: StarletteError) -> JSONResponse:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL_DISK:
+            error = disk_full()  # a large upload is kept in a temporary file while it arrives
         code = error.code if isinstance(error, ApiError) else CODES.get(error.status_code, "refused")
         message = str(error.detail)
         if not isinstance(error, ApiError) and message == HTTPStatus(error.status_code).phrase:

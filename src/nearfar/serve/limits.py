@@ -1,4 +1,4 @@
-"""Limits on what one request may contain."""
+"""Limits on what one request may contain, and on what one client may do."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Limits:
         neighbours: Largest ``k`` of one search.
         batch: Number of images that pass the network at once.
         waiting: Length of each queue; further requests are answered with status 503.
+        header_seconds: Time for the header of a request to arrive, on a new connection or after a response.
+        connections: Open connections. A further one replaces the connection that has waited longest for a request.
+        client_connections: Open connections of one client, other than a program on this machine.
+        client_rate: Requests per second of one client, other than a program on this machine; ten times as many at once.
 
     Example:
         >>> Limits(upload_bytes=0)
@@ -33,8 +37,13 @@ class Limits:
     neighbours: int = 200
     batch: int = 32
     waiting: int = 256
+    header_seconds: float = 15.0
+    connections: int = 1000
+    client_connections: int = 100
+    client_rate: float = 50.0
 
     def __post_init__(self) -> None:
-        for name in ("upload_bytes", "pixels", "neighbours", "batch", "waiting"):
+        for name in ("upload_bytes", "pixels", "neighbours", "batch", "waiting", "connections", "client_connections"):
             whole(name, getattr(self, name))
-        positive("seconds", self.seconds)
+        for name in ("seconds", "header_seconds", "client_rate"):
+            positive(name, getattr(self, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 LARGEST = 1e6  # of a vector component: far beyond any embedding, and its square is still finite
 Component = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
@@ -108,7 +108,7 @@ class VectorSearchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    vector: list[Component] = Field(min_length=1, max_length=65536)
+    vector: Annotated[list[Component], FailFast()] = Field(min_length=1, max_length=65536)
 
 
 class LoginRequest(BaseModel):

@@ -1,14 +1,18 @@
-"""Access control: tokens, sessions, host names, origins, request limits and response headers."""
+"""Access control: tokens, sessions, host names, origins, limits of requests, response headers and the access log."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import ipaddress
+import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -20,6 +24,10 @@ from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 
 MIN_TOKEN_LENGTH = 16
+GUESSES, GUESSES_PER_SECOND = 20, 0.2  # wrong tokens of one client at once, and afterwards
+BURST_SECONDS = 10  # of the allowed rate that a client may use at once
+MAX_CLIENTS = 20_000  # that are remembered
+SMALL_BODY = 16_384  # bytes of a request, unless its path has another limit
 COOKIE = "nearfar_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OTHER_METHODS = ("POST", "DELETE", "PUT", "PATCH")
@@ -39,6 +47,7 @@ RESPONSE_HEADERS = {
     "cache-control": "no-store",
 }
 RAW_HEADERS = [(name.encode(), value.encode()) for name, value in RESPONSE_HEADERS.items()]
+ENCRYPTED_HEADERS = [(b"strict-transport-security", b"max-age=31536000")]  # in addition, over HTTPS
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -47,6 +56,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger("nearfar.serve")
+access_log = logging.getLogger("nearfar.access")
 
 
 def new_token() -> str:
@@ -156,6 +166,96 @@ def is_known_host(header: str, names: Iterable[str], *, addresses: bool) -> bool
     return addresses
 
 
+@lru_cache(maxsize=4096)
+def client_name(host: str) -> str:
+    """Return the name under which an address is counted: itself, or the /64 network that one IPv6 customer has.
+
+    Example:
+        >>> client_name("203.0.113.7"), client_name("2001:db8::1:7"), client_name("::ffff:203.0.113.7")
+        ('203.0.113.7', '2001:db8::/64', '203.0.113.7')
+    """
+    if is_loopback(host):
+        return "localhost"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((address.packed, 64), strict=False))
+    return host
+
+
+def client_of(scope: Scope) -> str:
+    """Return the name of the client of a request."""
+    client = scope.get("client")
+    return client_name(client[0]) if client else "unknown"
+
+
+class RateLimit:
+    """Counts what clients do, and says how long one has to wait that does too much.
+
+    Args:
+        rate: Number per second and client.
+        burst: Number at once.
+
+    Example:
+        >>> limit = RateLimit(rate=2.0, burst=3)
+        >>> [limit.wait("a", now=0.0) or limit.count("a", now=0.0) for _ in range(4)]
+        [None, None, None, 0.5]
+    """
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._interval, self._slack = 1 / rate, (burst - 1) / rate
+        self._due: dict[str, float] = {}  # when all that a client did would have been due at this rate
+
+    def wait(self, client: str, now: float | None = None) -> float:
+        """Return the seconds until a client may act again; 0 if it may now."""
+        now = time.monotonic() if now is None else now
+        return max(0.0, self._due.get(client, now) - self._slack - now)
+
+    def count(self, client: str, now: float | None = None) -> None:
+        """Count one action of a client."""
+        now = time.monotonic() if now is None else now
+        if len(self._due) >= MAX_CLIENTS:
+            self._due = {each: due for each, due in self._due.items() if due > now}
+            if len(self._due) > MAX_CLIENTS // 2:
+                self._due.clear()
+        self._due[client] = max(self._due.get(client, now), now) + self._interval
+
+
+class TokenGuard:
+    """Compares tokens, and lets a client wait that has guessed wrong too often.
+
+    Args:
+        token: The token of the server.
+    """
+
+    def __init__(self, token: str) -> None:
+        self.token = check_token(token)
+        self._wrong = RateLimit(GUESSES_PER_SECOND, GUESSES)
+
+    def check(self, client: str, is_right: Callable[[str], bool]) -> bool:
+        """Return whether a client knows the token.
+
+        Args:
+            client: Name of the client.
+            is_right: Compares what the client sent with the token.
+
+        Raises:
+            ApiError: If the client has guessed wrong too often; then nothing is compared.
+        """
+        seconds = math.ceil(self._wrong.wait(client))
+        if seconds:
+            raise ApiError(
+                429, f"too many wrong tokens; try again in {seconds} seconds", headers={"retry-after": str(seconds)}
+            )
+        if is_right(self.token):
+            return True
+        self._wrong.count(client)
+        return False
+
+
 class SecurityMiddleware:
     """Checks each request, limits its body, adds security headers to the response and records metrics.
 
@@ -163,7 +263,8 @@ class SecurityMiddleware:
         app: The wrapped ASGI application.
         limits: Limits of a request body, in bytes and seconds.
         metrics: Where requests are counted.
-        token: Required token; None for no authentication.
+        guard: Checks the token; None for no authentication.
+        bodies: Size of a request body in bytes by path; others may have a few KiB.
         public: Paths that need no token.
         names: Accepted host names in addition to those of the loopback interface.
         addresses: Whether any IP address is accepted as host name.
@@ -175,12 +276,14 @@ class SecurityMiddleware:
         *,
         limits: Limits,
         metrics: ServerMetrics,
-        token: str | None,
+        guard: TokenGuard | None,
+        bodies: Mapping[str, int],
         public: Collection[str],
         names: Collection[str],
         addresses: bool,
     ) -> None:
-        self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
+        self.app, self.limits, self.metrics, self.guard = app, limits, metrics, guard
+        self.bodies, self.rate = dict(bodies), RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)
         self.public, self.names, self.addresses = frozenset(public), frozenset(names), addresses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,18 +291,21 @@ class SecurityMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status = time.perf_counter(), [0]
+        began, status, sent = time.perf_counter(), [0], [0]
+        always = RAW_HEADERS + (ENCRYPTED_HEADERS if scope.get("scheme") == "https" else [])
+        largest = self.bodies.get(scope["path"], SMALL_BODY)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 status[0] = message["status"]
                 given = {name for name, _ in message["headers"]}
-                message["headers"] += [header for header in RAW_HEADERS if header[0] not in given]
+                message["headers"] += [header for header in always if header[0] not in given]
+            sent[0] += len(message.get("body", b""))
             await send(message)
 
         try:
-            self._check(scope)
-            await self.app(scope, self._limited(receive), send_with_headers)
+            self._check(scope, largest)
+            await self.app(scope, self._limited(receive, largest), send_with_headers)
         except ApiError as error:
             await _send_error(error, scope, receive, send_with_headers)
         except Exception:
@@ -212,24 +318,40 @@ class SecurityMiddleware:
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in (*SAFE_METHODS, *OTHER_METHODS) else "other"
             self.metrics.requests.labels(method, route, str(status[0] or 499)).inc()
-            self.metrics.request_seconds.labels(method, route).observe(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.metrics.request_seconds.labels(method, route).observe(seconds)
+            if access_log.isEnabledFor(logging.INFO):
+                access_log.info(_access_line(scope, status[0] or 499, seconds, sent[0]))
 
-    def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
+    def _check(self, scope: Scope, largest: int) -> None:
+        headers, client = Headers(scope=scope), client_of(scope)
+        if client != "localhost":
+            seconds = math.ceil(self.rate.wait(client))
+            if seconds:
+                raise ApiError(429, "too many requests; send fewer", headers={"retry-after": str(seconds)})
+            self.rate.count(client)
         host = headers.get("host", "")
         if not is_known_host(host, self.names, addresses=self.addresses):
             raise ApiError(403, f"host is {host!r}, which is not a name of this server; see --allow-host", code="host")
         if scope["method"] not in SAFE_METHODS and not _same_origin(headers):
             raise ApiError(403, "cross-origin requests are not allowed", code="origin")
-        if self.token and scope["path"] not in self.public and not is_authorized(headers, self.token):
+        if self.guard and scope["path"] not in self.public and not self._is_authorized(headers, client):
             raise ApiError(401, "this server requires a token", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or not length.isascii():
             raise ApiError(400, f"content-length is {length!r}; it must be a whole number")
-        if int(length[:20]) > self.limits.upload_bytes:
-            raise self._too_large()
+        if int(length[:20]) > largest:
+            raise _too_large(largest)
 
-    def _limited(self, receive: Receive) -> Receive:
+    def _is_authorized(self, headers: Headers, client: str) -> bool:
+        """Return whether a request is authorized. One without a token is not a guess."""
+        assert self.guard is not None
+        cookies = cookie_parser(headers.get("cookie", ""))
+        if "authorization" not in headers and cookie_name(headers.get("host", "")) not in cookies:
+            return False
+        return self.guard.check(client, lambda token: is_authorized(headers, token))
+
+    def _limited(self, receive: Receive, largest: int) -> Receive:
         """Return a ``receive`` that raises an error for a body that is too large or too slow."""
         deadline = time.perf_counter() + self.limits.seconds
         count, complete = 0, False
@@ -245,15 +367,31 @@ class SecurityMiddleware:
                 raise ApiError(408, words, headers={"connection": "close"}) from None
             count += len(message.get("body", b""))
             complete = not message.get("more_body", False)
-            if count > self.limits.upload_bytes:
-                raise self._too_large()
+            if count > largest:
+                raise _too_large(largest)
             return message
 
         return limited
 
-    def _too_large(self) -> ApiError:
-        message = f"the request is too large; at most {self.limits.upload_bytes / 2**20:.4g} MiB are allowed"
-        return ApiError(413, message, headers={"connection": "close"})
+
+def _too_large(largest: int) -> ApiError:
+    size = f"{largest / 2**20:.4g} MiB" if largest >= 2**20 else f"{largest / 2**10:.4g} KiB"
+    return ApiError(413, f"the request is too large; at most {size} are allowed", headers={"connection": "close"})
+
+
+def _access_line(scope: Scope, status: int, seconds: float, sent: int) -> str:
+    """Return a line of the access log. It has neither headers nor the query, so that it cannot have a token."""
+    client = scope.get("client")
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "client": client[0] if client else None,
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "milliseconds": round(1000 * seconds, 1),
+        "bytes": sent,
+    }
+    return json.dumps(line)
 
 
 def _same_origin(headers: Headers) -> bool:

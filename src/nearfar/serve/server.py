@@ -1,32 +1,63 @@
-"""Running the application in a uvicorn server that shuts down gracefully."""
+"""Running the application in a uvicorn server that limits connections and shuts down gracefully."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import logging
+import logging.handlers
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nearfar.serve.security import is_loopback
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nearfar.serve.limits import Limits
+from nearfar.serve.security import access_log, client_name, is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 SHUTDOWN_SECONDS = 10  # that running requests have to finish
+UPLOAD_SECONDS = 2  # that images have to be decoded when the server is stopped
+STALL_SECONDS = 30  # that a client may take to read the next part of a response
+HANDSHAKE_SECONDS = 10  # that a client may take to begin an encrypted connection
+BACKLOG = 128  # connections that are accepted at once
+OTHER_FILES = 2 * BACKLOG  # open files that are not connections, and connections that are about to be closed
+MOST_FILES = 8192
+LOG_SECONDS = 60  # between two lines about too many connections
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+log = logging.getLogger("nearfar.serve")
 
 
-def check_exposure(host: str, token: str | None) -> None:
+def check_exposure(host: str, token: str | None, names: Sequence[str] = ()) -> None:
     """Raise an error if a server would be reachable by other machines without a token.
+
+    Args:
+        host: Name or address to listen on.
+        token: Token of the server; None for no authentication.
+        names: Additional host names, which a proxy for other machines uses.
 
     Example:
         >>> check_exposure("0.0.0.0", None)
         Traceback (most recent call last):
         ValueError: host is '0.0.0.0', which other machines can reach; this requires a token: --token new
     """
-    if token is None and not is_loopback(host):
+    if token:
+        return
+    if not is_loopback(host):
         raise ValueError(f"host is {host!r}, which other machines can reach; this requires a token: --token new")
+    if names:
+        raise ValueError(f"--allow-host is {names[0]!r}, a name for other machines; this requires a token: --token new")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -44,14 +75,14 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[4][:2], family=address[0], backlog=512, reuse_port=False)
+        return socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG, reuse_port=False)
     except socket.gaierror:
         raise ValueError(f"host is {host!r}; no such name or address is known") from None
     except OSError as error:
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror or error}; try --port 0") from None
 
 
-def url_of(listening: socket.socket) -> str:
+def url_of(listening: socket.socket, scheme: str = "http") -> str:
     """Return the URL of a listening socket.
 
     Example:
@@ -62,7 +93,7 @@ def url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def page_url(url: str, token: str | None) -> str:
@@ -75,41 +106,245 @@ def page_url(url: str, token: str | None) -> str:
     return f"{url}/#token={quote(token, safe='')}" if token else url
 
 
-def run(app: FastAPI, listening: socket.socket, *, started: Callable[[], None] = lambda: None) -> None:
-    """Serve until Ctrl-C or SIGTERM; running requests are finished first.
+class SeldomLog:
+    """Logs at most one line a minute, however often something happens."""
+
+    def __init__(self) -> None:
+        self._count, self._logged = 0, -float(LOG_SECONDS)
+
+    def warn(self, message: str) -> None:
+        """Count an event, and log it unless one was logged within the last minute."""
+        self._count += 1
+        if time.monotonic() - self._logged >= LOG_SECONDS:
+            log.warning("%s (%d times since the last message)", message, self._count)
+            self._count, self._logged = 0, time.monotonic()
+
+
+class Connections:
+    """The open connections of a server.
+
+    Args:
+        limits: Limits of connections, in all and of one client.
+        proxy: Address of a reverse proxy, which may have any number of connections.
+    """
+
+    def __init__(self, limits: Limits, proxy: str | None = None) -> None:
+        self.limits, self.proxy = limits, proxy
+        self.most = min(limits.connections, max(1, _open_files() - OTHER_FILES))
+        self._clients: Counter[str] = Counter()
+        self._waiting: dict[Connection, None] = {}  # for a request, the longest first
+        self._log = SeldomLog()
+
+    def add(self, connection: Connection) -> bool:
+        """Count a new connection; return whether it is accepted."""
+        client = connection.client_name
+        self._clients[client] += 1
+        limited = client not in ("localhost", self.proxy) and self._clients[client] > self.limits.client_connections
+        if limited:
+            self._log.warn("too many connections; some were refused or closed")
+            return False
+        if self._clients.total() > self.most:
+            self._log.warn("too many connections; some were refused or closed")
+            if not self._waiting:
+                return False
+            oldest = next(iter(self._waiting))
+            self._waiting.pop(oldest)
+            oldest.transport.abort()
+        self.set_waiting(connection)
+        return True
+
+    def set_waiting(self, connection: Connection) -> None:
+        """Note that a connection waits for a request from now on."""
+        self._waiting[connection] = None
+
+    def set_busy(self, connection: Connection) -> None:
+        """Note that the request of a connection has arrived."""
+        self._waiting.pop(connection, None)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a closed connection."""
+        self._waiting.pop(connection, None)
+        self._clients[connection.client_name] -= 1
+        if not self._clients[connection.client_name]:
+            del self._clients[connection.client_name]
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if a header arrives too slowly or a response is read too slowly."""
+
+    connections: Any  # uvicorn's own set of connections
+    limiter: Connections  # of a subclass
+    client_name = "unknown"
+    _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept the connection, or answer at once that the server is busy."""
+        super().connection_made(transport)
+        self.client_name = client_name(self.client[0]) if self.client else "unknown"
+        if self.limiter.add(self):
+            self._watch()
+        else:
+            transport.write(BUSY)
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Receive a part of a request."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        for timer in (self._timer, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self.limiter.remove(self)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not forever."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _watch(self) -> None:
+        """Start the clock for a header when the connection waits for one, and stop it when it is complete."""
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        if is_busy and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.limiter.set_busy(self)
+        elif not is_busy and self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.limiter.limits.header_seconds, self.transport.abort)
+            self.limiter.set_waiting(self)
+
+
+def configure(
+    app: FastAPI, *, certificate: Path | None = None, key: Path | None = None, proxy: str | None = None
+) -> uvicorn.Config:
+    """Return the settings of a server.
 
     Args:
         app: An application made by ``create``.
+        certificate: PEM file with the certificate chain, for encrypted connections.
+        key: PEM file with its private key.
+        proxy: Address of a reverse proxy, whose ``X-Forwarded-For`` header names the client.
+    """
+    limits: Limits = app.state.server.limits
+
+    class LimitedConnection(Connection):
+        limiter = Connections(limits, proxy)
+
+    return uvicorn.Config(
+        app,
+        http=LimitedConnection,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=proxy is not None,
+        forwarded_allow_ips=proxy,
+        backlog=BACKLOG,
+        timeout_keep_alive=int(limits.header_seconds) + 1,  # our own limit comes first
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        h11_max_incomplete_event_size=64 * 1024,
+        ws="none",
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+
+
+def write_access_log(file: Path) -> None:
+    """Append a line of JSON for each request to a file; it may be moved away at any time.
+
+    Args:
+        file: The file; ``-`` for the standard error stream.
+    """
+    to_stream = str(file) == "-"
+    handler = logging.StreamHandler() if to_stream else logging.handlers.WatchedFileHandler(file, encoding="utf-8")
+    access_log.addHandler(handler)
+    access_log.setLevel(logging.INFO)
+    access_log.propagate = False
+
+
+def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, started: Callable[[], None]) -> None:
+    """Serve until Ctrl-C, SIGTERM or SIGHUP; running requests are finished first.
+
+    Args:
+        app: An application made by ``create``.
+        config: The settings made by ``configure``.
         listening: A socket opened by ``listen``.
         started: Called when the server accepts requests.
     """
-    import uvicorn
+    state = app.state.server
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            if state.has_model:
+                state.uploads.start()
             await super().startup(sockets)
             if self.started:
                 started()
 
-    config: Any = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=1024,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=64 * 1024,
-        ws="none",
-    )
-    with _ignored_signals():
-        Server(config).run(sockets=[listening])
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().call_later(UPLOAD_SECONDS, state.uploads.close)
+            await super().shutdown(sockets)
+
+    server = Server(config)
+    with _stopped_by_signals(server), asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that does not wait long for the handshake of an encrypted connection, and logs full tables once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log = SeldomLog()
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self._log.warn("too many open files; connections have to wait")
+        else:
+            super().default_exception_handler(context)
+
+    async def create_server(self, *args: Any, **settings: Any) -> Any:
+        seconds = HANDSHAKE_SECONDS if settings.get("ssl") else None
+        return await super().create_server(*args, ssl_handshake_timeout=seconds, **settings)
+
+
+def _open_files() -> int:
+    """Return the number of files that this process may open, after raising it as far as is allowed and useful."""
+    try:
+        import resource
+    except ImportError:
+        return MOST_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after it was stopped by it."""
-    before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGINT, signal.SIGTERM)}
+def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Stop the server on SIGHUP as on SIGTERM, and ignore the signals that uvicorn raises again afterwards."""
+    before = {each: signal.signal(each, lambda *_: None) for each in STOP_SIGNALS}
+    if hasattr(signal, "SIGHUP"):  # uvicorn itself handles the others
+        signal.signal(signal.SIGHUP, lambda *_: setattr(server, "should_exit", True))
     try:
         yield
     finally:

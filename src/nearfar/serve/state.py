@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from nearfar.search.items import Item
 from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
 from nearfar.serve.catalog import Catalog
-from nearfar.serve.errors import ApiError
+from nearfar.serve.errors import FULL_DISK, ApiError, disk_full
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 from nearfar.serve.uploads import Pixels, UploadDecoder
@@ -58,9 +59,9 @@ class ServerState:
 
     def stop(self) -> None:
         """Finish queued work, then close the index."""
+        self.uploads.close()
         for batcher in self._batchers.values():
             batcher.stop()
-        self.uploads.close()
         self.index.close()
 
     def item(self, id: int) -> Item:
@@ -86,7 +87,7 @@ class ServerState:
 
     def remove(self, id: int) -> None:
         """Remove an item, or raise a 404 error."""
-        with self._write_lock:
+        with self._write_lock, _storage_errors():
             try:
                 self.index.remove([self.index.item(id).id])
             except KeyError:
@@ -109,7 +110,7 @@ class ServerState:
         return ApiError(409, message, code="no_model")
 
     def _add(self, images: list[NewImage]) -> list[int]:
-        with self._write_lock:
+        with self._write_lock, _storage_errors():
             ids = self.index.add_images(images)
             self.catalog.invalidate()
             return ids
@@ -117,6 +118,17 @@ class ServerState:
     def _settings(self, work: str) -> dict[str, Any]:
         observe = self.metrics.batch_size.labels(work).observe
         return {"max_size": self.limits.batch, "max_waiting": self.limits.waiting, "on_batch": observe}
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    """Answer with a clear error when the index cannot be written."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ApiError(410, f"{error.strerror or error}; nothing was changed", code="index_gone") from error
+    except OSError as error:
+        raise (disk_full() if error.errno in FULL_DISK else error) from error
 
 
 def _no_item(id: int) -> ApiError:

@@ -11,7 +11,8 @@ from fastapi import UploadFile
 from numpy.typing import NDArray
 from PIL import Image
 
-from nearfar.data.store.decode import BadImage, decode
+from nearfar.data.store.decode import BadImage, CostlyImage, Decoder, DecoderClosed
+from nearfar.serve.batching import ServerBusy
 from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
@@ -20,15 +21,19 @@ Pixels = NDArray[np.uint8]
 
 SIDE = 768  # pixels of the shorter side that are kept: more than networks and thumbnails use
 LONGEST = 8 * SIDE  # pixels of the longer side that are kept
-MAX_ASPECT = 100  # longer side divided by shorter side
-THREADS = 2
+QUICK_COST = 20_000_000  # pixels of a baseline JPEG: a fraction of a second
+QUICK_WORKERS, SLOW_WORKERS = 2, 1  # processes
+SLOW_WAITING = 8  # costly uploads that may wait
+SLOW_NICE = 10  # the priority of the slow lane is lower
 MAX_TEXT = 200
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode categories
 JOINERS = "\u200c\u200d"  # needed by Persian, Indic scripts and emoji
 
 
 class UploadDecoder:
-    """Decodes uploads in its own threads, so that an image that is slow to decode does not delay other searches.
+    """Decodes uploads in worker processes, so that no image can delay searches, exhaust memory or crash the server.
+
+    An image whose headers promise much work moves to a slow lane of its own, where small images do not wait for it.
 
     Args:
         limits: Limits of pixels, seconds and waiting uploads.
@@ -36,9 +41,19 @@ class UploadDecoder:
     """
 
     def __init__(self, limits: Limits, metrics: ServerMetrics) -> None:
-        self._limits, self._metrics = limits, metrics
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="decode")
-        self._waiting = 0
+        self._metrics = metrics
+        self._quick = _Lane(limits, QUICK_WORKERS, waiting=limits.waiting, max_cost=QUICK_COST)
+        self._slow = _Lane(limits, SLOW_WORKERS, waiting=SLOW_WAITING, nice=SLOW_NICE)
+
+    def start(self) -> None:
+        """Start the worker processes now, instead of with the first upload."""
+        self._quick.decoder.start()
+        self._slow.decoder.start()
+
+    def close(self) -> None:
+        """Kill the worker processes; waiting uploads are answered with an error."""
+        self._quick.close()
+        self._slow.close()
 
     async def read(self, upload: UploadFile) -> Pixels:
         """Decode an upload.
@@ -50,40 +65,53 @@ class UploadDecoder:
             Pixels [height, width, 3] of an upright image; large images are shrunk.
 
         Raises:
-            ApiError: If the upload is not an image, is too large or takes too long, or too many uploads are waiting.
+            ApiError: If the upload is not an image, is too large or takes too long.
+            ServerBusy: If too many uploads are waiting, or the server is stopping.
         """
-        if self._waiting >= self._limits.waiting:
-            raise ApiError(
-                503, "too many images are waiting to be decoded; try again later", headers={"retry-after": "1"}
-            )
         data = await upload.read()
-        self._waiting += 1
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data)
-            return await asyncio.wait_for(work, self._limits.seconds)
+            try:
+                return await self._quick.decode(data)
+            except CostlyImage:
+                return await self._slow.decode(data)
         except BadImage as error:
             self._metrics.uploads_refused.inc()
             raise ApiError(422, f"cannot read the image: {error.reason}", code="bad_image") from None
-        except TimeoutError:
-            message = f"decoding the image took more than {self._limits.seconds:g} seconds"
-            raise ApiError(422, message, code="bad_image") from None
+
+
+class _Lane:
+    """Worker processes, and as many threads that wait for them."""
+
+    def __init__(
+        self, limits: Limits, workers: int, *, waiting: int, max_cost: int | None = None, nice: int = 0
+    ) -> None:
+        seconds = limits.seconds
+        self.decoder = Decoder(workers, seconds=seconds, wall_seconds=seconds, max_pixels=limits.pixels, nice=nice)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self._max_cost, self._most, self._waiting = max_cost, waiting, 0
+
+    async def decode(self, data: bytes) -> Pixels:
+        if self._waiting >= self._most:
+            raise ServerBusy("too many images are waiting to be decoded; try again later")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data)
+        except DecoderClosed:
+            raise ServerBusy("the server is stopping") from None
         finally:
             self._waiting -= 1
 
-    def _decode(self, data: bytes) -> Pixels:
-        pixels = decode(data, max_pixels=self._limits.pixels, side=SIDE)
-        longer, shorter = max(pixels.shape[:2]), min(pixels.shape[:2])
-        if longer > MAX_ASPECT * shorter:
-            raise BadImage(f"one side is more than {MAX_ASPECT} times as long as the other")
-        if longer > LONGEST:
-            image = Image.fromarray(pixels)
-            image.thumbnail((LONGEST, LONGEST), Image.Resampling.BILINEAR, reducing_gap=None)
-            pixels = np.asarray(image)
-        return pixels
-
     def close(self) -> None:
-        """Stop the threads; waiting uploads are dropped."""
-        self._threads.shutdown(cancel_futures=True)
+        self.decoder.close()
+        self._threads.shutdown()
+
+    def _decode(self, data: bytes) -> Pixels:
+        pixels = self.decoder.decode(data, side=SIDE, max_cost=self._max_cost)
+        if max(pixels.shape[:2]) <= LONGEST:
+            return pixels
+        image = Image.fromarray(pixels)
+        image.thumbnail((LONGEST, LONGEST), Image.Resampling.BILINEAR, reducing_gap=None)
+        return np.asarray(image)
 
 
 def file_name(name: str | None) -> str:

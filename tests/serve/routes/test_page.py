@@ -15,7 +15,7 @@ from served_runs import fake_run
 from visiting import Visit, nearest, told, until
 
 from nearfar.search.items import Item
-from nearfar.serve import Limits, server
+from nearfar.serve import Limits, security, server
 from nearfar.serve.catalog import encode_map
 
 Site = Callable[..., str]
@@ -239,6 +239,38 @@ def test_names_are_text_and_never_markup(visit: Visit) -> None:
     until(page, "document.getElementById('legend').childElementCount === 5")
     assert NASTY in page.locator("#legend button").all_inner_texts()
     assert page.title() == "colors · nearfar"
+
+
+def test_the_browser_enforces_the_policy(visit: Visit) -> None:
+    """The response has every security header, and Chromium itself refuses what the page could be tricked into."""
+    visit.open()
+    answer = visit.page.goto(visit.address)
+    for name, value in security.RESPONSE_HEADERS.items():
+        assert answer.header_value(name) == value or name == "cache-control", name
+    until(visit.page, "document.getElementById('facts').textContent !== ''")
+    refused = visit.page.evaluate(
+        """async () => {
+            const refused = [];
+            document.addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
+            const add = (name, settings) => document.body.append(Object.assign(document.createElement(name), settings));
+            add("script", { textContent: "document.title = 'inline'" });
+            add("script", { src: "http://other.example/x.js" });
+            add("style", { textContent: "body { display: none }" });
+            add("img", { src: "http://other.example/x.png" });
+            add("iframe", { src: "http://other.example/" });
+            add("object", { data: "http://other.example/" });
+            setTimeout("document.title = 'evaluated'", 0);
+            await fetch("http://other.example/").catch(() => {});
+            const until = Date.now() + 5000;
+            while (refused.length < 8 && Date.now() < until) await new Promise((done) => setTimeout(done, 20));
+            return refused;
+        }"""
+    )
+    wanted = {"script-src-elem", "style-src-elem", "img-src", "frame-src", "object-src", "connect-src", "script-src"}
+    assert wanted <= set(refused)
+    assert visit.page.title() not in ("inline", "evaluated")
+    visit.complaints.clear()  # the console tells of each
+    visit.asked[:] = [url for url in visit.asked if "other.example" not in url]
 
 
 def test_day_and_night(browser: Any, address: str) -> None:

@@ -276,13 +276,13 @@ def test_a_real_index_is_served(client: Client, small_index: Path, tmp_path: Pat
         assert index.item(id).label == "class 9"
 
 
-@pytest.mark.parametrize("size", [(50_000, 4), (4, 50_000), (101, 1)])
+@pytest.mark.parametrize("size", [(50_000, 4), (4, 50_000), (51, 1)])
 def test_a_picture_that_is_far_too_thin_is_refused(client: Client, size: tuple[int, int]) -> None:
     image = {"image": ("thin.png", encoded(Image.new("RGB", size)), "image/png")}
     answer = client().post(f"{API}/search", files=image)
     assert answer.status_code == 422
     assert answer.json()["error"]["code"] == "bad_image"
-    assert "one side is more than 100 times as long as the other" in answer.json()["error"]["message"]
+    assert "one side is more than 50 times as long as the other" in answer.json()["error"]["message"]
 
 
 def test_both_sides_of_an_upload_are_bounded(client: Client) -> None:
@@ -377,15 +377,15 @@ def test_an_upload_is_decoded_once(
 ) -> None:
     import shutil
 
-    from nearfar.search import encoder
-    from nearfar.serve import uploads
+    from nearfar.data.store import decode
+    from nearfar.data.store.decode import Decoder
 
     calls: list[str] = []
-    decode = uploads.decode
+    original = Decoder.decode
     monkeypatch.setattr(
-        uploads, "decode", lambda *data, **settings: (calls.append("upload"), decode(*data, **settings))[1]
+        Decoder, "decode", lambda *data, **settings: (calls.append("upload"), original(*data, **settings))[1]
     )
-    monkeypatch.setattr(encoder, "decode", lambda *_, **__: calls.append("encoder"))
+    monkeypatch.setattr(decode, "_open", lambda *_, **__: calls.append("in the process of the server"))
     served = client(Index.open(shutil.copytree(small_index, tmp_path / "my.index"), device="cpu"))
     assert served.post(f"{API}/search", files=upload(3)).status_code == 200
     assert served.post(f"{API}/items", files=upload(50)).status_code == 201

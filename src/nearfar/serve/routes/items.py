@@ -76,7 +76,7 @@ def router(state: ServerState) -> APIRouter:
         data = await run_in_threadpool(lambda: snapshot.map)
         return Response(data, media_type="application/octet-stream", headers=headers)
 
-    @routes.post("/items", status_code=201, responses=error_responses(408, 409, 413, 503))
+    @routes.post("/items", status_code=201, responses=error_responses(408, 409, 410, 413, 503, 507))
     async def add_item(
         image: Annotated[UploadFile, File(description="The image.")],
         name: Annotated[str | None, Form(max_length=200, description="Its name; by default that of the file.")] = None,
@@ -90,7 +90,7 @@ def router(state: ServerState) -> APIRouter:
         clean = visible(label) or None if label is not None else None
         return AddResponse(id=await state.add((file_name(name or image.filename), decoded, clean, {})))
 
-    @routes.delete("/items/{id}", responses=error_responses(404))
+    @routes.delete("/items/{id}", responses=error_responses(404, 410, 507))
     async def remove_item(id: ItemId) -> RemoveResponse:
         """Remove an item. Its id is never used again."""
         state.check_writable()

@@ -55,6 +55,11 @@ class SearchSettings(NamedTuple):
     began: float
 
 
+def vector_bytes(dim: int) -> int:
+    """Return the size of a request for a search by vector, with room for all digits of each number and some more."""
+    return 65_536 + 32 * dim
+
+
 def router(state: ServerState) -> APIRouter:
     """Create the routes for searching."""
     routes = APIRouter(prefix=f"{API}/search", tags=["search"])
@@ -94,7 +99,7 @@ def router(state: ServerState) -> APIRouter:
         milliseconds = round(1000 * (time.perf_counter() - began), 2)
         return SearchResponse.model_validate({"query": shown, "hits": hits, "milliseconds": milliseconds})
 
-    @routes.post("", responses=error_responses(404, 408, 409, 413, 503))
+    @routes.post("", responses=error_responses(404, 408, 409, 413, 503, 507))
     async def search_by_image(
         image: Annotated[UploadFile, File(description="JPEG, PNG, WebP, GIF, TIFF, BMP, AVIF, …")],
         settings: SearchSettings = shared,

@@ -1,0 +1,116 @@
+"""Limits of connections: of slow headers, of slow readers, in all and of one client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from fake_index import FakeIndex
+
+from nearfar.serve import Limits, create, server
+
+API = "/api/v1"
+HALF = b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+
+
+class Transport(asyncio.Transport):
+    """A transport that goes nowhere."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1), "sockname": ("127.0.0.1", 2)})
+        self.written, self.open = b"", True
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.open = False
+
+    def abort(self) -> None:
+        self.open = False
+
+    def is_closing(self) -> bool:
+        return not self.open
+
+
+async def connect(config: Any, *addresses: str) -> list[Transport]:
+    """Connect from addresses, one after the other."""
+    made = []
+    for address in addresses:
+        transport = Transport(address)
+        state = server.uvicorn.server.ServerState()
+        config.http_protocol_class(config=config, server_state=state, app_state={}).connection_made(transport)
+        made.append(transport)
+    return made
+
+
+def configured(**limits: Any) -> Any:
+    config = server.configure(create(FakeIndex(1), limits=Limits(**limits)), proxy="10.0.0.1")
+    config.load()
+    return config
+
+
+def open_ones(config: Any, *addresses: str) -> list[bool]:
+    return [each.open for each in asyncio.run(connect(config, *addresses))]
+
+
+def test_one_client_has_few_connections(caplog: pytest.LogCaptureFixture) -> None:
+    config = configured(client_connections=2)
+    with caplog.at_level(logging.WARNING):
+        found = asyncio.run(connect(config, *["203.0.113.7"] * 5, "203.0.113.8", *["127.0.0.1", "10.0.0.1"] * 4))
+    assert [each.open for each in found] == [True] * 2 + [False] * 3 + [True] * 9
+    assert found[2].written.startswith(b"HTTP/1.1 503 ")
+    assert len(caplog.records) == 1  # and not one for each
+
+
+def test_neighbours_of_one_network_are_one_client() -> None:
+    assert open_ones(configured(client_connections=1), "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1") == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_new_connection_replaces_the_one_that_waited_longest() -> None:
+    addresses = [f"203.0.113.{number}" for number in range(8)]
+    assert open_ones(configured(connections=3), *addresses) == [False] * 5 + [True] * 3
+
+
+def test_a_header_that_does_not_arrive_is_given_up(site: Callable[..., str]) -> None:
+    place = urlsplit(site(FakeIndex(4), limits=Limits(header_seconds=0.5)))
+    for first in (b"", HALF, b"GET /api/v1/health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" + HALF):
+        began = time.monotonic()
+        with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+            connection.sendall(first)
+            answer = b""
+            with suppress(ConnectionError):
+                while part := connection.recv(4096):
+                    answer += part
+                    connection.sendall(b"x")  # new bytes do not extend the time
+        assert 0.4 < time.monotonic() - began < 10
+        assert answer.count(b"HTTP/1.1 200 ") == first.count(b"\r\n\r\n")
+
+
+def test_a_response_that_is_not_read_is_given_up(site: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALL_SECONDS", 0.3)
+    index = FakeIndex(4)
+    index.thumbnail = lambda id: bytes(30_000_000)  # type: ignore[method-assign]
+    address = site(index)
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+        connection.sendall(b"GET /api/v1/items/1/thumbnail HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        time.sleep(1)
+        received = 0
+        with suppress(ConnectionError):
+            while part := connection.recv(1 << 20):
+                received += len(part)
+    assert 0 < received < 30_000_000
+    assert httpx.get(f"{address}{API}/health").status_code == 200

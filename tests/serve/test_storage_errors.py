@@ -1,0 +1,70 @@
+"""A full disk and a vanished index are told in one sentence, and nothing is acknowledged that is not stored."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_index import encoded, picture
+from fastapi.testclient import TestClient
+
+from nearfar.search import Index, projection
+
+API = "/api/v1"
+Client = Callable[..., TestClient]
+
+
+@pytest.fixture
+def index(small_index: Path, tmp_path: Path) -> Index:
+    return Index.open(shutil.copytree(small_index, tmp_path / "my.index"), device="cpu")
+
+
+def add(served: TestClient) -> Any:
+    return served.post(f"{API}/items", files={"image": encoded(picture(3, side=200))})
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told(client: Client, index: Index) -> None:
+    served, writer = client(index), index.storage._database._writer
+    pages = writer.execute("PRAGMA page_count").fetchone()[0]
+    writer.execute(f"PRAGMA max_page_count = {pages}")
+    answers = [add(served) for _ in range(40)]
+    assert {answer.status_code for answer in answers} <= {201, 507}
+    refused = answers[-1].json()["error"]
+    assert refused == {"code": "disk_full", "message": "the disk of the server is full; nothing was changed"}
+    assert served.get(f"{API}/info").json()["count"] == 24 + [answer.status_code for answer in answers].count(201)
+    writer.execute("PRAGMA max_page_count = 4294967294")
+    assert add(served).status_code == 201
+
+
+def test_an_upload_that_finds_no_room_is_told(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starlette.datastructures.UploadFile.write", full)
+    assert add(client(index)).status_code == 507
+
+
+def test_the_map_needs_no_cache(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection.np, "savez", full)
+    answer = client(index).get(f"{API}/map")
+    assert answer.status_code == 200
+    assert answer.content.startswith(b"NFMAP1")
+    assert not (index.folder / "map-pca.npz").exists()
+
+
+def test_a_vanished_index_takes_nothing_more(client: Client, index: Index, small_index: Path) -> None:
+    served = client(index)
+    assert add(served).status_code == 201
+    shutil.rmtree(index.folder)
+    for _ in range(2):
+        answer = add(served)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (410, "index_gone")
+        assert served.delete(f"{API}/items/3").status_code == 410
+        assert served.get(f"{API}/info").json()["count"] == 25
+        shutil.copytree(small_index, index.folder, dirs_exist_ok=True)  # another one in its place
