@@ -3,11 +3,16 @@
     python benchmarks/serve.py                        # 64 clients for 60 s, then ten kill -9s
     python benchmarks/serve.py --index my.index       # a copy of your own index, searched with its own thumbnails
     python benchmarks/serve.py --seconds 10 --kills 2
+    python benchmarks/serve.py --bombs 10 --slow 1000 # while others attack it
 
 `nearfar serve` runs in its own process, on the same machine as the clients. Each client sends one request after the
 other over a persistent connection: half of them search by image, the others search by item, fetch a thumbnail, or add
 an image and remove it again. The memory of the server is read once a second. The server is killed while four clients
 add images; then the index is opened and must contain every add that was acknowledged.
+
+With --bombs, images that are slow to decode are uploaded meanwhile: progressive JPEGs with too many scans or as many as
+are allowed, and large PNGs. With --slow, as many connections are held open with half a header; each is opened again as
+soon as the server closes it. Memory is that of the server with its worker processes.
 """
 
 from __future__ import annotations
@@ -39,10 +44,20 @@ from nearfar import networks
 from nearfar.search import Index
 
 COLUMNS = ["what", "clients", "seconds", "requests", "requests/s", "p50 ms", "p99 ms", "worst ms", "errors"]
-COLUMNS += ["MiB at 10 s", "MiB at the end", "MiB at most", "kills", "acknowledged", "lost"]
+COLUMNS += [
+    "bombs",
+    "slow connections",
+    "MiB at 10 s",
+    "MiB at the end",
+    "MiB at most",
+    "kills",
+    "acknowledged",
+    "lost",
+]
 KINDS = {"search by picture": 0.5, "search by item": 0.3, "thumbnail": 0.19, "add and remove": 0.01}
 BOUNDARY = b"nearfar-benchmark"
 WRITERS = 4
+HALF_HEADER = b"GET /api/v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 
 
 def synthetic_index(place: Path, count: int, side: int = 64) -> Path:
@@ -109,15 +124,68 @@ class Client:
 
 
 def resident(process: int) -> float:
-    """Return the resident memory of a process in MiB."""
-    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+    """Return the resident memory of a process and its children in MiB."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    except OSError:  # it has just ended
+        return 0.0
+    return pages * resource.getpagesize() / 2**20 + sum(resident(int(child)) for child in children)
+
+
+def bombs(count: int) -> list[bytes]:
+    """Make images that are small and slow to decode."""
+
+    def encode(image: Image.Image, kind: str, **settings: Any) -> bytes:
+        file = io.BytesIO()
+        image.save(file, kind, **settings)
+        return file.getvalue()
+
+    progressive = encode(Image.new("RGB", (7000, 7000), "olive"), "JPEG", progressive=True)
+    last = progressive[progressive.rindex(b"\xff\xda") : -2]
+    made = [progressive[:-2] + last * scans + progressive[-2:] for scans in (1000, 40)]
+    made += [encode(Image.new("RGB", size), "PNG") for size in ((70_000, 700), (7000, 7000))]
+    made.append(encode(Image.new("RGBA", (7000, 7000)), "PNG"))
+    return [made[number % len(made)] for number in range(count)]
+
+
+async def attack(port: int, thrown: list[bytes], slow: int, seconds: float) -> tuple[dict[int, int], int]:
+    """Upload bombs at regular intervals and hold slow connections open.
+
+    Returns:
+        How often each status was received for a bomb, and the number of slow connections that were opened.
+    """
+    end, opened = time.perf_counter() + seconds, 0
+    statuses: dict[int, int] = defaultdict(int)
+
+    async def throw(number: int, bomb: bytes) -> None:
+        await asyncio.sleep(seconds * number / len(thrown) / 2)
+        client = Client(port)
+        statuses[(await client.upload("/api/v1/search", bomb))[0]] += 1
+        client.close()
+
+    async def dawdle(number: int) -> None:
+        nonlocal opened
+        await asyncio.sleep(5 * number / slow)
+        while time.perf_counter() < end:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                opened += 1
+                writer.write(HALF_HEADER)
+                await asyncio.wait_for(reader.read(), end - time.perf_counter())
+                writer.close()
+            except (OSError, TimeoutError):
+                await asyncio.sleep(0.1)
+
+    await asyncio.gather(*(throw(*each) for each in enumerate(thrown)), *(dawdle(number) for number in range(slow)))
+    return statuses, opened
 
 
 async def load(process: int, port: int, images: list[bytes], options: argparse.Namespace) -> list[dict[str, Any]]:
     times: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, int] = defaultdict(int)
     memory: list[float] = []
+    thrown = bombs(options.bombs)
     end = time.perf_counter() + options.seconds
 
     async def one(client: Client, kind: str, rng: np.random.Generator) -> int:
@@ -155,7 +223,9 @@ async def load(process: int, port: int, images: list[bytes], options: argparse.N
             memory.append(resident(process))
             await asyncio.sleep(1)
 
-    await asyncio.gather(watch(), *(visit(worker) for worker in range(options.clients)))
+    visits = (visit(worker) for worker in range(options.clients))
+    attacked = attack(port, thrown, options.slow, options.seconds)
+    (statuses, slow), *_ = await asyncio.gather(attacked, watch(), *visits)
     rows = []
     everything = {"everything": [each for found in times.values() for each in found], **times}
     for what, found in everything.items():
@@ -166,6 +236,9 @@ async def load(process: int, port: int, images: list[bytes], options: argparse.N
         row |= {"worst ms": max(found), "errors": wrong}
         if what == "everything":
             row |= {"MiB at 10 s": memory[min(10, len(memory) - 1)], "MiB at the end": memory[-1]}
+            if options.bombs or options.slow:
+                answers = ", ".join(f"{count} × {status}" for status, count in sorted(statuses.items()))
+                row |= {"bombs": answers, "slow connections": slow}
             row |= {"MiB at most": max(memory), "MiB every 5 s": [round(each, 1) for each in memory[::5]]}
         show_line(row)
         rows.append(row)
@@ -223,7 +296,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--bombs", type=int, default=0, help="number of images that are slow to decode")
+    parser.add_argument("--slow", type=int, default=0, help="number of connections with half a header")
     options = parse(parser, COLUMNS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * options.slow + 1024)), hard))
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         index = place / "copy.index"
