@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench browser
+.PHONY: demo test lint bench browser audit
 
 demo: $(READY)
 	@$(BIN)/nearfar demo
@@ -29,6 +29,11 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+# Compares constraints.txt with the advisories of PyPI, in an environment of its own. Needs access to the internet.
+audit:
+	@test -x build/audit/bin/pip-audit || ($(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
+	build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 bench: $(READY)
 	$(BIN)/python benchmarks/losses.py
