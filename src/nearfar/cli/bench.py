@@ -119,6 +119,9 @@ def compare_runs(
     runs: Runs,
     metric: Metric = "recall@1",
     part: Annotated[str, Option(help="The classes to compare on: test, or validation to choose settings.")] = "test",
+    folds: Annotated[
+        str, Option(help="Folds of a seed: separated (the mean of their tests), or concatenated (their embeddings).")
+    ] = "separated",
     anyway: Anyway = False,
     format: ChartFormat = "text",
     out: Out = None,
@@ -140,9 +143,14 @@ def compare_runs(
     Example: nearfar bench compare docs/results/cub.zip --format svg -o cub.svg
     """
     from nearfar.bench.comparison import loss_ranking, outcomes
+    from nearfar.bench.comparison.folds import FOLDS, concatenated
+    from nearfar.utils.validation import one_of
 
-    found = loss_ranking.compare(outcomes.find(*runs), metric=metric, part=part, anyway=anyway)
-    show(found, runs, format, out)
+    found = outcomes.find(*runs)
+    if one_of("folds", folds, FOLDS) == "concatenated":
+        with bars() as watch:
+            found = concatenated(found, watch=watch)
+    show(loss_ranking.compare(found, metric=metric, part=part, anyway=anyway), runs, format, out)
 
 
 def show(found: object, runs: list[Path], format: str, out: Path | None) -> None:

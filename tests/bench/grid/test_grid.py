@@ -120,6 +120,16 @@ def test_folds_are_cells_and_share_a_baseline() -> None:
     assert [split.fold for split in splits] == [0, 0, 1, 1, 2, 2]
 
 
+def test_the_reality_check_is_one_word() -> None:
+    cells = expanded(protocol="reality_check", baseline=False, losses={"raw": {}})
+    assert len(cells) == 4 * 10
+    assert {(cell.recipe.split.name, cell.recipe.split.folds) for cell in cells} == {("k_fold", 4)}
+    fewer = expanded(
+        protocol="reality_check", protocol_settings={"folds": 2}, seeds=[3], baseline=False, losses={"raw": {}}
+    )
+    assert [(cell.recipe.split.fold, cell.recipe.training.seed) for cell in fewer] == [(0, 3), (1, 3)]
+
+
 def test_the_protocol_says_how_to_split() -> None:
     recipe = expanded(protocol="fixed_validation", protocol_settings={"share": 0.3})[0].recipe
     assert (recipe.split.name, recipe.split.share) == ("fixed_validation", 0.3)
@@ -257,7 +267,7 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"dims": [0]}, r"dims is \[0\]; allowed: a list of whole numbers ≥ 1"),
         (
             {"protocol": "folds"},
-            'protocol is .folds. .did you mean .k_fold...; allowed: "standard", "fixed_validation" or "k_fold"',
+            "protocol is .folds. .did you mean .k_fold...; allowed: .standard., .fixed_validation., .k_fold. or .reality_check",
         ),
         (
             {"protocol_settings": {"share": 0.2}},

@@ -36,6 +36,8 @@ from nearfar.utils.validation import listed, nearest
 Tables = Mapping[str, Any]
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 FROZEN = "frozen"  # label of the baseline
+REALITY_CHECK = "reality_check"  # the protocol of Musgrave et al. 2020, with its folds and reproductions
+FOLDS, REPRODUCTIONS = 4, 10
 # Keys that cannot be under [settings], and what defines them instead.
 OWN_AXES = {
     "loss.name": "[losses]",
@@ -97,10 +99,11 @@ class Grid(Section):
     """Sections of the recipe that all cells share; in a file also the path of a recipe, relative to the grid."""
     changes: Changes = Field(default_factory=Changes)
     """Changes to that recipe for all cells."""
-    protocol: Literal["standard", "fixed_validation", "k_fold"] = "standard"
-    """Evaluation protocol of the thesis; all share the same test classes. "standard": the last epoch is tested;
-    "fixed_validation": a share of the training classes selects the epoch to test; "k_fold": the training classes take
-    turns to validate, each fold is a run, and the result is the mean of their tests."""
+    protocol: Literal["standard", "fixed_validation", "k_fold", "reality_check"] = "standard"
+    """Evaluation protocol; all share the same test classes. "standard": the last epoch is tested; "fixed_validation": a
+    share of the training classes selects the epoch to test; "k_fold": the training classes take turns to validate, each
+    fold is a run, and the result is the mean of their tests; "reality_check": four folds and, unless seeds are given,
+    ten seeds (Musgrave et al. 2020)."""
     protocol_settings: ProtocolSettings = Field(default_factory=ProtocolSettings)
     """Settings of the protocol."""
     baseline: bool = True
@@ -125,20 +128,26 @@ class Grid(Section):
             >>> Grid(name="one", losses={"raw": {}}, protocol="fixed_validation").splits()
             [(None, {'name': 'fixed_validation', 'share': 0.1, 'seed': 0})]
         """
-        split = SplitSection.model_validate({"name": self.protocol, **self.protocol_settings})
+        folds = {"folds": FOLDS} if self.protocol == REALITY_CHECK else {}
+        split = SplitSection.model_validate({"name": self._split, **folds, **self.protocol_settings})
         if split.name != "k_fold":
             return [(None, section_tables(split))]
         return [(fold, {**section_tables(split), "fold": fold}) for fold in range(split.folds)]
+
+    @property
+    def _split(self) -> str:
+        """The name of the split of recipes."""
+        return "k_fold" if self.protocol == REALITY_CHECK else self.protocol
 
     def conflicts(self) -> Iterator[str]:
         if not self.name or Path(self.name).name != self.name or self.name.startswith("."):
             yield f"name is {self.name!r}; allowed: a folder name"
         for key in self.protocol_settings:
-            if SplitSection.is_foreign(self.protocol, key):
-                has = ", ".join(SplitSection.keys[self.protocol]) or "no settings"
+            if SplitSection.is_foreign(self._split, key):
+                has = ", ".join(SplitSection.keys[self._split]) or "no settings"
                 yield f"protocol_settings.{key} is set, and protocol is {self.protocol!r}, which has {has}"
         for key, value in apply(self.recipe, self.changes).get("split", {}).items():
-            if key != "name" or value != self.protocol:
+            if key != "name" or value != self._split:
                 yield (
                     f"protocol is {self.protocol!r}, but the recipe has split.{key} {value!r}; protocol and "
                     "protocol_settings define the split, so remove it from the recipe"
@@ -223,6 +232,8 @@ def json_schema() -> dict[str, Any]:
 
 def _read(table: Tables, here: Path, name: str) -> Grid:
     table = {"name": name, **table}
+    if table.get("protocol") == REALITY_CHECK:
+        table = {"seeds": tuple(range(REPRODUCTIONS)), **table}
     if isinstance(table.get("recipe"), str):
         file = here / table["recipe"]
         if not file.is_file():
