@@ -71,6 +71,8 @@ def test_related_columns_share_the_usual_spread_of_seeds() -> None:
     of_seed = (2 * squares.of_seed + PRIOR * usual) / (2 + PRIOR)
     variance = np.maximum(squares.of_class + of_seed - squares.of_rest, np.maximum(squares.of_class, of_seed))
     np.testing.assert_allclose(together.error**2, variance)
+    one = mean_squares(table[:, :, :1])  # nothing to share it with
+    assert crossed_means(one, related=True).error == crossed_means(one).error
 
 
 def test_values_of_classes_have_the_mean_of_all_queries_and_the_variance_of_a_ratio() -> None:

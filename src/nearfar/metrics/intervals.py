@@ -149,7 +149,7 @@ def crossed_means(found: MeanSquares, *, related: bool = False) -> CrossedMeans:
     """
     of_class, of_seed, of_rest = found.of_class, found.of_seed, found.of_rest
     class_freedom, seed_freedom = found.classes - 1.0, max(found.seeds - 1.0, 1.0)
-    if related and found.seeds > 1:
+    if related and found.seeds > 1 and len(of_seed) > 1:
         usual = np.median(of_seed) * seed_freedom / special.chdtri(seed_freedom, 0.5)  # the median is below the mean
         of_seed = (seed_freedom * of_seed + PRIOR * usual) / (seed_freedom + PRIOR)
         seed_freedom = seed_freedom + PRIOR

@@ -267,7 +267,7 @@ def test_the_name_of_a_file_is_the_name_of_its_grid(tmp_path: Path) -> None:
         ({"dims": [0]}, r"dims is \[0\]; allowed: a list of whole numbers ≥ 1"),
         (
             {"protocol": "folds"},
-            "protocol is .folds. .did you mean .k_fold...; allowed: .standard., .fixed_validation., .k_fold. or .reality_check",
+            "allowed: .standard., .fixed_validation., .k_fold. or .reality_check.",
         ),
         (
             {"protocol_settings": {"share": 0.2}},
