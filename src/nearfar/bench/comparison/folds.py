@@ -23,6 +23,11 @@ class ConcatenatedFolds(Outcome):
     """The runs of all folds of a seed, tested with their embeddings side by side.
 
     Args:
+        folder: The run folder of the first fold.
+        manifest: Its manifest.
+        metrics: Metrics of the concatenated embeddings, and the time and memory of all runs.
+        labels: Names that a grid gives to its axes.
+        key: Identifier of the first fold's cell.
         per_query: Metrics of each query, as ``Outcome.queries`` returns them.
     """
 
