@@ -37,7 +37,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return error
 
 
-def test_from_photos_to_neighbours(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_photos_to_neighbors(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index, photo = place / "my.index", place / "photos" / "digit 3" / "003.png"
     said = run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
     assert "12 images of 10 classes, 8 dimensions, exact" in said

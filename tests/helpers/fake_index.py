@@ -94,7 +94,7 @@ class FakeIndex:
         self._pictures[id].convert("RGB").save(file, "JPEG")
         return file.getvalue()
 
-    def plane(self, method: str = "pca") -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def map_with_ids(self, method: str = "pca") -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         ids = list(self._items)
         vectors = np.stack([self._vectors[id] for id in ids]) if ids else np.zeros((0, DIM))
         return np.array(ids, dtype=np.int64), np.asarray(vectors[:, :2], dtype=np.float32)

@@ -179,7 +179,7 @@ def test_a_class_without_support_is_dear_but_finite() -> None:
     outcomes = [run(loss, embeddings, labels, seed=seed) for seed in range(10)]
     for outcome in outcomes:
         assert_finite(outcome)
-    # Where the first is no anchor, only classes 1 and 2 support it; where it is, the last has no neighbours at all.
+    # Where the first is no anchor, only classes 1 and 2 support it; where it is, the last has no neighbors at all.
     values = sorted(outcome.value.item() for outcome in outcomes)
     assert values[-1] == pytest.approx(-math.log(1e-30), rel=0.1)
     logits = embeddings[3] @ loss.proxies.detach().T

@@ -386,7 +386,7 @@ def test_a_map_has_ids_and_places_of_one_moment(tmp_path: Path, monkeypatch: pyt
             return found
 
         monkeypatch.setattr(Table, "ids", late)
-        found, places = index.plane()
+        found, places = index.map_with_ids()
         assert len(found) == len(places)
         np.testing.assert_array_equal(places, index.map())
 

@@ -1,4 +1,4 @@
-"""Second thoughts about neighbours, against loops over sets."""
+"""Re-ranking of neighbors, against loops over sets."""
 
 from __future__ import annotations
 

@@ -59,11 +59,11 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
         tree = open_tree(path)
         if not tree.images:
             tree.check_readable()
-            raise ValueError(f"pictures is {str(path)!r}; it contains no files with the extension of an image")
+            raise ValueError(f"images is {str(path)!r}; it contains no files with the extension of an image")
         found = [_source(tree.names[place], labels, _reader(tree.read, place)) for place in tree.images]
         return [*found, *_unreadable(tree.unreadable)]
     if not len(images):
-        raise ValueError("pictures is empty; it must be a folder or at least one file")
+        raise ValueError("images is empty; it must be a folder or at least one file")
     listed: dict[str, ImageSource] = {}
     for each in images:
         if not isinstance(each, ImageSource):

@@ -115,7 +115,7 @@ class Index:
     def build(
         cls,
         model: str | Path | Model,
-        pictures: Images,
+        images: Images,
         *,
         out: str | Path,
         backend: str = "auto",
@@ -130,7 +130,7 @@ class Index:
 
         Args:
             model: A folder with model.safetensors and model.json, or a model as ``nearfar.load`` returns it.
-            pictures: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            images: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
             out: The new folder of the index.
             backend: "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
                 "milvus:http://host:19530"); "auto" uses exact search for few images and FAISS for many.
@@ -155,7 +155,7 @@ class Index:
         whole("batch_size", batch_size)
         if index_exists(out):
             raise BadIndex(f"{out} already contains an index; update it, or choose another folder")
-        listed = list_images(pictures, labels)
+        listed = list_images(images, labels)
         loaded = save.load(model) if isinstance(model, (str, Path)) else model
         encoder = Encoder(loaded, device=device)
         is_new = not out.exists()
@@ -339,7 +339,7 @@ class Index:
 
     def add(
         self,
-        pictures: Images,
+        images: Images,
         *,
         labels: Labels = "folder",
         metadata: Mapping[str, Mapping[str, Any]] | None = None,
@@ -348,7 +348,7 @@ class Index:
         """Add images. Images that are already in the index under the same name are skipped.
 
         Args:
-            pictures: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            images: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
             labels: As for ``build``.
             metadata: Additional data for images, by name.
             watch: Receives the progress.
@@ -356,7 +356,7 @@ class Index:
         Returns:
             What was added and what was skipped.
         """
-        return update(self, pictures, follow=False, labels=labels, metadata=metadata, watch=watch)
+        return update(self, images, follow=False, labels=labels, metadata=metadata, watch=watch)
 
     def add_images(
         self, images: Iterable[tuple[str, ImageInput, str | None, Mapping[str, Any]]], *, batch_size: int = 64
@@ -425,7 +425,7 @@ class Index:
 
     def update(
         self,
-        pictures: Images,
+        images: Images,
         *,
         prune: bool = False,
         labels: Labels = "folder",
@@ -435,7 +435,7 @@ class Index:
         """Make the index match a folder. Only new images are embedded; moved images keep their ids.
 
         Args:
-            pictures: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            images: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
             prune: Remove items whose images no longer exist.
             labels: As for ``build``.
             metadata: Additional data for images, by name.
@@ -444,7 +444,7 @@ class Index:
         Returns:
             What was added, moved, replaced and skipped.
         """
-        return update(self, pictures, prune=prune, labels=labels, metadata=metadata, watch=watch)
+        return update(self, images, prune=prune, labels=labels, metadata=metadata, watch=watch)
 
     def compact(self, *, backend: str | None = None, watch: Watch | None = None) -> None:
         """Merge recent changes into the main files, and optionally change the backend.
@@ -604,9 +604,9 @@ class Index:
         Returns:
             Coordinates [n, 2] in the order of ``items``. They are cached until too many items have changed.
         """
-        return self.plane(method)[1]
+        return self.map_with_ids(method)[1]
 
-    def plane(self, method: str = "pca") -> tuple[Ids, NDArray[np.float32]]:
+    def map_with_ids(self, method: str = "pca") -> tuple[Ids, NDArray[np.float32]]:
         """Project all items to a plane, and return the ids [n] with the coordinates [n, 2].
 
         Args:

@@ -111,7 +111,7 @@ class Snapshot:
     @cached_property
     def map(self) -> bytes:
         """The map of all items, see ``encode_map``."""
-        ids, points = self.index.plane("pca")
+        ids, points = self.index.map_with_ids("pca")
         # Items may have been added or removed since the snapshot: only those in both are shown.
         rows = {id: row for row, id in enumerate(ids.tolist())}
         shown = [item for item in self.items if item.id in rows]

@@ -17,7 +17,7 @@ class Limits:
         upload_bytes: Size of a request body in bytes.
         pixels: Size of an image in pixels, read from its header before anything is decoded.
         seconds: Time for a request body to arrive, and again for its image to be decoded.
-        neighbours: Largest ``k`` of one search.
+        neighbors: Largest ``k`` of one search.
         batch: Number of images that pass the network at once.
         waiting: Length of each queue; further requests are answered with status 503.
         header_seconds: Time for the header of a request to arrive, on a new connection or after a response.
@@ -34,7 +34,7 @@ class Limits:
     upload_bytes: int = 20 * MIB
     pixels: int = 50_000_000
     seconds: float = 20.0
-    neighbours: int = 200
+    neighbors: int = 200
     batch: int = 32
     waiting: int = 256
     header_seconds: float = 15.0
@@ -43,7 +43,7 @@ class Limits:
     client_rate: float = 50.0
 
     def __post_init__(self) -> None:
-        for name in ("upload_bytes", "pixels", "neighbours", "batch", "waiting", "connections", "client_connections"):
+        for name in ("upload_bytes", "pixels", "neighbors", "batch", "waiting", "connections", "client_connections"):
             whole(name, getattr(self, name))
         for name in ("seconds", "header_seconds", "client_rate"):
             positive(name, getattr(self, name))

@@ -126,7 +126,7 @@ def test_the_map_is_painted_and_leads_to_a_search(visit: Visit) -> None:
     page = visit.open("#map")
     until(page, "document.getElementById('points').dataset.painted === '41'")
     box = page.locator("#points").bounding_box()
-    points = index().plane()[1]
+    points = index().map_with_ids()[1]
     low, size = points.min(axis=0), np.ptp(points, axis=0)
     scale = 0.92 * min(box["width"] / size[0], box["height"] / size[1])
     x, y = (points[7] - low - size / 2) * scale + (box["width"] / 2, box["height"] / 2) + (box["x"], box["y"])

@@ -142,10 +142,10 @@ def test_the_map_has_every_item_with_its_class(client: Client) -> None:
 class Moving(FakeIndex):
     """An item is removed and one is added between listing the items and computing the map."""
 
-    def plane(self, method: str = "pca") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def map_with_ids(self, method: str = "pca") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         self.remove([3])
         self.add_images([("new", picture(50), None, {})])
-        return super().plane(method)
+        return super().map_with_ids(method)
 
 
 def test_items_stay_in_their_places_when_one_goes_meanwhile(client: Client) -> None:
@@ -222,7 +222,7 @@ def test_a_failure_inside_is_told_without_its_insides(client: Client) -> None:
 
 
 def test_neighbors_beyond_the_limit_of_the_server_are_refused(client: Client) -> None:
-    answer = client(limits=Limits(neighbours=10)).post(f"{API}/search/id/3", params={"k": 11})
+    answer = client(limits=Limits(neighbors=10)).post(f"{API}/search/id/3", params={"k": 11})
     assert answer.status_code == 422
     assert answer.json()["error"]["message"] == "k is '11'; input should be less than or equal to 10"
 
@@ -231,7 +231,7 @@ def test_neighbors_beyond_the_limit_of_the_server_are_refused(client: Client) ->
 def test_as_many_neighbors_are_found_as_the_server_allows(
     client: Client, limit: int, asked: dict[str, int], found: int
 ) -> None:
-    served = client(FakeIndex(300), limits=Limits(neighbours=limit))
+    served = client(FakeIndex(300), limits=Limits(neighbors=limit))
     assert len(served.post(f"{API}/search/id/3", params=asked).json()["hits"]) == found
     schema = served.get(f"{API}/openapi.json").json()["paths"][f"{API}/search/id/{{id}}"]["post"]["parameters"]
     assert next(each["schema"]["maximum"] for each in schema if each["name"] == "k") == limit

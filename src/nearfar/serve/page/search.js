@@ -235,7 +235,7 @@ function drawTrail() {
 
 // — controls —
 
-const count = () => Math.min(Number($("count").value), facts.limits.neighbours);
+const count = () => Math.min(Number($("count").value), facts.limits.neighbors);
 
 const refresh = () => {
   hideMessage();

@@ -63,7 +63,7 @@ def vector_bytes(dim: int) -> int:
 def router(state: ServerState) -> APIRouter:
     """Create the routes for searching."""
     routes = APIRouter(prefix=f"{API}/search", tags=["search"])
-    most = state.limits.neighbours
+    most = state.limits.neighbors
 
     async def read_settings(
         k: int = Query(min(DEFAULT_K, most), ge=1, le=most, description="Number of items to find."),

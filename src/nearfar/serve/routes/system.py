@@ -71,7 +71,7 @@ def router(state: ServerState, *, name: str, guard: security.TokenGuard | None, 
                 "bytes": limits.upload_bytes,
                 "pixels": limits.pixels,
                 "seconds": limits.seconds,
-                "neighbours": limits.neighbours,
+                "neighbors": limits.neighbors,
             },
             index=_to_json(state.index.info()),
         )
