@@ -184,7 +184,7 @@ def test_folds_of_a_seed_are_averaged(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     one = finished(tmp_path / "a", queries=np.ones(5))
     other = finished(tmp_path / "b", queries=np.ones(6))
-    with pytest.raises(ValueError, match="b was tested on other images"):
+    with pytest.raises(ValueError, match="b was tested on other images than a"):
         read_results({"a": [one], "b": [other]})
     with pytest.raises(ValueError, match="did not keep the metrics of each query"):
         read_results({"a": [finished(tmp_path / "c")]})

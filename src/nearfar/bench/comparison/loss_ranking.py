@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nearfar.bench.comparison import significance, tables, tournament
 from nearfar.bench.comparison.fairness import Verdict, judge
 from nearfar.bench.comparison.outcomes import Outcome
-from nearfar.bench.comparison.significance import Groups
+from nearfar.bench.comparison.significance import Answers, Groups
 from nearfar.bench.comparison.tournament import Friedman, Standing, by_experiment, by_label
 from nearfar.utils.validation import one_of
 
@@ -249,14 +249,15 @@ def compare(
     if intervals:
         try:
             _check_per_query(metric, part)
-            alone = {label: significance.read_results({label: runs}, metric) for label, runs in by_loss.items()}
+            answers = {label: significance.read_answers(label, runs, metric) for label, runs in by_loss.items()}
+            alone = {label: significance.join([own]) for label, own in answers.items()}
             ends = {label: own.intervals()[label] for label, own in alone.items()}
             own = [alone[label] for label in trained or by_loss]
             sample = Sample(own[0].classes, min(len(each.seeds) for each in own))
         except ValueError as error:
             no_intervals = no_groups = str(error)
         else:
-            groups, no_groups = _groups(trained, metric) if ranked else (None, "")
+            groups, no_groups = _groups([answers[label] for label in trained]) if ranked else (None, "")
     p = {pair.worse: pair.p for pair in groups.differences if pair.better == next(iter(trained))} if groups else {}
     rows = []
     for label, runs in by_loss.items():
@@ -353,12 +354,12 @@ def _check_per_query(metric: str, part: str = "test") -> None:
         raise ValueError(f"runs keep {' and '.join(significance.METRICS)} of each query, not {metric}")
 
 
-def _groups(trained: Mapping[str, Sequence[Outcome]], metric: str) -> tuple[Groups | None, str]:
+def _groups(trained: Sequence[Answers]) -> tuple[Groups | None, str]:
     """Which losses can be told apart, or why they cannot be tested."""
     if len(trained) < 2:
         return None, ""
     try:
-        return significance.compare_losses(significance.read_results(trained, metric)), ""
+        return significance.compare_losses(significance.join(trained)), ""
     except ValueError as error:
         return None, str(error)
 

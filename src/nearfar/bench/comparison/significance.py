@@ -228,34 +228,78 @@ def read_results(groups: Mapping[str, Sequence[Outcome]], metric: str = "recall@
     Raises:
         ValueError: If a run did not keep its queries or their classes, was tested on other images, or has other seeds.
     """
+    return join([read_answers(loss, runs, metric) for loss, runs in groups.items()])
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A metric of each query of one loss.
+
+    Args:
+        loss: Its label.
+        rows: [queries], rows of the dataset.
+        classes: [queries], the class of each.
+        values: [queries] by seed.
+    """
+
+    loss: str
+    rows: NDArray[Any]
+    classes: NDArray[Any]
+    values: Mapping[int, Values]
+
+
+def read_answers(loss: str, runs: Sequence[Outcome], metric: str = "recall@1") -> Answers:
+    """Read a metric of each query. Folds of one seed are averaged.
+
+    Args:
+        loss: The label of the loss.
+        runs: Its runs.
+        metric: "recall@1" or "map@r".
+
+    Raises:
+        ValueError: If a run did not keep its queries or their classes, or was tested on other images.
+    """
     one_of("metric", metric, METRICS)
-    if not groups:
-        raise ValueError("groups is empty; needed is at least one loss")
-    seeds = sorted({run.seed for run in next(iter(groups.values()))})
-    columns: list[Values] = []
+    values: dict[int, list[Values]] = {}
     rows = classes = None
-    for loss, runs in groups.items():
-        own = sorted({run.seed for run in runs})
-        if own != seeds:
-            raise ValueError(f"{loss} has seeds {_listed(own)}, and {next(iter(groups))} has {_listed(seeds)}")
-        values: dict[int, list[Values]] = {}
-        for run in runs:
-            found = run.queries()
-            if found is None:
-                raise ValueError(f"{run.folder} did not keep the metrics of each query: queries.safetensors is missing")
-            if "labels" not in found:
-                raise ValueError(f"{run.folder} did not keep the classes of its queries")
-            order = np.argsort(found["rows"], kind="stable")
-            if rows is None:
-                rows, classes = found["rows"][order], found["labels"][order]
-            if not np.array_equal(rows, found["rows"][order]):
-                raise ValueError(f"{run.folder} was tested on other images than the runs before it")
-            values.setdefault(run.seed, []).append(found[metric][order].astype(np.float64))
-        columns += [np.mean(values[seed], axis=0) for seed in seeds]
+    for run in sorted(runs, key=lambda run: run.seed):
+        found = run.queries()
+        if found is None:
+            raise ValueError(f"{run.folder} did not keep the metrics of each query: queries.safetensors is missing")
+        if "labels" not in found:
+            raise ValueError(f"{run.folder} did not keep the classes of its queries")
+        order = np.argsort(found["rows"], kind="stable")
+        if rows is None:
+            rows, classes = found["rows"][order], found["labels"][order]
+        if not np.array_equal(rows, found["rows"][order]):
+            raise ValueError(f"{run.folder} was tested on other images than the runs before it")
+        values.setdefault(run.seed, []).append(found[metric][order].astype(np.float64))
+    assert rows is not None
     assert classes is not None
-    table = by_class(np.stack(columns, axis=1), classes)
-    table = table.reshape(len(table), len(groups), len(seeds)).transpose(0, 2, 1)
-    return LossResults(tuple(groups), table, tuple(seeds))
+    return Answers(loss, rows, classes, {seed: np.mean(each, axis=0) for seed, each in values.items()})
+
+
+def join(answers: Sequence[Answers]) -> LossResults:
+    """Results of losses by class and seed.
+
+    Args:
+        answers: Of losses that were tested on the same images with the same seeds.
+
+    Raises:
+        ValueError: If there is none, or images or seeds differ.
+    """
+    if not answers:
+        raise ValueError("answers is empty; needed is at least one loss")
+    first = answers[0]
+    for other in answers:
+        if not np.array_equal(first.rows, other.rows):
+            raise ValueError(f"{other.loss} was tested on other images than {first.loss}")
+        if other.values.keys() != first.values.keys():
+            raise ValueError(f"{other.loss} has seeds {_seeds(other)}, and {first.loss} has {_seeds(first)}")
+    columns = [each.values[seed] for each in answers for seed in first.values]
+    table = by_class(np.stack(columns, axis=1), first.classes)
+    table = table.reshape(len(table), len(answers), len(first.values)).transpose(0, 2, 1)
+    return LossResults(tuple(each.loss for each in answers), table, tuple(first.values))
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -280,5 +324,5 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     return None if np.isnan(tau) else tau
 
 
-def _listed(seeds: Sequence[Any]) -> str:
-    return ", ".join(map(str, seeds))
+def _seeds(answers: Answers) -> str:
+    return ", ".join(map(str, answers.values))
