@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nearfar.bench.comparison.significance import ALPHA, POWER
+from nearfar.utils import formatting
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
@@ -131,11 +132,11 @@ def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[s
     else:
         notes.append(f"{name}: 95 % interval over {sample.classes} classes ONLY; other seeds may differ by more")
     if groups is not None:
-        pairs = len(groups.differences)
+        pairs = formatting.plural(len(groups.differences), "pair")
         notes += [
             "rank: 1 + the number of losses that are significantly better; losses that share a letter of their group "
             "cannot be told apart",
-            f"p: against the first loss, over classes and seeds, corrected for {pairs} pairs (Holm)",
+            f"p: against the first loss, over classes and seeds, corrected for {pairs} (Holm)",
             f"smallest detectable difference: {100 * groups.detectable:.1f} points (median over pairs; a true "
             f"difference of this size is found with a chance of {100 * POWER:.0f} %)",
         ]
