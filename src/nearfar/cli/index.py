@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import BatchSize, Device, Everything, IndexFolder, Json, Model, NoLabels, Seed, Where
+from nearfar.cli.options import BatchSize, Device, Everything, IndexFolder, Json, Model, NoLabels, Seed, Trust, Where
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import bars
@@ -96,6 +96,7 @@ def add(
     metadata: Metadata = None,
     no_labels: NoLabels = False,
     device: Device = "auto",
+    trust: Trust = False,
 ) -> None:
     """Add images. Images that are already in the index under the same name are skipped.
 
@@ -103,7 +104,7 @@ def add(
     """
     several = photos[0] if len(photos) == 1 else photos
     pictures, labels, about = _sources(several, metadata, no_labels)
-    with bars() as watch, _open(place, device=device) as opened:
+    with bars() as watch, _open(place, device=device, trust=trust) as opened:
         _report(place, opened, opened.add(pictures, labels=labels, metadata=about, watch=watch))
         opened.compact(watch=watch)
 
@@ -121,6 +122,7 @@ def update(
     data: Data = None,
     part: Part = None,
     device: Device = "auto",
+    trust: Trust = False,
 ) -> None:
     """Update an index from a folder: new images are embedded, moved ones keep their ids, changed ones are replaced.
 
@@ -130,7 +132,7 @@ def update(
     Example: nearfar index update my.index photos/ --prune
     """
     pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
-    with bars() as watch, _open(place, device=device) as opened:
+    with bars() as watch, _open(place, device=device, trust=trust) as opened:
         found = opened.update(pictures, labels=labels, metadata=about, watch=watch)
         missing = set(found.missing) if prune else set()
         gone, count = [item.name for item in opened.items if item.id in missing], len(opened)
@@ -152,6 +154,7 @@ def remove(
     place: IndexFolder,
     ids: Annotated[list[int] | None, Argument(metavar="[ID]...", help="Ids of items.")] = None,
     where: Where = None,
+    trust: Trust = False,
 ) -> None:
     """Remove items, by id or by filter. Ids are never reused.
 
@@ -163,7 +166,7 @@ def remove(
 
     if bool(ids) == bool(where):
         raise ValueError("give either the ids of items or --where")
-    with _open(place) as opened:
+    with _open(place, trust=trust) as opened:
         filtered = filters.combine([filters.parse(text) for text in where or ()])
         wanted = set(ids or opened.select(filtered).tolist())
         opened.remove(wanted)
@@ -172,12 +175,17 @@ def remove(
 
 
 @index.command(name="info", short_help="Show what an index contains.")
-def info(place: IndexFolder, everything: Everything = False, json: Json = None) -> None:
+def info(
+    place: IndexFolder,
+    everything: Everything = False,
+    json: Json = None,
+    trust: Trust = False,
+) -> None:
     """Show what an index contains.
 
     Example: nearfar index info my.index
     """
-    with _open(place, read_only=True) as opened:
+    with _open(place, read_only=True, trust=trust) as opened:
         facts, labels = opened.info(), opened.items.labels()
     model = facts.pop("model")
     facts |= {"model": "none" if model is None else f"{model['name']} {model['fingerprint'][:12]}"}
@@ -194,12 +202,13 @@ def duplicates(
     threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
     everything: Everything = False,
     json: Json = None,
+    trust: Trust = False,
 ) -> None:
     """List groups of images that are nearly the same.
 
     Example: nearfar index duplicates my.index --threshold 0.98 --json same.json
     """
-    with bars() as watch, _open(place, read_only=True) as opened:
+    with bars() as watch, _open(place, read_only=True, trust=trust) as opened:
         groups = opened.near_duplicates(threshold, watch=watch)
     lines = []
     for same in groups:
@@ -229,6 +238,7 @@ def clusters(
     html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("clusters.html"),
     shown: Annotated[int, Option(help="Images per cluster on the page.")] = 24,
     seed: Seed = 0,
+    trust: Trust = False,
 ) -> None:
     """Cluster all images with k-means, and write a page with the most typical images of each cluster.
 
@@ -236,17 +246,17 @@ def clusters(
     """
     from nearfar.reports.search_pages import cluster_page
 
-    with bars() as watch, _open(place, read_only=True) as opened:
+    with bars() as watch, _open(place, read_only=True, trust=trust) as opened:
         found = opened.clusters(k, seed=seed, watch=watch)
         write_text(html, cluster_page(found, whole("shown", shown)))
     pure = "" if found.purity is None else f", {100 * found.purity:.1f} % of the items have the class of their cluster"
     say(f"{html}: {len(found):,} clusters{pure}")
 
 
-def _open(place: Path, *, read_only: bool = False, device: str = "auto") -> Index:
+def _open(place: Path, *, read_only: bool = False, device: str = "auto", trust: bool = False) -> Index:
     from nearfar.search import Index
 
-    return Index.open(place, read_only=read_only, device=device)
+    return Index.open(place, read_only=read_only, device=device, trust=trust)
 
 
 def _sources(

@@ -35,6 +35,7 @@ ChartFormat = Annotated[str, Option(help="text, csv, latex, html, or svg for a c
 Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write to a file.")]
 
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]
+Trust = Annotated[bool, Option("--trust", help="Use the Milvus server that INDEX names, even if not chosen here.")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")]
 NoLabels = Annotated[bool, Option("--no-labels", help="Do not use folders as classes.")]
 BatchSize = Annotated[int, Option(help="Number of images per forward pass.")]

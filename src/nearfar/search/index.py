@@ -226,6 +226,7 @@ class Index:
         read_only: bool = False,
         device: str = "auto",
         model: str | Path | Model | None = None,
+        trust: bool = False,
     ) -> Index:
         """Open an index folder.
 
@@ -234,6 +235,7 @@ class Index:
             read_only: Open for reading. Any number of processes may read; only one at a time may write.
             device: Device for the model: "auto", "cpu", "cuda", …
             model: The model to search with. By default the index loads its own copy; a different model is refused.
+            trust: Use the Milvus server that the folder names, even if it was not chosen on this machine.
 
         Returns:
             The opened index.
@@ -242,7 +244,8 @@ class Index:
             FileNotFoundError: The folder contains no index.
             BadIndex: The index is damaged, of a newer version, open for writing elsewhere, or of another model.
         """
-        found = cls(IndexStorage(Path(place), read_only=read_only, device=as_device("device", device)), device=device)
+        storage = IndexStorage(Path(place), read_only=read_only, device=as_device("device", device), trust=trust)
+        found = cls(storage, device=device)
         if model is not None:
             try:
                 found._encoder = found._checked(model, str(model) if isinstance(model, (str, Path)) else "model")

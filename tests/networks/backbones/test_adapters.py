@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.networks import Embedder, create, create_backbone
-from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE
+from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE, local_only
 from nearfar.networks.weights.save import describe, load, save
 from nearfar.utils.preprocessing import IMAGENET, Normalization
 
@@ -181,8 +181,8 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, A
     """What the stand-in for transformers was asked for."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
-    def processor(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        if name == "nobody/knows":
+    def processor(name: str, local_files_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+        if name == "nobody/knows" or (local_files_only and name == "only/online"):
             raise OSError("no such repository")
         return {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "size": {"height": 64, "width": 64}}, {}
 
@@ -192,7 +192,7 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, A
 
     module, inner = ModuleType("transformers"), ModuleType("transformers.image_processing_utils")
     module.AutoModel = SimpleNamespace(from_pretrained=make, from_config=make)  # type: ignore[attr-defined]
-    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name: name)  # type: ignore[attr-defined]
+    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **_: name)  # type: ignore[attr-defined]
     inner.BaseImageProcessor = SimpleNamespace(get_image_processor_dict=processor)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)
     monkeypatch.setitem(sys.modules, "transformers.image_processing_utils", inner)
@@ -421,6 +421,16 @@ def test_transformers_load_no_pickles(transformers: list[tuple[str, dict[str, An
     create_backbone("transformers:some/vit", pretrained=True)
     create_backbone("transformers:some/vit")
     assert transformers == [("some/vit", {"use_safetensors": True}), ("some/vit", {})]
+
+
+@pytest.mark.usefixtures("timm", "transformers")
+def test_saved_networks_are_not_downloaded_without_being_asked(tmp_path: Path) -> None:
+    save(create("transformers:only/online", dim=4), tmp_path)
+    with pytest.raises(ValueError, match="only/online cannot be created: no such repository; download=True allows"):
+        load(tmp_path)
+    assert load(tmp_path, download=True).dim == 4
+    with local_only(), pytest.raises(ValueError, match="hf-hub:some/vit would be downloaded"):
+        create("timm:hf-hub:some/vit", dim=4)
 
 
 @pytest.mark.usefixtures("transformers")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +45,19 @@ UNSUPPORTED = {
     "cache_dir": "use pretrained",
 }
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+HUB = ("hf-hub:", "hf_hub:")  # names of timm that stand for a download
+
+_local_only: ContextVar[bool] = ContextVar("local_only", default=False)
+
+
+@contextmanager
+def local_only() -> Iterator[None]:
+    """Create backbones in the block from local files only: nothing is downloaded, not even a description."""
+    before = _local_only.set(True)
+    try:
+        yield
+    finally:
+        _local_only.reset(before)
 
 
 def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, Any] = NO_SETTINGS) -> Backbone:
@@ -181,6 +196,8 @@ class Timm(Adapter):
 
 def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     side = _img_side(key, settings.get("img_size"))
+    if _local_only.get() and name.startswith(HUB):
+        raise ValueError(f"{key} would be downloaded; download=True allows it")
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="", **settings)
         about = model.pretrained_cfg
@@ -280,14 +297,16 @@ class Transformers(Adapter):
 
 def _transformers(transformers: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     processing: Any = import_module("transformers.image_processing_utils")
+    local = {"local_files_only": True} if _local_only.get() else {}
     try:
-        about = processing.BaseImageProcessor.get_image_processor_dict(name)[0]
+        about = processing.BaseImageProcessor.get_image_processor_dict(name, **local)[0]
         if pretrained:
-            model = transformers.AutoModel.from_pretrained(name, use_safetensors=True)
+            model = transformers.AutoModel.from_pretrained(name, use_safetensors=True, **local)
         else:
-            model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(name))
+            model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(name, **local))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{key} cannot be created: {error}") from error
+        advice = "; download=True allows to download it" if local else ""
+        raise ValueError(f"{key} cannot be created: {error}{advice}") from error
     mean, std = about.get("image_mean") or IMAGENET.mean, about.get("image_std") or IMAGENET.std
     white = 255 * about.get("rescale_factor", 1 / 255)
     colors = Normalization(mean=tuple(mean), std=tuple(std), range=white)

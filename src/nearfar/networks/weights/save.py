@@ -68,17 +68,19 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     return file
 
 
-def load(where: str | Path) -> Model:
+def load(where: str | Path, *, download: bool = False) -> Model:
     """Load a network that :func:`save` wrote, on the CPU and in evaluation mode.
 
     Args:
         where: The folder with model.safetensors and model.json, or a .safetensors file with a .json file next to it.
+        download: Allow to download the description of a network that the file names, such as "transformers:org/name".
+            By default it must be in the library's cache.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     file, header = read_card(where)
-    model = _build(header["model"], file.with_suffix(".json"))
+    model = _build(header["model"], file.with_suffix(".json"), download)
     try:
         with safe_open(file, framework="pt") as content:
             inside = (content.metadata() or {}).get("nearfar")
@@ -232,14 +234,19 @@ def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
 
 
-def _build(arguments: Mapping[str, Any], source: Path) -> Model:
+def _build(arguments: Mapping[str, Any], source: Path, download: bool) -> Model:
     try:
         if "ensemble" in arguments:
-            members = [_build(member, source) for member in arguments["ensemble"]]
+            members = [_build(member, source, download) for member in arguments["ensemble"]]
             plain = [member for member in members if isinstance(member, Embedder)]
             return Ensemble(plain, normalize=arguments["normalize"])
         if "pretrained" in arguments:
             raise TypeError("'pretrained' is not allowed in a saved network")
+        if ":" in str(arguments["name"]) and not download:
+            from nearfar.networks.backbones.external import local_only
+
+            with local_only():
+                return registry.create(**arguments)
         return registry.create(**arguments)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} describes a network that cannot be created: {error}") from error

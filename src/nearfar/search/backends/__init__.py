@@ -44,6 +44,7 @@ class BackendContext:
         device: Device for exact search.
         progress: Receives the progress of building the backend.
         read_only: Write nothing outside the index folder.
+        identity: Identity of the index; data outside its folder carries it.
 
     Example:
         >>> BackendContext("cosine", Path("my.index")).read_only
@@ -55,6 +56,7 @@ class BackendContext:
     device: torch.device | str = "cpu"
     progress: Progress | None = None
     read_only: bool = False
+    identity: str = ""
 
 
 def check_name(name: str) -> str:
@@ -108,7 +110,9 @@ def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Back
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus
 
-        return Milvus.make(vectors, ids, address=words, measure=context.measure, index=context.index)
+        return Milvus.make(
+            vectors, ids, address=words, measure=context.measure, index=context.index, identity=context.identity
+        )
     return Exact(vectors, ids, measure=context.measure, device=context.device)
 
 
@@ -139,6 +143,7 @@ def reopen(
             address=words,
             measure=context.measure,
             index=context.index,
+            identity=context.identity,
             facts=facts,
             read_only=context.read_only,
         )

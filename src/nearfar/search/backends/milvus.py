@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,17 +21,23 @@ TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is
 BATCH = 1000  # vectors per request
 MOST = 16_384  # limit of Milvus for neighbors, and for queries
 FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
+SECONDS = 10.0  # for one request
+REST = 30.0  # seconds without requests after a search that failed
+
+log = logging.getLogger("nearfar.search")
 
 
 class Milvus(Backend):
     """A Milvus collection with the ids and vectors of an index.
 
     The vectors are in the index folder as well. ``settle`` fills the collection again if it does not have the right
-    number of vectors.
+    number of vectors, and while the server fails or takes too long, searches are exact. On a server, the names of an
+    index's collections contain its identity, and no other collection is opened, filled or dropped.
 
     Args:
         client: A client of pymilvus.
         collection: Name of the collection; each index has its own.
+        identity: Identity of the index.
         vectors: The vectors [n, d].
         ids: Their ids [n].
         address: Address of the server; empty for a file.
@@ -41,6 +49,7 @@ class Milvus(Backend):
         self,
         client: Any,
         collection: str,
+        identity: str,
         vectors: Vectors,
         ids: Ids,
         *,
@@ -48,12 +57,14 @@ class Milvus(Backend):
         measure: str,
         read_only: bool = False,
     ) -> None:
-        self.collection, self.address, self.measure, self.read_only = collection, address, measure, read_only
+        self.collection, self.identity, self.address = collection, identity, address
+        self.measure, self.read_only = measure, read_only
         self.dim = int(vectors.shape[1])
         self._client = client
         self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results
         self._count = len(ids)
         self._lock = threading.Lock()
+        self._rest_until = 0.0  # on the monotonic clock, after a search that failed
 
     @property
     def name(self) -> str:
@@ -61,7 +72,7 @@ class Milvus(Backend):
         return f"milvus:{self.address}" if self.address else "milvus"
 
     @classmethod
-    def make(cls, vectors: Vectors, ids: Ids, *, address: str, measure: str, index: Path) -> Milvus:
+    def make(cls, vectors: Vectors, ids: Ids, *, address: str, measure: str, index: Path, identity: str) -> Milvus:
         """Create a collection.
 
         Args:
@@ -70,9 +81,11 @@ class Milvus(Backend):
             address: Address of the server; empty for a file.
             measure: "cosine" or "euclidean".
             index: The folder of the index.
+            identity: Identity of the index.
         """
         client = _connect(address, index)
-        made = cls(client, f"nearfar_{uuid.uuid4().hex[:16]}", vectors, ids, address=address, measure=measure)
+        name = f"nearfar_{identity}_{uuid.uuid4().hex[:8]}"
+        made = cls(client, name, identity, vectors, ids, address=address, measure=measure)
         made._fill(ids, vectors)
         return made
 
@@ -85,6 +98,7 @@ class Milvus(Backend):
         address: str,
         measure: str,
         index: Path,
+        identity: str,
         facts: Mapping[str, Any],
         read_only: bool = False,
     ) -> Milvus:
@@ -96,17 +110,19 @@ class Milvus(Backend):
             address: Address of the server; empty for a file.
             measure: "cosine" or "euclidean".
             index: The folder of the index.
+            identity: Identity of the index.
             facts: What ``save`` returned.
             read_only: Write nothing.
         """
         client = _connect(address, index)
-        return cls(client, facts["collection"], vectors, ids, address=address, measure=measure, read_only=read_only)
+        name = _own(facts, identity, address) or f"nearfar_{identity}_{0:08}"
+        return cls(client, name, identity, vectors, ids, address=address, measure=measure, read_only=read_only)
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
         """Fill the collection again if it does not exist or has the wrong number of vectors."""
-        if self._client.has_collection(self.collection):
-            self._client.load_collection(self.collection)
-            found = self._client.query(self.collection, filter="", output_fields=["count(*)"])
+        if self._client.has_collection(self.collection, timeout=SECONDS):
+            self._client.load_collection(self.collection, timeout=SECONDS)
+            found = self._client.query(self.collection, filter="", output_fields=["count(*)"], timeout=SECONDS)
             if int(found[0]["count(*)"]) == len(ids):
                 return
         if not self.read_only:
@@ -124,15 +140,30 @@ class Milvus(Backend):
             self._exact.remove(ids)
             self._count -= len(ids)
             if not self.read_only and len(ids):
-                self._client.delete(self.collection, ids=ids.tolist())
+                self._client.delete(self.collection, ids=ids.tolist(), timeout=SECONDS)
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
         by_distance = self.measure == "euclidean"
         wanted = k + SPARE if by_distance else k
-        if (allowed is not None and len(allowed) * FEW < self._count) or wanted > MOST:
+        few = allowed is not None and len(allowed) * FEW < self._count
+        if few or wanted > MOST or time.monotonic() < self._rest_until:
             return self._exact.search(queries, k, allowed)
         words = {} if allowed is None else {"filter": f"id in {allowed.tolist()}"}
         queries = np.ascontiguousarray(queries, dtype=np.float32)
+        try:
+            values, ids = self._find(queries, wanted, words)
+        except Exception as error:
+            self._rest_until = time.monotonic() + REST
+            log.warning("%s failed (%r); searches are exact for %.0f s", self.name, error, REST)
+            return self._exact.search(queries, k, allowed)
+        if by_distance:  # values are squared distances
+            return self._exact.refine(queries, k, (values, ids), self._exact.product_error(queries), allowed)
+        found = best(values, ids, k)
+        self._exact.fill_up(found, queries, allowed)
+        return found
+
+    def _find(self, queries: Vectors, wanted: int, words: Mapping[str, Any]) -> tuple[Scores, Ids]:
+        """Values and ids as Milvus returns them."""
         values = np.full((len(queries), wanted), -np.inf, dtype=np.float32)
         ids = np.full((len(queries), wanted), NO_ID, dtype=np.int64)
         for start in range(0, len(queries), MOST):
@@ -142,28 +173,25 @@ class Milvus(Backend):
                 limit=wanted,
                 anns_field="vector",
                 output_fields=["id"],
+                timeout=SECONDS,
                 **words,
             )
             for row, hits in enumerate(found, start=start):
                 ids[row, : len(hits)] = [hit["id"] for hit in hits]
                 values[row, : len(hits)] = [hit["distance"] for hit in hits]
-        if by_distance:  # values are squared distances
-            error = self._exact.product_error(queries)
-            return self._exact.refine(queries, k, (values, ids), error, allowed)
-        found = best(values, ids, k)
-        self._exact.fill_up(found, queries, allowed)
-        return found
+        return values, ids
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Flush the collection; Milvus keeps its own files."""
-        self._client.flush(self.collection)
+        self._client.flush(self.collection, timeout=SECONDS)
         return {"collection": self.collection}
 
     def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Milvus:
-        """Use the same collection and connection."""
+        """Use the same connection, and the collection that was saved."""
         return Milvus(
             self._client,
-            facts.get("collection", self.collection),
+            _own(facts, self.identity, self.address) or self.collection,
+            self.identity,
             vectors,
             ids,
             address=self.address,
@@ -176,8 +204,8 @@ class Milvus(Backend):
 
     def discard(self) -> None:
         """Drop the collection."""
-        if self._client.has_collection(self.collection):
-            self._client.drop_collection(self.collection)
+        if self._client.has_collection(self.collection, timeout=SECONDS):
+            self._client.drop_collection(self.collection, timeout=SECONDS)
 
     def _fill(self, ids: Ids, vectors: Vectors) -> None:
         from pymilvus import DataType
@@ -191,7 +219,7 @@ class Milvus(Backend):
         settings.add_index("vector", index_type="AUTOINDEX", metric_type=metric)
         # Strong consistency: the next search finds what was added.
         self._client.create_collection(
-            self.collection, schema=schema, index_params=settings, consistency_level="Strong"
+            self.collection, schema=schema, index_params=settings, consistency_level="Strong", timeout=SECONDS
         )
         self._send(ids, vectors, self._client.insert)
 
@@ -200,7 +228,13 @@ class Milvus(Backend):
         send = how or self._client.upsert
         for start in range(0, len(ids), BATCH):
             rows = zip(ids[start : start + BATCH].tolist(), np.asarray(vectors[start : start + BATCH]), strict=True)
-            send(self.collection, [{"id": id, "vector": vector} for id, vector in rows])
+            send(self.collection, [{"id": id, "vector": vector} for id, vector in rows], timeout=SECONDS)
+
+
+def _own(facts: Mapping[str, Any], identity: str, address: str) -> str:
+    """The collection of an index; empty if the name is not one that this index has made on a server."""
+    name = str(facts.get("collection", ""))
+    return name if not address or name.startswith(f"nearfar_{identity}_") else ""
 
 
 def _connect(address: str, index: Path) -> Any:
@@ -213,7 +247,7 @@ def _connect(address: str, index: Path) -> Any:
         ) from error
     where = address or str(index / FILE)
     try:
-        return MilvusClient(uri=where, token=os.environ.get(TOKEN, ""))
+        return MilvusClient(uri=where, token=os.environ.get(TOKEN, "") if address else "", timeout=SECONDS)
     except MilvusException as error:
         advice = "is the server running?" if address else "only one process can open a file of Milvus"
         raise ConnectionError(f"Milvus at {where} does not answer ({error.message}); {advice}") from error

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from nearfar.search.backends import Backend, BackendContext, ExactFallback, choose, discard, make, reopen
 from nearfar.search.backends.base import GrowingArray, Ids, Vectors
 from nearfar.search.items import Item, Items, missing
-from nearfar.search.storage import files, upgrade
+from nearfar.search.storage import files, trust, upgrade
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
 from nearfar.utils.progress import Progress
@@ -258,6 +259,7 @@ class IndexStorage:
         read_only: Open for reading.
         device: Device for exact search.
         written: Number of a generation that was just written and its items, which need not be read again.
+        trust: Use the Milvus server that the folder names, even if it was not chosen on this machine.
 
     Attributes:
         settings: Dimensions, measure, model, backend and dates of the index.
@@ -271,11 +273,12 @@ class IndexStorage:
         read_only: bool = False,
         device: torch.device | str = "cpu",
         written: tuple[int, Sequence[Item]] | None = None,
+        trust: bool = False,
     ) -> None:
         self.folder, self.read_only, self.device = folder, read_only, device
         self._refusal = "was opened read-only; it cannot be changed" if read_only else ""
         self._writing, self._refreshing = threading.RLock(), threading.Lock()
-        self._closed = False
+        self._closed, self._trust = False, trust
         self._seen = 0
         files.read_card(folder)
         with ExitStack() as stack:
@@ -285,6 +288,8 @@ class IndexStorage:
             stack.callback(self._database.close)
             self._identity = _identity(self._database.file)
             self.settings: dict[str, Any] = {}
+            if not read_only:
+                self._identify()
             self._state = self._open(written=written)
             self._has_thumbnails = self._database.has_thumbnails()
             self.next_id = max(int(self.settings["next_id"]), self._database.highest_changed_id() + 1)
@@ -323,14 +328,25 @@ class IndexStorage:
                 prepare()
             ids = np.array([item.id for item in items], dtype=np.int64)
             # An empty index has nothing to train a backend with; compaction builds the chosen one.
-            uses = choose(settings["backend"], len(ids)) if len(ids) else "exact"
+            uses, identity = choose(settings["backend"], len(ids)) if len(ids) else "exact", uuid.uuid4().hex
+            if trust.server_of(settings["backend"]):
+                trust.remember(folder, identity, trust.server_of(settings["backend"]))
             with files.new_generation(folder) as (draft, number):
                 files.write_vectors(draft, ids, _blocks(vectors), vectors.shape[1])
-                backend = make(uses, vectors, ids, BackendContext(settings["measure"], folder, device, progress))
+                context = BackendContext(settings["measure"], folder, device, progress, identity=identity)
+                backend = make(uses, vectors, ids, context)
                 facts = backend.save(draft, ids, vectors)
                 backend.close()
             now, free = _now(), int(ids[-1]) + 1 if len(ids) else 0
-            own = {"generation": number, "next_id": free, "uses": uses, "facts": facts, "built": now, "changed": now}
+            own = {
+                "identity": identity,
+                "generation": number,
+                "next_id": free,
+                "uses": uses,
+                "facts": facts,
+                "built": now,
+                "changed": now,
+            }
 
             def fill(database: Database) -> None:
                 database.write_settings({**settings, **own})
@@ -495,15 +511,17 @@ class IndexStorage:
             settings = {**self.settings, "next_id": self.next_id, "changed": _now()}
             if backend is not None:
                 settings["backend"] = backend
+                if trust.server_of(backend):
+                    trust.remember(self.folder, settings["identity"], trust.server_of(backend))
             items, ids = old.table.items(), old.table.ids()
-            uses = choose(settings["backend"], len(ids))
+            uses = self._allowed(choose(settings["backend"], len(ids)), settings)
             found = old.backend
             try:
                 with files.new_generation(self.folder) as (draft, number):
                     files.write_vectors(draft, ids, _blocks_of(old.table, ids), old.table.dim)
                     _, base = files.read_vectors(draft)
                     if uses != settings["uses"]:
-                        context = BackendContext(settings["measure"], self.folder, self.device, progress)
+                        context = self._context(settings, progress)
                         found = make(uses, base, ids, context)
                     settings |= {"generation": number, "uses": uses, "facts": found.save(draft, ids, base)}
                 place = files.data_folder(self.folder, number)
@@ -567,14 +585,34 @@ class IndexStorage:
         except KeyError as error:
             raise BadIndex(f"{place} is damaged: item {error} has no vector; build the index again") from error
         facts = settings["facts"]
-        if known is not None and known.name == settings["uses"]:
+        uses = self._allowed(settings["uses"], settings)
+        if known is not None and known.name == uses:
             backend = known.renew(place, ids, vectors, facts)
         else:
-            context = BackendContext(settings["measure"], self.folder, self.device, read_only=self.read_only)
-            backend = reopen(settings["uses"], vectors, ids, context, folder=place, facts=facts)
+            backend = reopen(uses, vectors, ids, self._context(settings), folder=place, facts=facts)
         _replay(backend, table)
         backend.settle(table.ids(), table.vectors())
         return _State(generation, table, backend)
+
+    def _identify(self) -> None:
+        """Give an identity to an index of an older version, and a new one to a copy of an index that uses a server."""
+        settings = self._database.settings()
+        known, address = settings.get("identity"), trust.server_of(settings["uses"])
+        if known is not None and not (address and trust.is_copy(self.folder, known)):
+            return
+        new = uuid.uuid4().hex
+        if known is not None and trust.is_trusted(known, address):
+            trust.remember(self.folder, new, address)
+        self._database.write_settings({"identity": new})
+
+    def _allowed(self, backend: str, settings: Mapping[str, Any]) -> str:
+        return trust.checked(backend, self.folder, str(settings.get("identity", "")), trust=self._trust)
+
+    def _context(self, settings: Mapping[str, Any], progress: Progress | None = None) -> BackendContext:
+        identity = str(settings.get("identity", ""))
+        return BackendContext(
+            settings["measure"], self.folder, self.device, progress, read_only=self.read_only, identity=identity
+        )
 
     def _refresh(self) -> None:
         """Follow the changes of another process. Threads do not wait for one that already does."""
