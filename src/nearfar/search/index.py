@@ -31,7 +31,7 @@ from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
 from nearfar.search.update import Update, update
 from nearfar.utils.progress import Watch
-from nearfar.utils.tensors import as_device
+from nearfar.utils.tensors import as_device, check_values
 from nearfar.utils.validation import one_of, whole
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class Index:
         Raises:
             MissingItem: There is no such item.
         """
-        return self.storage.table.item(id)
+        return self.storage.table.item(_id(id))
 
     def vector(self, id: int) -> Vectors:
         """Return the vector [d] of an item; it has length one where cosines are compared.
@@ -299,7 +299,7 @@ class Index:
         Args:
             id: Id of the item.
         """
-        return self.storage.table.vector(id)
+        return self.storage.table.vector(_id(id))
 
     def vectors(self) -> Vectors:
         """Return all vectors [n, d], in the order of ``items``."""
@@ -423,8 +423,9 @@ class Index:
 
         Raises:
             MissingItem: There is no item with one of the ids.
+            TypeError: One of the ids is not a whole number.
         """
-        self.storage.remove([int(id) for id in ids])
+        self.storage.remove([_id(id) for id in ids])
 
     def update(
         self,
@@ -668,6 +669,8 @@ class Index:
             item = table.item(int(query))
             thumbnail = self.thumbnails([item.id]).get(item.id, b"")
             return item.name, table.vector(item.id), item.id, thumbnail, item.label
+        if isinstance(query, (Tensor, np.ndarray)):
+            check_values("query", query)
         if isinstance(query, Tensor):
             query = query.detach().cpu().numpy()
         if isinstance(query, np.ndarray) and query.dtype.kind == "f":
@@ -714,6 +717,13 @@ class Index:
                 "vectors of two models cannot be compared"
             )
         return encoder
+
+
+def _id(value: object) -> int:
+    """An id, which is a whole number: 4.7 and True stand for no item."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    raise TypeError(f"id is {value!r}; a whole number is needed")
 
 
 def _hits(ids: list[int], scores: list[float]) -> list[Hit]:

@@ -42,6 +42,7 @@ def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) 
     for argument, value in ((name, vectors), (labels_name, labels)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{argument} is a {type(value).__name__}; a torch.Tensor is needed")
+        check_values(argument, value)
     _check_shape(name, vectors, "m")
     if not vectors.is_floating_point():
         raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
@@ -75,6 +76,18 @@ def check_input(x: Tensor, network: str, channels: int, *, images: bool) -> None
         raise ValueError(f"input has shape {tuple(x.shape)}; {network} reads {needed}")
 
 
+def check_values(name: str, array: Array) -> None:
+    """Raise TypeError unless an array has a value in every place: no meta, sparse or nested tensor, no masked array."""
+    if isinstance(array, Tensor):
+        if array.is_nested or array.layout is not torch.strided:
+            kind = "nested" if array.is_nested else f"{array.layout}"
+            raise TypeError(f"{name} is a tensor of layout {kind}; a dense tensor is needed")
+        if array.device.type == "meta":
+            raise TypeError(f"{name} is on the meta device; a tensor with values is needed")
+    elif isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; an array without a mask is needed: fill or remove masked values")
+
+
 def readable(tensor: Tensor) -> bool:
     """Whether a tensor can be read without making the host wait for a GPU."""
     return tensor.device.type == "cpu"
@@ -96,6 +109,7 @@ def as_vectors(name: str, array: Array) -> Tensor:
     """
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
+    check_values(name, array)
     _check_shape(name, array, "n")
     if array.dtype not in (NUMPY_FLOATS if isinstance(array, np.ndarray) else TORCH_FLOATS):
         raise TypeError(f"{name} is of {array.dtype}; floating point of 16, 32 or 64 bits is needed")
@@ -177,6 +191,7 @@ def _checked_labels(name: str, array: Array, count: int | None) -> Array:
     """Validate labels; return numbers as an int64 tensor, and text as it is."""
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
+    check_values(name, array)
     if array.ndim != 1 or (len(array) != count if count is not None else len(array) == 0):
         needed = "[n] with n ≥ 1" if count is None else f"[{count}], one for each vector"
         raise ValueError(f"{name} has shape {tuple(array.shape)}; needed is {needed}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, register
 from nearfar.data.store.sources import Arrays, Vectors
-from nearfar.utils.tensors import as_vectors, check_finite
+from nearfar.utils.tensors import as_vectors, check_finite, check_values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -86,6 +86,8 @@ def _source(values: Array) -> Arrays:
 
 
 def _as_array(name: str, value: Any) -> Array:
+    if hasattr(value, "detach") or isinstance(value, np.ndarray):
+        check_values(name, value)
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
