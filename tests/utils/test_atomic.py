@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
-from nearfar.utils.atomic import whole_file, write_json, write_tensors
+from nearfar.utils.atomic import read_tensors, whole_file, write_json, write_tensors
 
 
 def test_json_is_read_back(tmp_path: Path) -> None:
@@ -97,3 +98,22 @@ def test_tensors_on_a_full_disk_say_which_file(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match=r"one\.safetensors cannot be written: No space left on device"):
         write_tensors(tmp_path / "one.safetensors", {"a": torch.zeros(4)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_flipped_bit_of_tensors_is_found(tmp_path: Path) -> None:
+    tensors = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(2), "count": torch.tensor(3)}
+    file = tmp_path / "a.safetensors"
+    write_tensors(file, tensors, {"about": "me"})
+    again, metadata = read_tensors(file)
+    assert metadata["about"] == "me"
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    for place in range(start, len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 4
+        file.write_bytes(flipped)
+        with pytest.raises(ValueError, match="is damaged: its tensors do not have the SHA-256"):
+            read_tensors(file)
+    save_file(tensors, file)  # of an older version
+    assert read_tensors(file)[0].keys() == tensors.keys()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+DIGEST = "sha256"  # key in the metadata of a safetensors file
+DRAFT = re.compile(r"\..+\.\d+-[0-9a-f]{8}")  # names of files that are being written
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # full, or broken
 
 
@@ -53,6 +57,17 @@ def whole_file(file: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+def remove_drafts(folder: Path) -> None:
+    """Remove what processes left that were killed while they wrote files of a folder; no other process may write there.
+
+    Args:
+        folder: The folder.
+    """
+    for file in folder.glob(".*"):
+        if DRAFT.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
+
+
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
     """Add the name of the file to errors of a full or broken disk, which lack it."""
@@ -81,16 +96,48 @@ def write_text(file: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as a safetensors file."""
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors as a safetensors file, with their SHA-256 in its metadata."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with whole_file(file) as draft:
         try:
-            save_file(dict(tensors), draft, metadata=metadata)
+            save_file(dict(tensors), draft, metadata={**(metadata or {}), DIGEST: _digest(tensors)})
         except SafetensorError as error:
             raise OSError(f"{file} cannot be written: {error}") from error
+
+
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file and its metadata; the tensors must have the SHA-256 that is stored with them, if any.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import load_file
+
+    try:
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata() or {}
+        tensors = load_file(file)
+    except (SafetensorError, UnicodeError) as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if DIGEST in metadata and metadata[DIGEST] != _digest(tensors):
+        raise ValueError(f"{file} is damaged: its tensors do not have the SHA-256 that was stored with them")
+    return tensors, metadata
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def write_json(file: Path, value: Any) -> None:

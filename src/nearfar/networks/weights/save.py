@@ -20,7 +20,7 @@ from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
 from nearfar.networks.weights.state_dict import check
 from nearfar.utils import preprocessing
-from nearfar.utils.atomic import write_json, write_tensors
+from nearfar.utils.atomic import read_tensors, write_json, write_tensors
 from nearfar.utils.preprocessing import Preprocessing
 
 NAME = "model.safetensors"
@@ -76,18 +76,14 @@ def load(where: str | Path, *, download: bool = False) -> Model:
         download: Allow to download the description of a network that the file names, such as "transformers:org/name".
             By default it must be in the library's cache.
     """
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
-
     file, header = read_card(where)
     model = _build(header["model"], file.with_suffix(".json"), download)
+    state, metadata = read_tensors(file)
     try:
-        with safe_open(file, framework="pt") as content:
-            inside = (content.metadata() or {}).get("nearfar")
-        state = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    if inside is not None and json.loads(inside)["model"] != header["model"]:
+        inside = json.loads(metadata["nearfar"])["model"] if "nearfar" in metadata else header["model"]
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{file} is damaged: its description cannot be read ({error})") from error
+    if inside != header["model"]:
         raise ValueError(
             f"{file} and {file.with_suffix('.json').name} do not belong together: they describe different networks"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +30,8 @@ __all__ = [
     "make",
     "reopen",
 ]
+
+log = logging.getLogger("nearfar.search")
 
 NAMES = ("auto", "exact", "faiss", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
 MANY = 20_000  # from this many vectors "auto" uses FAISS, if it is installed
@@ -133,7 +136,13 @@ def reopen(
     if kind == "faiss":
         from nearfar.search.backends.faiss import Faiss
 
-        return Faiss.open(folder, vectors, ids, kind=words, measure=context.measure, facts=facts)
+        try:
+            return Faiss.open(folder, vectors, ids, kind=words, measure=context.measure, facts=facts)
+        except ImportError:
+            raise
+        except Exception as error:  # FAISS and NumPy raise errors of many kinds for damaged files
+            log.warning("%s is built again, because its files are damaged (%s)", name, " ".join(str(error).split()))
+            return Faiss.make(vectors, ids, kind=words, measure=context.measure)
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus
 

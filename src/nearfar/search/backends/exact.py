@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.search.backends.base import NO_ID, Backend, GrowingArray, Ids, Scores, Vectors, rows_of
-from nearfar.utils.tensors import as_vectors, full_precision
+from nearfar.utils.tensors import as_vectors, check_finite, full_precision
 from nearfar.utils.validation import one_of
 
 ROWS, COLUMNS = 256, 32_768  # of a tile
@@ -237,6 +237,8 @@ class Exact(Backend):
         if self.measure == "cosine":
             return _Part(tensor, ids)
         total, lengths = _summed(tensor)
+        if not bool(lengths.isfinite().all()):
+            check_finite("vectors", tensor)
         if self._longest < 0:  # these are the first vectors
             self._frame = _frame(total, lengths)
         self._longest = max(self._longest, float(lengths.max()))

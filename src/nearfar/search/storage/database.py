@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
+import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar.search.backends.base import Ids, Vectors
+from nearfar.search.backends.base import MEASURES, Ids, Vectors
 from nearfar.search.items import Item
 from nearfar.search.storage.files import BadIndex
 from nearfar.utils.atomic import sync_folder
+
+log = logging.getLogger("nearfar.search")
 
 MEMORY = ":memory:"
 SCHEMA_VERSION = 1  # PRAGMA user_version
@@ -30,6 +34,7 @@ PAGE_SIZE = 8192  # bytes; holds three vectors of 512 dimensions
 BUSY_SECONDS = 30.0
 VARIABLES = 900  # values in one SQL statement
 
+BACKEND = re.compile("auto|exact|faiss(:flat|:ivf|:hnsw)?|milvus(:.+)?")
 SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (
@@ -39,7 +44,18 @@ CREATE TABLE thumbnails (id INTEGER PRIMARY KEY REFERENCES items (id) ON DELETE 
 CREATE TABLE changes (number INTEGER PRIMARY KEY, id INTEGER NOT NULL, vector BLOB);
 """
 INDEXES = "CREATE INDEX items_by_label ON items (label);"
-SETTINGS = ("dim", "measure", "backend", "model", "generation", "next_id", "uses", "facts", "built", "changed")
+SETTINGS: dict[str, Callable[[Any], bool]] = {  # with what they must be like
+    "dim": lambda value: type(value) is int and value > 0,
+    "measure": lambda value: value in MEASURES,
+    "backend": lambda value: isinstance(value, str) and bool(BACKEND.fullmatch(value)),
+    "model": lambda value: value is None or (isinstance(value, dict) and {"name", "fingerprint"} <= value.keys()),
+    "generation": lambda value: type(value) is int and value >= 0,
+    "next_id": lambda value: type(value) is int and value >= 0,
+    "uses": lambda value: isinstance(value, str) and bool(BACKEND.fullmatch(value)),
+    "facts": lambda value: isinstance(value, dict),
+    "built": lambda value: isinstance(value, str),
+    "changed": lambda value: isinstance(value, str),
+}
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -64,9 +80,16 @@ class Database:
             if file == MEMORY:
                 self._reader.executescript(f"{SCHEMA} {INDEXES} PRAGMA user_version = {SCHEMA_VERSION};")
             version = self._reader.execute("PRAGMA user_version").fetchone()[0]
+        self._marker = Path(f"{file}-changed")  # exists while the write-ahead log may hold changes
+        self._marked = False
+        if version == 0:
+            self.close()
+            raise BadIndex(f"{file} is empty or damaged; build the index again")
         if version != SCHEMA_VERSION:
             self.close()
             raise BadIndex(f"{file} has schema {version}; this version of nearfar reads schema {SCHEMA_VERSION}")
+        if file != MEMORY and not read_only:
+            self._look_for_lost_log()
 
     @classmethod
     def create(cls, file: Path, fill: Any) -> None:
@@ -87,6 +110,7 @@ class Database:
             made = cls.__new__(cls)
             made.file, made.read_only, made._reader, made._writer = file, False, connection, connection
             made._read_lock = made._write_lock = threading.RLock()
+            made._marker, made._marked = Path(f"{file}-changed"), True
             try:
                 with made.transaction():
                     fill(made)
@@ -117,7 +141,10 @@ class Database:
 
     def generation(self) -> int:
         """Return the number of the current data folder."""
-        return int(self._rows("SELECT value FROM settings WHERE key = 'generation'")[0][0])
+        try:
+            return int(self._rows("SELECT value FROM settings WHERE key = 'generation'")[0][0])
+        except (LookupError, TypeError, ValueError) as error:
+            raise BadIndex(f"{self.file} is damaged: generation missing or wrong; build the index again") from error
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -141,11 +168,11 @@ class Database:
         """
         try:
             found = {key: json.loads(value) for key, value in self._rows("SELECT key, value FROM settings")}
-        except ValueError as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
-        missing = [key for key in SETTINGS if key not in found]
-        if missing:
-            raise BadIndex(f"{self.file} is damaged: {', '.join(missing)} missing; build the index again")
+        wrong = [key for key, fits in SETTINGS.items() if key not in found or not fits(found[key])]
+        if wrong:
+            raise BadIndex(f"{self.file} is damaged: {', '.join(wrong)} missing or wrong; build the index again")
         return found
 
     def items(self) -> list[Item]:
@@ -252,6 +279,10 @@ class Database:
             if self._writer.in_transaction:
                 yield
                 return
+            if not self._marked and self.file != MEMORY:
+                self._marker.touch()
+                sync_folder(self._marker.parent)
+                self._marked = True
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -334,12 +365,34 @@ class Database:
         with self._write_lock, self._errors():
             self._writer.executescript("PRAGMA incremental_vacuum")  # execute would stop after one page
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._unmark()
 
     def close(self) -> None:
         """Close the connections. The last one to close merges the write-ahead log into the file."""
         with self._write_lock, self._read_lock:
             for connection in dict.fromkeys((self._reader, self._writer)):
                 connection.close()
+            if not self.read_only and self.file != MEMORY:
+                self._unmark()
+
+    def _look_for_lost_log(self) -> None:
+        """Warn if changes were in a write-ahead log that is no longer there."""
+        if self._marker.exists() and not self._has_log():
+            log.warning(
+                "%s was not closed after a change, and its write-ahead log is missing or empty: changes since the "
+                "last compaction may be lost",
+                self.file,
+            )
+        self._marked = self._marker.exists()
+
+    def _has_log(self) -> bool:
+        file = Path(f"{self.file}-wal")
+        return file.exists() and file.stat().st_size > 0
+
+    def _unmark(self) -> None:
+        if self._marked and not self._has_log():
+            self._marker.unlink(missing_ok=True)
+            self._marked = False
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._read_lock, self._errors():
@@ -353,7 +406,7 @@ class Database:
                 Item(id, name, label, hash, more)
                 for (id, name, label, hash, _), more in zip(rows, metadata, strict=True)
             ]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
 
     @contextmanager
@@ -361,6 +414,8 @@ class Database:
         """Raise OSError for a full or broken disk and BadIndex for a damaged file, both with the file's name."""
         try:
             yield
+        except UnicodeError as error:  # in a name, or in a message about one
+            raise BadIndex(f"{self.file} is damaged ({error}); build the index again") from error
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "") or ""
             if name.startswith("SQLITE_FULL"):

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.search.backends.base import Ids, Vectors
-from nearfar.utils.atomic import sync_folder, whole_file, write_json
+from nearfar.utils.atomic import remove_drafts, sync_folder, whole_file, write_json
 from nearfar.utils.system import exclusive
 
 FORMAT = "nearfar index"
@@ -66,7 +66,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{folder} contains no index: {CARD} does not exist")
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadIndex(f"{file} is not valid JSON: {error}") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise BadIndex(f"{file} does not describe an index: its format is not {FORMAT!r}")
@@ -185,8 +185,9 @@ def readable(file: Path) -> Iterator[Path]:
         yield file
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        raise BadIndex(f"{file} is damaged ({type(error).__name__}: {error}); build the index again") from error
+    except Exception as error:  # NumPy's parser of headers raises errors of many kinds
+        words = " ".join(str(error).split())
+        raise BadIndex(f"{file} is damaged ({type(error).__name__}: {words}); build the index again") from error
 
 
 def sweep(folder: Path, generation: int) -> None:
@@ -205,5 +206,7 @@ def sweep(folder: Path, generation: int) -> None:
                 path.unlink(missing_ok=True)
     for draft in folder.glob(f".{DATABASE}.*"):
         draft.unlink(missing_ok=True)
+    for place in (folder, folder / MODEL, current):
+        remove_drafts(place)
     for name in ("items.json", "thumbnails.bin", "thumbnails.npy"):  # of version 1
         (current / name).unlink(missing_ok=True)

@@ -590,7 +590,10 @@ class IndexStorage:
         if known is not None and known.name == uses:
             backend = known.renew(place, ids, vectors, facts)
         else:
-            backend = reopen(uses, vectors, ids, self._context(settings), folder=place, facts=facts)
+            try:
+                backend = reopen(uses, vectors, ids, self._context(settings), folder=place, facts=facts)
+            except ValueError as error:
+                raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
         _replay(backend, table)
         backend.settle(table.ids(), table.vectors())
         return _State(generation, table, backend)

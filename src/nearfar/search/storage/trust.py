@@ -12,10 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from nearfar.search.storage.files import BadIndex, index_exists
 from nearfar.utils.atomic import write_json
 from nearfar.utils.paths import config_folder
-from nearfar.utils.system import locked
 
 FILE = "milvus.json"
 ADDRESS = "NEARFAR_MILVUS"  # an environment variable: the server of all indexes that use one
@@ -88,7 +89,7 @@ def remember(folder: Path, identity: str, address: str) -> None:
         return
     place = config_folder()
     place.mkdir(parents=True, exist_ok=True)
-    with locked(place / f".{FILE}.lock"):
+    with FileLock(place / f".{FILE}.lock"):
         write_json(place / FILE, {**_read(), identity: entry})
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from nearfar import metrics
@@ -21,7 +19,7 @@ from nearfar.losses import HierarchicalTriplet
 from nearfar.training.loop.builder import Parts, Rows, output_dims
 from nearfar.training.loop.step import autocast, no_cudnn_autotune
 from nearfar.training.run.folder import RunFolder, finite
-from nearfar.utils.atomic import write_tensors
+from nearfar.utils.atomic import read_tensors, write_tensors
 from nearfar.utils.progress import Progress, Watch
 from nearfar.utils.tensors import Array, as_labels
 
@@ -116,10 +114,7 @@ class EmbeddingSet:
         Args:
             file: A file that ``save`` wrote.
         """
-        try:
-            tensors = load_file(file)
-        except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read: {error}") from error
+        tensors, _ = read_tensors(file)
 
         def part(prefix: str, gallery: EmbeddingSet | None) -> EmbeddingSet:
             names = [f"{prefix}{name}" for name in ("embeddings", "labels", "rows")]

@@ -20,12 +20,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from nearfar.networks.weights import save as saving
-from nearfar.utils.atomic import sync_folder, write_json, write_tensors
+from nearfar.utils.atomic import read_tensors, sync_folder, write_json, write_tensors
 from nearfar.utils.preprocessing import Preprocessing
 
 TENSORS, STATE = "training.safetensors", "state.json"
@@ -154,8 +152,8 @@ def _load(folder: Path) -> Checkpoint:
 
 def _tensors(file: Path) -> dict[str, Tensor]:
     try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
+        return read_tensors(file)[0]
+    except (OSError, ValueError) as error:
         raise NoCheckpoint(f"{file} is damaged: {error}") from error
 
 
