@@ -2,11 +2,14 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+MINUTES ?= 60
+INPUTS ?= 10000
+SEED ?= 1
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench browser audit
+.PHONY: demo test lint bench browser audit soak
 
 demo: $(READY)
 	@$(BIN)/nearfar demo
@@ -34,6 +37,12 @@ lint: $(READY)
 audit:
 	@test -x build/audit/bin/pip-audit || ($(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
 	build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+
+# Faults for as long as wanted: damaged input for every parser, kills, full and torn disks, then load on a server.
+soak: $(READY)
+	NEARFAR_FUZZ=$(INPUTS) NEARFAR_ROUNDS=50 NEARFAR_KILLS=50 NEARFAR_SEED=$(SEED) $(BIN)/pytest -q -n $(JOBS) --durations 0 \
+		tests/faults tests/search/test_search_kill.py tests/serve/test_serve_process.py tests/training/loop/test_resume.py
+	$(BIN)/python tests/faults/soak.py --minutes $(MINUTES) --seed $(SEED)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/losses.py

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 EXTENSIONS = (".csv", ".jsonl")
 
@@ -48,9 +49,13 @@ def read(file: Path) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(file, encoding="utf-8-sig", newline="") as lines:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8: {error}") from error
+    with io.StringIO(text, newline="") as lines:
         if file.suffix.lower() == ".csv":
-            for number, row in enumerate(csv.DictReader(lines), start=2):
+            for number, row in enumerate(_csv(file, lines), start=2):
                 if None in row:
                     raise ValueError(f"{file} has more columns in line {number} than in its header")
                 words = {"name", "label"}
@@ -66,12 +71,19 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(lines, start=1):
             try:
                 value = json.loads(line) if line.strip() else None
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{file} has invalid JSON in line {number}: {error}") from error
             if value is not None:
                 if not isinstance(value, dict):
                     raise ValueError(f"{file} has no JSON object in line {number}")
                 yield number, value
+
+
+def _csv(file: Path, lines: TextIO) -> Iterator[dict[Any, Any]]:
+    try:
+        yield from csv.DictReader(lines)
+    except csv.Error as error:
+        raise ValueError(f"{file} is not valid CSV: {error}") from error
 
 
 def _value(text: str) -> str | int | float:

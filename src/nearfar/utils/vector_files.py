@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -56,16 +55,18 @@ def marks_none(file: Path) -> bool:
 
 
 @contextmanager
-def _reading(file: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turn errors of a library into one that names the file."""
+def _reading(file: Path) -> Iterator[None]:
+    """Turn errors of a library, which are of many kinds for damaged files, into one line that names the file."""
     try:
         yield
-    except errors as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    except Exception as error:
+        if str(file) in str(error):
+            raise
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _load(file: Path, mmap_mode: Literal["r"] | None = None) -> Any:
-    with _reading(file, ValueError, EOFError, BadZipFile):
+    with _reading(file):
         return np.load(file, mmap_mode=mmap_mode, allow_pickle=False)
 
 
@@ -74,25 +75,25 @@ def _read_npz(file: Path, what: str, key: str | None, shared: bool) -> Array:
         if not hasattr(arrays, "files"):
             raise ValueError(f"{file} cannot be read: it is not an archive of arrays")
         name = _choose(file, what, key, shared, arrays.files)
-        with _reading(file, ValueError, OSError, BadZipFile):
+        with _reading(file):
             array: Array = arrays[name]
     return array
 
 
 def _read_safetensors(file: Path, what: str, key: str | None, shared: bool) -> Array:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    with _reading(file, SafetensorError), safe_open(file, framework="pt") as tensors:
+    with _reading(file), safe_open(file, framework="pt") as tensors:
         array: Array = tensors.get_tensor(_choose(file, what, key, shared, list(tensors.keys())))
     return array
 
 
 def _read_parquet(file: Path, what: str, key: str | None, shared: bool) -> Array:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
-    with _reading(file, ArrowInvalid), parquet.ParquetFile(file) as table:
+    with _reading(file), parquet.ParquetFile(file) as table:
         name = _choose(file, what, key, shared, table.schema_arrow.names)
         column = table.read(columns=[name]).column(name)
     if column.null_count:

@@ -1,0 +1,207 @@
+"""Indexes under faults of disk, clock and backend, compared with a reference after each."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adding_worker import vector_of
+from fake_milvus import install
+from search_cases import vectors
+
+from nearfar.search import Index
+from nearfar.search.storage import storage
+
+ROUNDS = int(os.environ.get("NEARFAR_ROUNDS", "3"))
+SEED = int(os.environ.get("NEARFAR_SEED", "0"))
+POINTS = vectors(20)
+
+
+class Reference:
+    """What an index must hold: vectors by id."""
+
+    def __init__(self) -> None:
+        self.vectors = dict(enumerate(POINTS))
+
+    def check(self, index: Index) -> None:
+        assert [item.id for item in index.items] == sorted(self.vectors)
+        expected = np.stack([self.vectors[id] for id in sorted(self.vectors)])
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(index.vectors(), expected, atol=1e-6)
+        for hits, id in zip(index.search_vectors(expected, 1), sorted(self.vectors), strict=True):
+            assert hits[0].id == id
+
+    def change(self, index: Index, rng: random.Random) -> None:
+        """One random change, in the index and here."""
+        kind = rng.randrange(4)
+        if kind == 0 and len(self.vectors) > 10:
+            gone = rng.choice(sorted(self.vectors))
+            index.remove([gone])
+            del self.vectors[gone]
+        elif kind == 1:
+            index.compact()
+        else:
+            vector = vector_of(rng.randrange(1 << 30))
+            self.vectors[index.add_vectors(vector)[0]] = vector[0]
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run in a forked process; its exit code."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+    return child.exitcode or 0
+
+
+@pytest.mark.parametrize("size", [60_000, 200_000])
+def test_a_full_disk_loses_nothing_acknowledged(tmp_path: Path, size: int) -> None:
+    """Files that cannot grow beyond a limit, as on a full disk."""
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    told = tmp_path / "told"
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        index = Index.open(tmp_path / "i", device="cpu")
+        handle = os.open(told, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        for number in range(20, 2000):
+            try:
+                assert index.add_vectors(vector_of(number), names=["x" * 500]) == [number]
+            except OSError:
+                break
+            os.write(handle, b".")
+        else:
+            os._exit(3)  # the limit was never reached
+        # what is there can still be searched
+        assert index.search_vectors(vector_of(20), 1)[0][0].id == 20
+        os._exit(0)
+
+    assert in_child(work) == 0
+    acknowledged = told.stat().st_size
+    with Index.open(tmp_path / "i") as index:
+        assert [item.id for item in index.items] == list(range(20 + acknowledged))
+        index.add_vectors(vector_of(1))
+        index.compact()
+        assert len(index) == 21 + acknowledged
+
+
+def left_behind(tmp_path: Path) -> Path:
+    """An index whose process was killed after 30 changes, of which all are in the write-ahead log."""
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+
+    def work() -> None:
+        index = Index.open(tmp_path / "i", device="cpu")
+        for number in range(20, 50):
+            index.add_vectors(vector_of(number))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(work) == -signal.SIGKILL
+    return tmp_path / "i"
+
+
+def test_a_torn_log_leaves_the_changes_before_the_tear(tmp_path: Path) -> None:
+    place, rng = left_behind(tmp_path), random.Random(SEED)
+    size = (place / "index.sqlite-wal").stat().st_size
+    for number in range(ROUNDS):
+        torn = shutil.copytree(place, tmp_path / str(number))
+        with open(torn / "index.sqlite-wal", "rb+") as file:
+            file.truncate(rng.randrange(32, size))
+        with Index.open(torn, read_only=True) as index:
+            ids = [item.id for item in index.items]
+            assert ids == list(range(len(ids)))
+            assert 20 <= len(ids) < 50
+            for id in ids[20:]:
+                assert index.search_vectors(vector_of(id), 1)[0][0].id == id
+
+
+@pytest.mark.parametrize("how", ["whole", "removed", "emptied"])
+def test_a_lost_log_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    log = left_behind(tmp_path) / "index.sqlite-wal"
+    if how == "removed":
+        log.unlink()
+    elif how == "emptied":
+        log.write_bytes(b"")
+    with caplog.at_level(logging.WARNING), Index.open(tmp_path / "i") as index:
+        assert len(index) == (50 if how == "whole" else 20)
+    assert ("its write-ahead log is missing or empty" in caplog.text) == (how != "whole")
+    caplog.clear()
+    with Index.open(tmp_path / "i") as index:
+        index.add_vectors(POINTS[:1])
+    Index.open(tmp_path / "i").close()
+    assert not caplog.text, "once is enough, and a closed index has no log"
+
+
+def test_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    names = (".index.json.4711-0123abcd", ".map-pca.npz.1-ffffffff", "model/.model.safetensors.7-00000000")
+    for name in (*names, ".data-000009.12/vectors.npy"):
+        (tmp_path / "i" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "i" / name).touch()
+    (tmp_path / "i" / ".keep").touch()
+    Index.open(tmp_path / "i", read_only=True).close()
+    assert (tmp_path / "i" / names[0]).exists(), "whoever only reads removes nothing"
+    Index.open(tmp_path / "i").close()
+    left = {file.name for file in (tmp_path / "i").rglob(".*")}
+    assert left == {".lock", ".keep"}
+
+
+@pytest.mark.parametrize("name", ["faiss.index", "faiss-ids.npy"])
+def test_damaged_files_of_faiss_are_built_again(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:hnsw").close()
+    (file,) = (tmp_path / "i").rglob(name)
+    file.write_bytes(file.read_bytes()[:-20])
+    with Index.open(tmp_path / "i") as index:
+        assert "faiss:hnsw is built again, because its files are damaged" in caplog.text
+        Reference().check(index)
+        index.add_vectors(vector_of(1))
+        index.compact()
+    caplog.clear()
+    Index.open(tmp_path / "i").close()
+    assert not caplog.text
+
+
+def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, reference = random.Random(SEED), Reference()
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def jump() -> str:
+        return (start + timedelta(days=rng.uniform(-9000, 9000))).isoformat(timespec="seconds")
+
+    monkeypatch.setattr(storage, "_now", jump)
+    monkeypatch.setattr("time.time", lambda: start.timestamp() + rng.uniform(-1e9, 1e9))
+    Index.from_vectors(POINTS, out=tmp_path / "i").close()
+    for _ in range(ROUNDS):
+        with Index.open(tmp_path / "i") as index, Index.open(tmp_path / "i", read_only=True) as reader:
+            for _ in range(10):
+                reference.change(index, rng)
+            reference.check(index)
+            reference.check(reader)
+
+
+def test_a_server_of_milvus_that_comes_and_goes_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr("nearfar.search.backends.milvus.REST", 0.0)
+    servers, rng, reference = install(monkeypatch), random.Random(SEED), Reference()
+    with Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus:http://far:19530") as index:
+        for _ in range(10 * ROUNDS):
+            servers.dead = rng.random() < 0.4
+            try:
+                reference.change(index, rng)
+            except (RuntimeError, TimeoutError):  # a compaction; it changes nothing
+                assert servers.dead
+            reference.check(index)
+        servers.dead = False
+    with Index.open(tmp_path / "i") as index:
+        reference.check(index)
+        (held,) = servers.collections["http://far:19530"].values()
+        assert held.keys() == reference.vectors.keys()
