@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-DIGEST = "sha256"  # key in the metadata of a safetensors file
+ABOUT, DIGEST = "nearfar", "sha256"  # key in the metadata of a safetensors file, and in the JSON object there
 DRAFT = re.compile(r"\..+\.\d+-[0-9a-f]{8}")  # names of files that are being written
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # full, or broken
 
@@ -96,20 +96,22 @@ def write_text(file: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors as a safetensors file, with their SHA-256 in its metadata."""
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None) -> None:
+    """Write tensors as a safetensors file, with a JSON object about them and their SHA-256 in its metadata."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    # One key: safetensors writes several in random order, and the same tensors should give the same bytes.
+    metadata = {ABOUT: json.dumps({**(about or {}), DIGEST: _digest(tensors)}, sort_keys=True)}
     with whole_file(file) as draft:
         try:
-            save_file(dict(tensors), draft, metadata={**(metadata or {}), DIGEST: _digest(tensors)})
+            save_file(dict(tensors), draft, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{file} cannot be written: {error}") from error
 
 
-def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file and its metadata; the tensors must have the SHA-256 that is stored with them, if any.
+def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``write_tensors`` wrote; the tensors must have the SHA-256 that is stored with them, if any.
 
     Raises:
         ValueError: The file is damaged.
@@ -119,13 +121,13 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     try:
         with safe_open(file, framework="pt") as content:
-            metadata = content.metadata() or {}
+            about = json.loads((content.metadata() or {}).get(ABOUT, "{}"))
         tensors = load_file(file)
-    except (SafetensorError, UnicodeError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    if DIGEST in metadata and metadata[DIGEST] != _digest(tensors):
+    if not isinstance(about, dict) or about.pop(DIGEST, None) not in (None, _digest(tensors)):
         raise ValueError(f"{file} is damaged: its tensors do not have the SHA-256 that was stored with them")
-    return tensors, metadata
+    return tensors, about
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

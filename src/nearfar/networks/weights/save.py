@@ -63,7 +63,7 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     header = card(model, preprocessing)
     state = {key: tensor.detach().contiguous().cpu() for key, tensor in model.state_dict().items()}
     # The weights file contains the description too, so that mixed-up files are detected.
-    write_tensors(file, state, {"nearfar": json.dumps(header, sort_keys=True)})
+    write_tensors(file, state, header)
     write_json(file.with_suffix(".json"), header)
     return file
 
@@ -78,12 +78,8 @@ def load(where: str | Path, *, download: bool = False) -> Model:
     """
     file, header = read_card(where)
     model = _build(header["model"], file.with_suffix(".json"), download)
-    state, metadata = read_tensors(file)
-    try:
-        inside = json.loads(metadata["nearfar"])["model"] if "nearfar" in metadata else header["model"]
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{file} is damaged: its description cannot be read ({error})") from error
-    if inside != header["model"]:
+    state, about = read_tensors(file)
+    if about.get("model", header["model"]) != header["model"]:
         raise ValueError(
             f"{file} and {file.with_suffix('.json').name} do not belong together: they describe different networks"
         )
