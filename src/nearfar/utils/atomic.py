@@ -117,12 +117,11 @@ def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ValueError: The file is damaged.
     """
     from safetensors import SafetensorError, safe_open
-    from safetensors.torch import load_file
 
     try:
         with safe_open(file, framework="pt") as content:
             about = json.loads((content.metadata() or {}).get(ABOUT, "{}"))
-        tensors = load_file(file)
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(about, dict) or about.pop(DIGEST, None) not in (None, _digest(tensors)):
