@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nearfar.data import Dataset, from_arrays
+from nearfar.data import Dataset, from_arrays, splits
 from nearfar.data.splits import Split, fixed_validation, halves, k_fold, query_gallery, standard, with_gallery
 
 NOBODY = np.zeros(0, dtype=np.int64)
@@ -204,3 +205,30 @@ def test_the_test_rows_of_a_split_become_queries_and_gallery() -> None:
     assert sorted([*asked.test["query"], *asked.test["gallery"]]) == split.test["test"].tolist()
     with pytest.raises(ValueError, match="already"):
         with_gallery(asked)
+
+
+# --- closed sets -------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_set_has_other_images_of_the_same_classes() -> None:
+    labels = np.repeat(np.arange(4), 6)
+    dataset = from_arrays(np.eye(24, dtype=np.float32), labels)
+    split = splits.closed_set(dataset, share=1 / 3, seed=1)
+    test = split.test["test"]
+    assert np.bincount(labels[test]).tolist() == [2] * 4
+    assert sorted([*split.train, *test]) == list(range(24))
+    assert not np.array_equal(test, splits.closed_set(dataset, share=1 / 3, seed=2).test["test"])
+
+
+def test_a_closed_set_follows_the_published_split() -> None:
+    official = np.array(["train", "test", "train", "test"])
+    dataset = replace(from_arrays(np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1])), columns={"official": official})
+    split = splits.closed_set(dataset)
+    assert (split.train.tolist(), split.test["test"].tolist()) == ([0, 2], [1, 3])
+    assert pickle.loads(pickle.dumps(split)).closed
+
+
+def test_parts_of_a_closed_set_share_no_row() -> None:
+    rows = np.arange(2)
+    with pytest.raises(ValueError, match="train and test share 2 rows"):
+        splits.Split(np.zeros(4, dtype=np.int64), rows, rows[:0], {"test": rows}, closed=True)

@@ -13,6 +13,7 @@ from nearfar.cli import (  # noqa: F401
     export,
     index,
     losses,
+    papers,
     recipe,
     report,
     search,

@@ -1,4 +1,4 @@
-"""Splits into training, validation and test classes, which never overlap.
+"""Splits into training, validation and test classes, which do not overlap unless a closed set is asked for.
 
 Example:
     >>> import numpy as np
@@ -26,13 +26,14 @@ MIN_CLASSES = 2  # for validation; a class alone is always retrieved correctly
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows for training, validation and testing; no class is in two of them.
+    """Rows for training, validation and testing; no class is in two of them, and in a closed set no row.
 
     Args:
         labels: Labels of the whole dataset, [n].
         train: Training rows, increasing.
         validation: Validation rows, increasing; may be empty.
         test: {"test": rows}, or {"query": rows, "gallery": rows} if queries search a separate gallery.
+        closed: Whether training and test share their classes, with different rows.
 
     Example:
         >>> Split(np.array([0, 1]), np.array([0]), np.array([], dtype=np.int64), {"test": np.array([1])})
@@ -43,6 +44,7 @@ class Split:
     train: Ints
     validation: Ints
     test: Mapping[str, Ints]
+    closed: bool = False
 
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)
@@ -60,13 +62,16 @@ class Split:
                 raise ValueError(f"{name} must be increasing numbers from 0 to {len(labels) - 1}")
         if "query" in test and len(np.intersect1d(test["query"], test["gallery"])):
             raise ValueError(f"query and gallery share row {np.intersect1d(test['query'], test['gallery'])[0]}")
-        _check_disjoint(labels, {"train": train, "validation": validation, "test": np.concatenate([*test.values()])})
+        rows, what = (np.arange(len(labels)), "row") if self.closed else (labels, "class")
+        _check_disjoint(
+            rows, {"train": train, "validation": validation, "test": np.concatenate([*test.values()])}, what
+        )
         for field, value in (("labels", labels), ("train", train), ("validation", validation)):
             object.__setattr__(self, field, value)
         object.__setattr__(self, "test", MappingProxyType(test))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Split, (self.labels, self.train, self.validation, dict(self.test))
+        return Split, (self.labels, self.train, self.validation, dict(self.test), self.closed)
 
     def __repr__(self) -> str:
         rows = {"train": self.train, "validation": self.validation, **self.test}
@@ -155,6 +160,31 @@ def k_fold(dataset: Dataset, folds: int = 10, *, seed: int = 0) -> list[Split]:
     return [_with_validation(split, fold) for fold in np.array_split(classes, folds)]
 
 
+def closed_set(dataset: Dataset, *, share: float = 0.5, seed: int = 0) -> Split:
+    """Train and test on the same classes, with different images of them.
+
+    Uses the split that the dataset was published with, its column "official"; without one, a random share of the images
+    of each class is for testing.
+
+    Args:
+        dataset: The dataset.
+        share: Share of the images of each class that are for testing, without a published split.
+        seed: Seed of the random choice.
+
+    Example:
+        >>> from nearfar.data import from_arrays
+        >>> data = from_arrays(np.eye(8, dtype=np.float32), np.arange(8) // 4)
+        >>> closed_set(data)
+        Split(train 4 of 2 classes, validation 0 of 0 classes, test 4 of 2 classes)
+    """
+    official = dataset.columns.get("official")
+    if official is not None and {"train", "test"} <= set(official.tolist()):
+        train, test = (np.flatnonzero(official == part) for part in ("train", "test"))
+    else:
+        test, train = query_gallery(dataset.labels, share=share, seed=seed)
+    return Split(dataset.labels, train, _NO_ROWS, {"test": test}, closed=True)
+
+
 def query_gallery(labels: Ints, *, share: float = 0.5, seed: int = 0) -> tuple[Ints, Ints]:
     """Divide the rows of each class at random into queries and gallery.
 
@@ -220,7 +250,7 @@ def _with_validation(split: Split, classes: Ints) -> Split:
     return Split(split.labels, split.train[~chosen], split.train[chosen], split.test)
 
 
-def _check_disjoint(labels: Ints, parts: Mapping[str, Ints]) -> None:
+def _check_disjoint(labels: Ints, parts: Mapping[str, Ints], what: str) -> None:
     seen: dict[str, Ints] = {}
     for name, rows in parts.items():
         classes = np.unique(labels[rows])
@@ -228,7 +258,7 @@ def _check_disjoint(labels: Ints, parts: Mapping[str, Ints]) -> None:
             shared = np.intersect1d(classes, others)
             if len(shared):
                 raise ValueError(
-                    f"{other} and {name} share {len(shared)} classes ({few(shared, 5)}); parts of a split must have no "
-                    "class in common"
+                    f"{other} and {name} share {len(shared)} {'rows' if what == 'row' else 'classes'} "
+                    f"({few(shared, 5)}); parts of a split must have no {what} in common"
                 )
         seen[name] = classes

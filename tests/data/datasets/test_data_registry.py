@@ -35,7 +35,7 @@ def test_every_data_set_says_what_it_is(name: str) -> None:
         ({"name": "cub"}, TypeError, "cub needs root"),
         ({"name": "digits", "root": "/somewhere"}, TypeError, "root is '/somewhere'; digits takes none"),
         ({"name": "glyphs", "clases": 3}, TypeError, r"glyphs has no setting 'clases' \(did you mean 'classes'\?\)"),
-        ({"name": "cub", "root": "x", "side": 3}, TypeError, "cub has no setting 'side'; it has none"),
+        ({"name": "cub", "root": "x", "side": 3}, TypeError, "cub has no setting 'side'; it has boxes"),
     ],
 )
 def test_wrong_calls_are_refused(call: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nearfar import metrics, networks
+from nearfar.data import Store, View
 from nearfar.data.loader import Loader
 from nearfar.training.evaluation.embeddings import EmbeddingSet, class_means, embed, measure_embeddings
 
@@ -101,3 +102,20 @@ def test_the_mean_of_each_class_is_in_the_order_of_its_label() -> None:
     points = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
     found = class_means(EmbeddingSet(points, torch.tensor([9, 9, 2])), np.array([2, 9]))
     assert found.tolist() == [[0.0, 5.0], [2.0, 0.0]]
+
+
+def test_several_crops_are_averaged() -> None:
+    images = np.random.default_rng(0).integers(256, size=(5, 12, 12)).astype(np.uint8)
+    view = View(size=8, crop="random", resize=12, flip=True)
+    model, rows = networks.create("small_cnn", dim=3, normalize=False, size=8), np.arange(5)
+    store = Store.of_arrays(images)
+    loader = Loader(store, rows, view=view, normalization=model.normalization, workers=0)
+    draws = []
+    for draw in range(4):
+        (batch,) = loader.all(rows, draw=draw)
+        with torch.no_grad():
+            draws.append(model.eval()(batch.images))
+    assert not torch.equal(draws[0], draws[1])
+    found = embed(model, loader, rows, crops=4)
+    torch.testing.assert_close(found.embeddings, torch.stack(draws).mean(dim=0))
+    assert found.labels.tolist() == [0, 1, 2, 3, 4]

@@ -138,6 +138,6 @@ def _concatenates(facts: Facts) -> bool:
 
 
 def selects_epoch(manifest: Mapping[str, Any]) -> bool:
-    """Whether validation classes select the epoch, as in every split but the standard one."""
+    """Whether validation classes select the epoch, as in every split that has some."""
     name = manifest.get("recipe", {}).get("split", {}).get("name", "standard")
-    return bool(name != "standard")
+    return name not in ("standard", "closed_set")

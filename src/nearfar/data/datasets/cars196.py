@@ -12,6 +12,7 @@ import numpy as np
 
 from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset, register
+from nearfar.data.datasets.frames import box_columns, cut_to_boxes
 from nearfar.data.datasets.layouts import ClassFolders, Published, Roots, class_folders, from_folders, from_list, refuse
 
 TRAINED = 98  # classes 1 to 98 are training classes
@@ -25,7 +26,7 @@ LOOKED_FOR = (
 
 
 @register
-def cars196(root: Roots) -> Dataset:
+def cars196(root: Roots, *, boxes: bool = False) -> Dataset:
     """Cars-196: 16,185 photographs of 196 car models.
 
     Classes 1 to 98 are the training classes (8,054 images), classes 99 to 196 the test classes (8,131 images). Project
@@ -40,8 +41,13 @@ def cars196(root: Roots) -> Dataset:
 
     Args:
         root: Path of the folder or archive, or a list of archives.
+        boxes: Whether to cut images to their bounding boxes, which the .mat files contain.
     """
-    tree = open_tree(root)
+    found = _open(open_tree(root))
+    return cut_to_boxes(found) if boxes else found
+
+
+def _open(tree: Tree) -> Dataset:
     one = tree.find("cars_annos.mat")
     if one is not None:
         return _annotated(tree, {one: ""})
@@ -60,8 +66,10 @@ def _annotated(tree: Tree, files: dict[int, str]) -> Dataset:
     labels: list[int] = []
     official: list[str] = []
     names: list[str] = []
+    corners: list[list[float]] = []
     for index, folder in files.items():
         content = _load(tree, index)
+        corners += _corners(content)
         names = names or _class_names(content)
         for path, label, tested in _annotations(tree, index, content):
             paths.append(path if "/" in path else folder + path)
@@ -78,7 +86,7 @@ def _annotated(tree: Tree, files: dict[int, str]) -> Dataset:
         labels,
         [_part(label) for label in labels],
         classes={label: names[label - 1] if label <= len(names) else str(label) for label in labels},
-        columns={"official": official},
+        columns={"official": official, **(box_columns(np.array(corners)) if len(corners) == len(paths) else {})},
         published=PUBLISHED,
     )
 
@@ -110,6 +118,15 @@ def _annotations(tree: Tree, index: int, content: dict[str, Any]) -> Iterator[tu
     tested = table["test"] if "test" in fields else np.zeros(len(table))
     for where, label, test in zip(table[path], table["class"], tested, strict=True):
         yield str(where), int(label), bool(test)
+
+
+def _corners(content: dict[str, Any]) -> list[list[float]]:
+    """Left, top, right and bottom of each box; empty if there are none."""
+    table = np.atleast_1d(content.get("annotations", np.zeros(0)))
+    fields = [f"bbox_{edge}" for edge in ("x1", "y1", "x2", "y2")]
+    if not set(fields) <= set(table.dtype.names or ()):
+        return []
+    return np.stack([table[field].astype(float) for field in fields], axis=1).tolist()  # type: ignore[no-any-return]
 
 
 def _folders(tree: Tree) -> Dataset:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+import numpy as np
 
 from nearfar.data.datasets.archives import Tree, open_tree
 from nearfar.data.datasets.base import Dataset, register
+from nearfar.data.datasets.frames import box_columns, cut_to_boxes
 from nearfar.data.datasets.layouts import (
     Published,
     Roots,
@@ -36,7 +40,7 @@ PUBLISHED = Published(
 
 
 @register
-def cub(root: Roots) -> Dataset:
+def cub(root: Roots, *, boxes: bool = False) -> Dataset:
     """CUB-200-2011: 11,788 photographs of 200 bird species.
 
     Classes 1 to 100 are the training classes (5,864 images), classes 101 to 200 the test classes (5,924 images). The
@@ -50,10 +54,12 @@ def cub(root: Roots) -> Dataset:
 
     Args:
         root: Path of the folder or archive, or a list of archives.
+        boxes: Whether to cut images to their bounding boxes, which the official archive contains.
     """
     tree = open_tree(root)
     images, labels = tree.find("images.txt"), tree.find("image_class_labels.txt")
-    return _folders(tree) if images is None or labels is None else _official(tree, images, labels)
+    found = _folders(tree) if images is None or labels is None else _official(tree, images, labels)
+    return cut_to_boxes(found) if boxes else found
 
 
 def _part(label: int) -> str:
@@ -71,7 +77,14 @@ def _official(tree: Tree, images: int, labels: int) -> Dataset:
         )
     split = tree.find("train_test_split.txt")
     official = {} if split is None else dict(lines(tree, split, 2))
-    columns = {"official": ["train" if official.get(key) == "1" else "test" for key in paths]} if official else {}
+    columns: dict[str, Sequence[object]] = {}
+    if official:
+        columns["official"] = ["train" if official.get(key) == "1" else "test" for key in paths]
+    listed = tree.find("bounding_boxes.txt")
+    boxes = {} if listed is None else {key: [float(word) for word in words] for key, *words in lines(tree, listed, 5)}
+    if boxes and all(key in boxes for key in paths):
+        left, top, width, height = np.array([boxes[key] for key in paths]).T
+        columns |= box_columns(np.stack([left, top, left + width, top + height], axis=1))
     classes = {groups[key]: path.split("/")[0] for key, path in paths.items()}
     numbers = [groups[key] for key in paths]
     return from_list(

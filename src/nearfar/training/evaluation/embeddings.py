@@ -196,6 +196,7 @@ def embed(
     batch_size: int = 256,
     precision: str = "float32",
     channels_last: bool = True,
+    crops: int = 1,
     progress: Progress | None = None,
 ) -> EmbeddingSet:
     """Compute the embeddings of rows of a store, in their order, in evaluation mode.
@@ -207,6 +208,7 @@ def embed(
         batch_size: Images that are embedded at once.
         precision: "float32" or "bfloat16".
         channels_last: Whether images use the channels-last memory format.
+        crops: Random crops of each image whose embeddings are averaged; above 1, the loader must draw them.
         progress: Called with the number of embeddings done and in total.
 
     Example:
@@ -220,19 +222,25 @@ def embed(
     was = model.training
     model.eval()
     try:
-        points, labels, done = [], [], 0
+        total, labels, done = None, [], 0
         with no_cudnn_autotune():
-            for batch in loader.all(rows, batch_size=batch_size):
-                images = _padded(batch.images, batch_size if done else len(batch))
-                if channels_last and images.ndim == 4:
-                    images = images.contiguous(memory_format=torch.channels_last)
-                with autocast(images.device, precision):
-                    points.append(model(images)[: len(batch)].float())
-                labels.append(batch.labels)
-                done += len(batch)
-                if progress is not None:
-                    progress(done, len(rows))
-        return EmbeddingSet(torch.cat(points), torch.cat(labels), torch.from_numpy(np.array(rows)))
+            for draw in range(crops):
+                points = []
+                for batch in loader.all(rows, batch_size=batch_size, draw=draw):
+                    images = _padded(batch.images, batch_size if done else len(batch))
+                    if channels_last and images.ndim == 4:
+                        images = images.contiguous(memory_format=torch.channels_last)
+                    with autocast(images.device, precision):
+                        points.append(model(images)[: len(batch)].float())
+                    if draw == 0:
+                        labels.append(batch.labels)
+                    done += len(batch)
+                    if progress is not None:
+                        progress(done, crops * len(rows))
+                found = torch.cat(points)
+                total = found if total is None else total + found
+        assert total is not None
+        return EmbeddingSet(total / crops, torch.cat(labels), torch.from_numpy(np.array(rows)))
     finally:
         model.train(was)
 
@@ -318,6 +326,7 @@ class Evaluator:
             batch_size=self.recipe.evaluation.batch_size,
             precision=training.precision,
             channels_last=training.channels_last,
+            crops=self.recipe.evaluation.crops,
         )
         return replace(found, rows=torch.from_numpy(np.array(self.parts.dataset_rows(rows))))
 

@@ -352,15 +352,15 @@ def model_embeddings(
     if (preprocessing is None) != dataset.is_vectors:
         reads, holds = ("vectors", "images") if preprocessing is None else ("images", "vectors")
         raise ValueError(f"the network in {where} reads {reads}; {dataset.name} holds {holds}")
-    view, normalization = None, None
+    view, normalization, crops = None, None, 1 if recipe is None else recipe.evaluation.crops
     if preprocessing is not None:
         normalization = preprocessing.normalization
         view = View(
             size=preprocessing.size,
-            crop=preprocessing.crop,
+            crop="random" if crops > 1 else preprocessing.crop,
             resize=preprocessing.resize,
             aspect=preprocessing.aspect,
-            flip=False,
+            flip=crops > 1,
         )
     stored = store.rows if isinstance(store, Store) else np.arange(len(store))
     loader = Loader(store, dataset.labels[stored], view=view, normalization=normalization, device=device)
@@ -368,7 +368,7 @@ def model_embeddings(
     for part, part_rows in rows.items():
         if not len(part_rows):
             raise ValueError(f"the part {part} of {dataset.name} has no images")
-        one = embed(model, loader, part_rows, progress=watch("embedding"))
+        one = embed(model, loader, part_rows, crops=crops, progress=watch("embedding"))
         labels = torch.as_tensor(one.labels).cpu()
         found[part] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
     return replace(found["query"], gallery=found["gallery"]) if "query" in found else found["test"]

@@ -18,6 +18,7 @@ from torch import nn
 from nearfar import data, networks
 from nearfar.data import Dataset, Loader, Split, Store, View, sampling, splits
 from nearfar.data.datasets.base import takes_root
+from nearfar.data.datasets.frames import pad_to_squares
 from nearfar.data.sampling.base import Sampler
 from nearfar.data.sampling.independent import Independent
 from nearfar.losses import ProxyLoss
@@ -194,7 +195,8 @@ def open_dataset(recipe: Recipe) -> Dataset:
     places = [section.root] if isinstance(section.root, str) else section.root
     roots = [str(expanded(place)) for place in places or ()]
     root = roots[0] if len(roots) == 1 else roots or None
-    return data.open(section.name, root, **section.settings)
+    found = data.open(section.name, root, **section.settings)
+    return pad_to_squares(found) if section.pad else found
 
 
 def create_split(recipe: Recipe, dataset: Dataset) -> Split:
@@ -202,6 +204,8 @@ def create_split(recipe: Recipe, dataset: Dataset) -> Split:
     rule = recipe.split
     if rule.name == "standard":
         return splits.standard(dataset)
+    if rule.name == "closed_set":
+        return splits.closed_set(dataset)
     if rule.name == "fixed_validation":
         return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
@@ -311,7 +315,9 @@ def _create_loaders(
     training = View(size=size, resize=_resize(section.resize, size), **view)
     size = evaluation.size or size
     resize = _resize(evaluation.resize, size)
-    evaluated = View(size=size, crop=evaluation.crop, resize=resize, aspect=section.aspect, flip=False)
+    several = evaluation.crops > 1
+    crop = "random" if several else evaluation.crop
+    evaluated = View(size=size, crop=crop, resize=resize, aspect=section.aspect, flip=several)
     loader = Loader(store, labels, view=training, normalization=model.normalization, **settings)
     return loader, loader.viewed(evaluated)
 

@@ -125,6 +125,8 @@ class DataSection(Section):
     """"skip" leaves out images that cannot be read, and lists them."""
     mode: Literal["auto", "resident", "streaming"] = "auto"
     """Keep all images in device memory, or load batches."""
+    pad: bool = False
+    """Pad images to squares with black, so that resizing the shorter side resizes the longer one."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the dataset; ``nearfar data info NAME`` lists them."""
 
@@ -133,9 +135,15 @@ class SplitSection(Section):
     """Which training classes are used for validation."""
 
     section = "split"
-    keys = {"standard": (), "fixed_validation": ("share", "seed"), "k_fold": ("folds", "fold", "seed")}
-    name: Literal["standard", "fixed_validation", "k_fold"] = "standard"
-    """"standard": none; "fixed_validation": a share of the training classes; "k_fold": one fold of them."""
+    keys = {
+        "standard": (),
+        "fixed_validation": ("share", "seed"),
+        "k_fold": ("folds", "fold", "seed"),
+        "closed_set": (),
+    }
+    name: Literal["standard", "fixed_validation", "k_fold", "closed_set"] = "standard"
+    """"standard": none; "fixed_validation": a share of the training classes; "k_fold": one fold of them; "closed_set":
+    none, and other images of the training classes are tested."""
     share: Fraction = 0.1
     """Share of the training classes used for validation, at least two classes."""
     folds: Annotated[int, Field(ge=2)] = 10
@@ -470,6 +478,8 @@ class EvaluationSection(Section):
     """Shorter side before cropping."""
     crop: Literal["center", "none"] = "center"
     """How the crop is chosen."""
+    crops: Count = 1
+    """Above 1, the embedding is the mean over as many random crops, mirrored at random, instead of ``crop``."""
 
     def conflicts(self) -> Iterator[str]:
         if self.crop == "center":

@@ -1,0 +1,109 @@
+"""Images cut to their bounding boxes, or padded to squares, before they are stored."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import replace
+
+import numpy as np
+
+from nearfar.data.datasets.base import Column, Dataset
+from nearfar.data.store.sources import Arrays, Ints, Source
+
+BOX = ("box_top", "box_left", "box_height", "box_width")  # columns of a dataset with bounding boxes, in pixels
+
+
+class Framed(Source):
+    """Images of another source, cut to boxes and padded.
+
+    Args:
+        source: The other source.
+        boxes: Top, left, height and width of the part of each image, [n, 4]; None: the whole image.
+        pad: Whether to pad images to squares with black, so that resizing their shorter side resizes the longer one.
+    """
+
+    def __init__(self, source: Source, boxes: Ints | None = None, *, pad: bool = False) -> None:
+        self.source, self.boxes, self.pad = source, boxes, pad
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def read(self, index: int) -> bytes:
+        from PIL import Image, ImageOps
+
+        data = self.source.read(index)
+        try:
+            with Image.open(io.BytesIO(data)) as file:
+                image = ImageOps.exif_transpose(file).convert("RGB")
+        except Exception:  # whoever decodes it says what is wrong with it
+            return data
+        if self.boxes is not None:
+            top, left, height, width = self.boxes[index].tolist()
+            right, bottom = min(left + width, image.width), min(top + height, image.height)
+            left, top = min(max(left, 0), right - 1), min(max(top, 0), bottom - 1)
+            image = image.crop((left, top, right, bottom))
+        if self.pad:
+            side = max(image.size)
+            square = Image.new("RGB", (side, side))
+            square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+            image = square
+        framed = io.BytesIO()
+        image.save(framed, "BMP")
+        return framed.getvalue()
+
+    def fingerprint(self) -> str:
+        return self._with_frame(self.source.fingerprint())
+
+    def stamp(self) -> str:
+        return self._with_frame(self.source.stamp())
+
+    def _with_frame(self, text: str) -> str:
+        digest = hashlib.sha256(f"{text} pad={self.pad} ".encode())
+        if self.boxes is not None:
+            digest.update(self.boxes.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def cut_to_boxes(dataset: Dataset) -> Dataset:
+    """Return the dataset with images cut to the boxes in its columns.
+
+    Args:
+        dataset: A dataset with the columns of ``BOX``.
+
+    Raises:
+        ValueError: If it has no boxes.
+    """
+    missing = [name for name in BOX if name not in dataset.columns]
+    if missing:
+        raise ValueError(f"boxes is true; {dataset.name} has no bounding boxes in this layout")
+    boxes = np.stack([dataset.columns[name] for name in BOX], axis=1).astype(np.int64)
+    return replace(dataset, source=Framed(dataset.source, boxes))
+
+
+def pad_to_squares(dataset: Dataset) -> Dataset:
+    """Return the dataset with images padded to squares with black.
+
+    Args:
+        dataset: A dataset of image files.
+    """
+    if isinstance(dataset.source, Arrays):
+        raise ValueError(f"data.pad is true; {dataset.name} holds arrays, and only image files can be padded")
+    if isinstance(dataset.source, Framed):
+        return replace(dataset, source=Framed(dataset.source.source, dataset.source.boxes, pad=True))
+    return replace(dataset, source=Framed(dataset.source, pad=True))
+
+
+def box_columns(corners: Column) -> dict[str, list[int]]:
+    """Return the columns of ``BOX`` for left, top, right and bottom of each box, [n, 4].
+
+    Args:
+        corners: Coordinates in pixels; fractions are rounded outward.
+    """
+    left, top = np.floor(corners[:, 0]), np.floor(corners[:, 1])
+    height, width = np.ceil(corners[:, 3]) - top, np.ceil(corners[:, 2]) - left
+    values = (top, left, np.maximum(height, 1), np.maximum(width, 1))
+    return {name: value.astype(np.int64).tolist() for name, value in zip(BOX, values, strict=True)}
