@@ -11,8 +11,8 @@ an image and remove it again. The memory of the server is read once a second. Th
 add images; then the index is opened and must contain every add that was acknowledged.
 
 With --bombs, images that are slow to decode are uploaded meanwhile: progressive JPEGs with too many scans or as many as
-are allowed, and large PNGs. With --slow, as many connections are held open with half a header; each is opened again as
-soon as the server closes it. Memory is that of the server with its worker processes.
+are allowed, and large PNGs. With --slow, as many connections are held open with half a header; each is opened again a
+second after the server has closed it. Memory is that of the server with its worker processes.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ async def attack(port: int, thrown: list[bytes], slow: int, seconds: float) -> t
                 await asyncio.wait_for(reader.read(), end - time.perf_counter())
                 writer.close()
             except (OSError, TimeoutError):
-                await asyncio.sleep(0.1)
+                pass
+            await asyncio.sleep(1)
 
     await asyncio.gather(*(throw(*each) for each in enumerate(thrown)), *(dawdle(number) for number in range(slow)))
     return statuses, opened
