@@ -19,6 +19,7 @@ from nearfar.utils.progress import bars
 if TYPE_CHECKING:
     from nearfar.data.datasets.base import Dataset
     from nearfar.data.store.store import BadFile, Store
+    from nearfar.utils.progress import Progress
 
 data = group("data", "List, check, prepare and preview datasets.", example="verify cub CUB_200_2011/")
 
@@ -86,29 +87,63 @@ def verify(
     name: Name,
     roots: Roots = None,
     settings: Settings = None,
-    pictures: Annotated[bool, Option("--pictures", help="Also decode every image, without storing it.")] = False,
+    pictures: Annotated[
+        bool, Option("--pictures/--no-pictures", help="Decode every image: finds bad files and duplicates.")
+    ] = True,
     workers: Workers = None,
     everything: Everything = False,
 ) -> None:
     """Compare a dataset with its published lists and numbers. The exit code is 1 if anything differs.
 
+    Also names test images that are in a training class as well, with the same pixels or nearly the same.
+
     Example: nearfar data verify cub CUB_200_2011/
     """
     from nearfar import data as datasets
-    from nearfar.data.store.prepare import find_bad_files
 
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
     problems = datasets.problems(dataset)
     bad: Sequence[BadFile] = ()
+    shared: Sequence[str] = ()
     if pictures:
         with bars() as watch:
-            bad = find_bad_files(dataset, workers=workers, progress=watch("decoding"))
+            bad, shared = _check_pictures(dataset, workers, watch("decoding"))
     print_list("differences", problems, everything)
     _print_bad(bad, len(dataset), everything)
+    print_list("test items are in a training class as well", shared, everything)
     if problems or bad:
         raise typer.Exit(1)
     say(f"{dataset.name}: complete, no differences" + (", all images can be decoded." if pictures else "."))
+
+
+def _check_pictures(
+    dataset: Dataset, workers: int | None, progress: Progress | None
+) -> tuple[Sequence[BadFile], list[str]]:
+    """Decode all images; return files that fail, and a line for each test item that is in a training class as well."""
+    import numpy as np
+
+    from nearfar.data import splits
+    from nearfar.data.store import duplicates
+    from nearfar.data.store.prepare import find_bad_files, prepare
+
+    if dataset.is_encoded:
+        every = np.zeros(len(dataset), dtype=duplicates.KIND)
+        every["pixels"] = -1 - np.arange(len(dataset), dtype=np.int64)  # files that fail are no duplicates
+
+        def use(index: int, pixels: Any) -> None:
+            every[index] = duplicates.signature(pixels)
+
+        bad = find_bad_files(dataset, workers=workers, progress=progress, use=use)
+    else:
+        store = dataset.source.array if dataset.is_vectors else prepare(dataset)  # type: ignore[attr-defined]
+        bad, every = [], duplicates.signatures(store, progress=progress)
+    try:
+        split = splits.standard(dataset)
+    except ValueError:  # a single class is neither for training nor for the test
+        return bad, []
+    found = duplicates.between(every, split.train, np.concatenate([*split.test.values()]))
+    return bad, duplicates.told(found, [dataset.source.name(row) for row in range(len(dataset))])
 
 
 @data.command(name="prepare", short_help="Decode a dataset into the cache.")

@@ -439,6 +439,6 @@ def test_the_record_says_what_was_prepared(birds: Dataset, cache: Path) -> None:
     store = prepare(birds, cache=cache, side=7, on_error="skip")
     assert store.folder is not None
     about = json.loads((store.folder / "store.json").read_text())
-    assert about["source"] == birds.source.stamp()
+    assert about["source"] == birds.source.fingerprint()
     assert (about["dataset"], about["side"], about["aspect"], about["channels"]) == ("birds", 7, "keep", 3)
     assert Store.open(store.folder).about == about

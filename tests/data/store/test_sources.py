@@ -14,7 +14,7 @@ import pytest
 from trees_on_disk import add, write, write_tar, write_zip
 
 from nearfar.data.datasets.archives import open_tree
-from nearfar.data.store import sources
+from nearfar.data.store import fingerprint, sources
 from nearfar.data.store.sources import Arrays, Files, Source, Vectors
 
 NAMES = [f"{bird}/{at}.jpg" for bird in ("jay", "wren") for at in range(10)]
@@ -81,15 +81,6 @@ def test_the_fingerprint_is_that_of_the_pictures_not_of_the_place(kind: str, tmp
     assert first.fingerprint() != first.take([1, 0]).fingerprint()  # type: ignore[attr-defined]
 
 
-def test_the_stamp_of_files_changes_when_one_is_written_again_or_goes(tmp_path: Path) -> None:
-    source = Files(write(tmp_path, NAMES), NAMES)
-    before = source.stamp()
-    os.utime(tmp_path / NAMES[3], (1, 1))
-    touched = source.stamp()
-    (tmp_path / NAMES[3]).unlink()
-    assert len({before, touched, source.stamp()}) == 3
-
-
 def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path: Path) -> None:
     source = Files(write(tmp_path, NAMES), NAMES)
     before, file = source.fingerprint(), tmp_path / NAMES[3]
@@ -101,12 +92,21 @@ def test_the_fingerprint_of_files_is_that_of_their_content(tmp_path: Path) -> No
     assert source.fingerprint() != before
 
 
-def test_files_are_read_only_once_for_their_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_are_read_only_once_for_their_fingerprint(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
-    source = Files(write(tmp_path / "birds", NAMES), NAMES)
+    monkeypatch.setattr(fingerprint, "SETTLED", 0)
+    source = make(kind, tmp_path / "birds")
     known = source.fingerprint()
-    monkeypatch.setattr("hashlib.file_digest", None)
+    monkeypatch.setattr(type(source), "read", None)
     assert source.fingerprint() == known
+
+
+def test_a_folder_and_its_archives_have_one_fingerprint(tmp_path: Path) -> None:
+    found = {make(kind, tmp_path / kind).fingerprint() for kind in KINDS}
+    assert len(found) == 1
 
 
 def test_a_missing_file_is_an_os_error_of_read(tmp_path: Path) -> None:

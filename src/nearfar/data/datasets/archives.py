@@ -231,15 +231,15 @@ def _scan_zips(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
 
 def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) -> Tree:
     members = _Members()
-    rows: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for number, (archive, prefix) in enumerate(zip(archives, prefixes, strict=True)):
-        seen: dict[str, tuple[int, int, int, int]] = {}
+        seen: dict[str, tuple[int, int, int]] = {}
         try:
             with open_tar_stream(archive) as stream:
                 for member in tar_members(stream):
                     if member.kind == "folder":
                         continue
-                    row, kind = (number, member.offset, member.size, member.time), member.kind
+                    row, kind = (number, member.offset, member.size), member.kind
                     if kind == "hard link" and member.link in seen:
                         row, kind = seen[member.link], "file"  # a second name for a member of this archive
                     elif kind == "file":
@@ -249,7 +249,7 @@ def _scan_tars(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
                         rows.append(row)
         except (OSError, EOFError, zlib.error, lzma.LZMAError, DamagedTar) as error:
             raise ValueError(f"{archive} cannot be read as a zip or tar file: {error}") from error
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)[members.kept]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)[members.kept]
     source = Tars(archives, list(members.places), *(np.ascontiguousarray(column) for column in table.T))
     return _sorted(root, source, members.remarks)
 

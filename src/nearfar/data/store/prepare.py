@@ -68,7 +68,7 @@ def store_folder(
         aspect: "keep" or "squash".
         channels: 1 or 3; None for 3.
     """
-    settings = {"source": dataset.source.stamp(), **_settings(side, aspect, channels)}
+    settings = {"source": dataset.source.fingerprint(), **_settings(side, aspect, channels)}
     return _folder(dataset.name, cache, settings)
 
 
@@ -79,7 +79,7 @@ def stores_of(dataset: Dataset, cache: str | Path | None = None) -> list[Store]:
         dataset: The dataset.
         cache: Folder of stores; None for the default.
     """
-    folder, stamp = Path(cache or cache_folder()), dataset.source.stamp()
+    folder, present = Path(cache or cache_folder()), dataset.source.fingerprint()
     stores = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if entry.name.startswith("."):  # drafts and locks
@@ -88,18 +88,25 @@ def stores_of(dataset: Dataset, cache: str | Path | None = None) -> list[Store]:
             store = Store.open(entry)
         except ValueError:
             continue
-        if store.about.get("source") == stamp:
+        if store.about.get("source") == present:
             stores.append(store)
     return stores
 
 
-def find_bad_files(dataset: Dataset, *, workers: int | None = None, progress: Progress | None = None) -> list[BadFile]:
+def find_bad_files(
+    dataset: Dataset,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    use: Callable[[int, Pixels], None] = lambda index, pixels: None,
+) -> list[BadFile]:
     """Decode all files of a dataset, without storing them, and return those that fail.
 
     Args:
         dataset: The dataset.
         workers: Files to read and decode at once; None for the number of processors, which is also the most.
         progress: Called with the number of files done and the number of all files.
+        use: Called with the position and the pixels of each image that can be decoded.
     """
     if not dataset.is_encoded:
         return []
@@ -109,6 +116,8 @@ def find_bad_files(dataset: Dataset, *, workers: int | None = None, progress: Pr
         for done, result in enumerate(results, start=1):
             if isinstance(result, BadFile):
                 found.append(result)
+            else:
+                use(done - 1, result)
             if progress is not None:
                 progress(done, len(dataset))
     return found
@@ -165,7 +174,7 @@ def prepare(
         raise UnreadableError(dataset.name, dataset.unreadable, '; on_error="skip" continues without them')
     if isinstance(dataset.source, Arrays):
         return _of_array(dataset.source.array, side, aspect, channels)
-    about = {"source": dataset.source.stamp(), **settings}
+    about = {"source": dataset.source.fingerprint(), **settings}
     folder = _folder(dataset.name, cache, about)
     store = _finished_store(folder, dataset.source)
     if store is None:

@@ -15,17 +15,14 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 import numpy as np
 
-from nearfar.utils.atomic import write_text
-from nearfar.utils.paths import cache_folder
+from nearfar.data.store.fingerprint import fingerprint
 
 MAX_BYTES = 1 << 28  # of one encoded image; the header of an archive can claim any size
-_NO_CACHE = (OSError, RuntimeError)  # the cache cannot be read or written, or there is no home folder
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -56,10 +53,7 @@ class Source(Protocol):
         """
 
     def fingerprint(self) -> str:
-        """Return a hash of the contents; copies have the same."""
-
-    def stamp(self) -> str:
-        """Return a hash like ``fingerprint``, but from sizes and modification times, not from the contents."""
+        """Return a hash of the names and contents of all images; copies have the same."""
 
 
 class Files(Source):
@@ -102,36 +96,7 @@ class Files(Source):
         return Files(self.root, [self.paths[index] for index in indices])
 
     def fingerprint(self) -> str:
-        # All files are read once; later the hash is looked up by the stamp.
-        stamp = self.stamp()
-        with suppress(*_NO_CACHE):
-            return (cache_folder() / ".fingerprints" / stamp).read_text(encoding="utf-8")
-        digest, whole = hashlib.sha256(b"contents"), True
-        for path in self.paths:
-            digest.update(f"{path}\0".encode(errors="surrogateescape"))
-            try:
-                with open(self.root / path, "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-            except OSError:
-                whole = False
-                digest.update(b"missing")
-        if whole:
-            with suppress(*_NO_CACHE):  # without a cache it only takes longer
-                folder = cache_folder() / ".fingerprints"
-                folder.mkdir(parents=True, exist_ok=True)
-                write_text(folder / stamp, digest.hexdigest())
-        return digest.hexdigest()
-
-    def stamp(self) -> str:
-        digest = hashlib.sha256(b"files")
-        root = os.fspath(self.root)
-        for path in self.paths:
-            try:
-                stat = os.stat(f"{root}/{path}")
-                digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
-            except OSError:
-                digest.update(f"{path}\0missing\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return fingerprint(self.paths, [(f"{self.root}/{path}", 0) for path in self.paths], self.read)
 
 
 class _Archives(Source):
@@ -153,8 +118,19 @@ class _Archives(Source):
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def stamp(self) -> str:
-        return self.fingerprint()
+    def fingerprint(self) -> str:
+        archives = [str(archive) for archive in self.archives]
+        locations = zip(self.where.tolist(), self._starts(), strict=True)
+        found = [(archives[archive], start) for archive, start in locations]
+        return fingerprint(self.names, found, self.read, threads=self._threads())
+
+    def _threads(self) -> int | None:
+        """Return the number of threads that can read at a time; None for any number."""
+        return None
+
+    def _starts(self) -> list[int]:
+        """Return where each image begins in its archive."""
+        raise NotImplementedError
 
     def _handle(self, archive: int) -> Any:
         # A forked process opens its own handles, as it shares the file positions of its parent's.
@@ -220,11 +196,8 @@ class Zips(_Archives):
         names, members = [self.names[index] for index in picks], [self.members[index] for index in picks]
         return type(self)(self.archives, names, self.where[picks], members)
 
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(b"zips")
-        for name, member in zip(self.names, self.members, strict=True):
-            digest.update(f"{name}\0{member.file_size}\0{member.CRC}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+    def _starts(self) -> list[int]:
+        return [member.header_offset for member in self.members]
 
 
 class Tars(_Archives):
@@ -239,14 +212,11 @@ class Tars(_Archives):
         where: Which archive each is in, [n].
         offsets: Start of each in the uncompressed archive, [n].
         sizes: Bytes of each, [n].
-        times: Modification time of each, [n].
     """
 
-    def __init__(
-        self, archives: Sequence[Path], names: Sequence[str], where: Ints, offsets: Ints, sizes: Ints, times: Ints
-    ) -> None:
+    def __init__(self, archives: Sequence[Path], names: Sequence[str], where: Ints, offsets: Ints, sizes: Ints) -> None:
         super().__init__(archives, names, where)
-        self.offsets, self.sizes, self.times = offsets, sizes, times
+        self.offsets, self.sizes = offsets, sizes
 
     def _open(self, archive: Path) -> IO[bytes]:
         return open_tar_stream(archive)
@@ -275,14 +245,15 @@ class Tars(_Archives):
             indices: Numbers of the images, in the new order.
         """
         picks = np.asarray(indices, dtype=np.int64)
-        columns = (column[picks] for column in (self.where, self.offsets, self.sizes, self.times))
+        columns = (column[picks] for column in (self.where, self.offsets, self.sizes))
         return type(self)(self.archives, [self.names[index] for index in picks], *columns)
 
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(b"tars")
-        for row in zip(self.names, self.sizes.tolist(), self.offsets.tolist(), self.times.tolist(), strict=True):
-            digest.update("\0".join(map(str, row)).encode(errors="surrogateescape") + b"\n")
-        return digest.hexdigest()
+    def _starts(self) -> list[int]:
+        return [int(offset) for offset in self.offsets]
+
+    def _threads(self) -> int | None:
+        # A step back in a compressed archive decompresses it from its beginning.
+        return None if all(_is_plain(self._handle(archive)) for archive in set(self.where.tolist())) else 1
 
 
 class Arrays(Source):
@@ -330,9 +301,6 @@ class Arrays(Source):
         for start in range(0, len(self.array), rows):
             digest.update(np.ascontiguousarray(self.array[start : start + rows]).data)
         return digest.hexdigest()
-
-    def stamp(self) -> str:
-        return self.fingerprint()
 
 
 class Vectors(Arrays):

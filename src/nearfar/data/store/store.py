@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearfar.utils.atomic import write_json
 
-FORMAT = 1  # of the folder; a store of another format is prepared again
+FORMAT = 2  # of the folder; a store of another format is prepared again. 1: named by times, not by contents
 PIXELS, INDEX, ABOUT = "pixels.bin", "index.npy", "store.json"
 
 Pixels = NDArray[np.uint8]

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from nearfar.data.loader import Batch
+from nearfar.data.store.fingerprint import KIND
 from nearfar.losses import Memory
 from nearfar.networks.embedder import Embedder
-from nearfar.training.loop.builder import LossStage, Parts, data_fingerprint, members_of, output_dims
+from nearfar.training.loop.builder import LossStage, Parts, members_of, output_dims
 from nearfar.training.loop.distributed import World
 from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
 from nearfar.training.loop.step import Learner, StepResult, TrainStep, check_chunks, combine_seeds
@@ -181,12 +182,14 @@ class Session:
         Returns:
             The size of the log when the checkpoint was written; 0 without a checkpoint.
         """
-        self._check_data(run, run.fingerprint())
+        began = run.fingerprints()
+        if began is not None:
+            self._check_data(run, *began)
         if not checkpoints.exists(run.last):
             return 0
         found = checkpoints.load(run.last)
         values = found.values
-        self._check_data(run, values["fingerprint"])
+        self._check_data(run, values["fingerprint"], *(began or ("", ""))[1:])
         self.parts.model.load_state_dict(found.model)
         self.parts.losses.load_state_dict(found.part("losses"))
         checkpoints.set_optimizer_state(self.optimizer, found.part("optimizer"), values["optimizer"])
@@ -205,13 +208,14 @@ class Session:
         self.parts.model.load_state_dict(found.model)
         return int(found.values["epoch"])
 
-    def _check_data(self, run: RunFolder, known: str | None) -> None:
-        """Raise an error if the data is not the data that the run began with."""
-        parts = self.parts
-        if known in (None, parts.fingerprint):
-            return
-        # Earlier versions identified files by their modification times.
-        if known != data_fingerprint(parts.dataset.source.stamp(), parts.rows, parts.labels):
+    def _check_data(self, run: RunFolder, known: str, source: str) -> None:
+        """Raise an error if the data is not the data that the run began with.
+
+        The fingerprints of earlier versions cannot be compared with those of this one.
+        """
+        own = self.parts.dataset.source.fingerprint()
+        comparable = source.startswith(KIND) or not own.startswith(KIND)
+        if known != self.parts.fingerprint and comparable:
             raise ValueError(
                 f"the data is not what the run in {run.folder} began with: images, labels or split have changed"
             )
