@@ -126,7 +126,7 @@ def test_cells_of_a_grid_train_a_loss_of_ones_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     manifests = [json.loads(file.read_text()) for file in tmp_path.glob("out/own/cells/*/manifest.json")]
     assert sorted(each["recipe"]["loss"]["name"] for each in manifests) == ["contrastive", "two_hinges"]
-    assert [list(each["code"]) for each in manifests] == [["mine.py"]] * 2
+    assert [list(each["code"]["used"]) for each in manifests] == [["mine.py", "beside.py"]] * 2
     compared = nearfar(tmp_path, "bench", "compare", "out/own")
     assert compared.returncode == 0, compared.stderr
 

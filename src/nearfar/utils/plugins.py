@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from nearfar.utils.paths import expanded
 
-_FILES: dict[Path, str] = {}  # files in the order of their use, and a digest of each
+SOURCES: dict[Path, str] = {}  # digests of the files that were used, and of the local modules that they import
+_FILES: dict[Path, str] = {}  # files in the order of their use, and a digest of each with its modules
 _MODULES: dict[str, Path] = {}
 
 
@@ -40,7 +45,12 @@ def use(*files: str | Path) -> None:
             content = file.read_bytes()
         except OSError as error:
             raise ValueError(f"{name} cannot be used: {error.strerror or error}") from None
-        digest = hashlib.sha256(content).hexdigest()[:16]
+        sources = {file: _digest(content)}
+        try:
+            sources |= {local: _digest(local.read_bytes()) for local in _local_modules(file)}
+        except (SyntaxError, ValueError, OSError) as error:
+            raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
+        digest = _digest(content) if len(sources) == 1 else _digest("".join(sources.values()).encode())
         module = f"{file.stem}_{digest}"
         spec = importlib.util.spec_from_file_location(module, file)
         if spec is None or spec.loader is None:
@@ -55,6 +65,7 @@ def use(*files: str | Path) -> None:
             del sys.modules[module]
             raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
         _FILES[file], _MODULES[module] = digest, file
+        SOURCES.update(sources)
 
 
 def used() -> dict[Path, str]:
@@ -63,12 +74,47 @@ def used() -> dict[Path, str]:
 
 
 def digest(thing: object) -> str | None:
-    """Return the digest of the plugin file that a class or function was defined in; None for any other file."""
+    """Return the digest of the plugin file, with its modules, that defines a class or function; None for others."""
     file = _MODULES.get(str(getattr(thing, "__module__", "")))
     return None if file is None else _FILES[file]
 
 
 def forget() -> None:
     """Forget which files were run; what they registered stays registered."""
+    SOURCES.clear()
     _FILES.clear()
     _MODULES.clear()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _local_modules(file: Path) -> Iterator[Path]:
+    """Yield the Python files that a file imports, and those that they import, unless they are installed."""
+    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    own = str(Path(__file__).parents[1])
+    seen, waiting = {file}, [file]
+    while waiting:
+        here = waiting.pop()
+        for name in _imported(here):
+            spec = PathFinder.find_spec(name, [str(here.parent), str(file.parent), *sys.path])
+            if spec is None or spec.origin is None or spec.origin.startswith((*installed, own)):
+                continue
+            origin = Path(spec.origin).resolve()
+            found = sorted(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
+            for one in found:
+                if one.suffix == ".py" and one not in seen:
+                    seen.add(one)
+                    waiting.append(one)
+                    yield one
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Yield the first words of the modules that a file imports."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            yield from (name.partition(".")[0] for name in names)

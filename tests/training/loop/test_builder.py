@@ -16,7 +16,7 @@ from nearfar.training import load_recipe
 from nearfar.training.loop.builder import Parts, build, output_dims
 from nearfar.training.loop.distributed import World
 from nearfar.training.loop.state import Session
-from nearfar.training.run import manifest
+from nearfar.training.run import provenance
 
 VECTORS = {"name": "digits", "settings": {"vectors": True}}
 FEW = {"classes": 2, "per_class": 4}
@@ -155,7 +155,7 @@ def test_effects_are_for_training_pictures() -> None:
     assert parts.eval_loader.view is not None
     assert {key: getattr(parts.loader.view, key) for key in effects} == effects
     assert {getattr(parts.eval_loader.view, key) for key in effects} == {None}
-    assert manifest.of(parts)["recipe"]["augmentation"].items() >= effects.items()
+    assert provenance.of(parts)["recipe"]["augmentation"].items() >= effects.items()
 
 
 def test_vectors_have_no_effects() -> None:

@@ -18,7 +18,7 @@ from training_runs import recipe, train, vectors
 from nearfar.networks.weights import save
 from nearfar.training.api import free_folder, model_folder, open_model, start
 from nearfar.training.recipe.files import load, to_toml
-from nearfar.training.run import checkpoints, manifest
+from nearfar.training.run import checkpoints, provenance
 from nearfar.training.run import folder as run_module
 from nearfar.training.run.checkpoints import NoCheckpoint
 from nearfar.training.run.folder import Log, RunError, RunFolder, contradictions, finite, read_log
@@ -215,7 +215,7 @@ def test_a_network_is_read_again_where_another_took_its_place(tmp_path: Path, mo
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    return train(recipe(vectors(folder), training__epochs=2), folder / "run").folder
+    return train(recipe(vectors(folder), training__epochs=2, evaluation__test_every=1), folder / "run").folder
 
 
 def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
@@ -228,6 +228,8 @@ def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
         "metrics.json",
         "embeddings.safetensors",
         "queries.safetensors",
+        "test_looks.jsonl",
+        "digests.json",
     }
     assert found == files | {f"checkpoint/last/{name}" for name in checkpoint}
 
@@ -278,7 +280,7 @@ def test_weights_from_a_file_are_named_by_what_is_in_it(tmp_path: Path) -> None:
     import hashlib
 
     (tmp_path / "weights.bin").write_bytes(b"numbers")
-    found = manifest._weights(str(tmp_path / "weights.bin"), "mlp")
+    found = provenance._weights(str(tmp_path / "weights.bin"), "mlp")
     assert found == {"file": "weights.bin", "sha256": hashlib.sha256(b"numbers").hexdigest()}
 
 

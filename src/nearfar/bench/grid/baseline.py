@@ -13,7 +13,7 @@ from nearfar.training.loop.step import kernels
 from nearfar.training.loop.trainer import peak_memory, reset_peak_memory
 from nearfar.training.recipe.files import to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run import manifest
+from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.utils.atomic import write_json, write_text
 
@@ -63,11 +63,13 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         start = time.monotonic()
         parts = build(frozen(recipe), cache=cache)
         reset_peak_memory(parts.device)
-        about = {**manifest.of(parts), "recipe": to_dict(recipe), "selection": "no training", "baseline": FROZEN}
+        about = {**provenance.of(parts), "recipe": to_dict(recipe), "selection": "no training", "baseline": FROZEN}
         write_json(run.manifest, finite(about))
         write_text(run.recipe, to_toml(recipe))
         evaluator = Evaluator(parts)
         found = evaluator.embed()
+        if "test" in found:
+            provenance.record_look(run, "baseline")
         measured, per_query = evaluator.measure(found)
         evaluator.write(run, found, per_query)
         metrics = {
@@ -79,5 +81,5 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
             "skipped": 0,
             **measured,
         }
-        write_json(run.metrics, metrics)
+        provenance.finish(run, metrics)
     return metrics

@@ -282,10 +282,24 @@ class Evaluator:
     def __init__(self, parts: Parts) -> None:
         self.parts, self.recipe = parts, parts.recipe
 
-    @property
-    def parts_in_training(self) -> list[str]:
-        """The parts that are measured during training: the test only if there are no validation classes."""
-        return [*(["validation"] if len(self.parts.rows["validation"]) else self._test), *self._train]
+    def due(self, epoch: int, *, last: bool) -> list[str]:
+        """The parts that are measured after an epoch.
+
+        The test classes are measured after the last epoch if no validation classes select another one, and during
+        training only where the recipe asks for it (``evaluation.test_every``).
+
+        Args:
+            epoch: Number of epochs done.
+            last: Whether it is the last one.
+        """
+        section, validates = self.recipe.evaluation, bool(len(self.parts.rows["validation"]))
+        regular = last or (section.every > 0 and epoch % section.every == 0)
+        look = (last and not validates) or (section.test_every > 0 and epoch % section.test_every == 0)
+        return [
+            *(["validation"] if regular and validates else ()),
+            *(self._test if look else ()),
+            *(self._train if regular else ()),
+        ]
 
     @property
     def parts_at_end(self) -> list[str]:

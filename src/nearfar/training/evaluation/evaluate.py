@@ -31,6 +31,7 @@ from nearfar.training.loop.builder import (
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder
+from nearfar.training.run.provenance import record_look
 from nearfar.training.run.reader import read_json
 from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import Preprocessing
@@ -262,6 +263,7 @@ def load_run(
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
     together = model_embeddings(where, data=data, device=place, watch=watch).to(place)
+    _record_look(where, data)
     return _with_settings(where, together, together.split(dims) if levels else {})
 
 
@@ -287,7 +289,17 @@ def load_ensemble(
     if data is None:
         _check_same_data(runs)
     each = {str(run): model_embeddings(run, data=data, device=place, watch=watch).to(place) for run in runs}
+    for run in runs:
+        _record_look(run, data)
     return _with_settings(runs[0], concatenate(each), each)
+
+
+def _record_look(where: Path, data: str | None) -> None:
+    """Count an evaluation on the test classes of a run; other datasets are not counted."""
+    run = RunFolder(where)
+    name, _, root = (data or "").partition(":")
+    if run.recipe.is_file() and (data is None or _is_own(load_recipe(where), name, root)):
+        record_look(run, "evaluate")
 
 
 def concatenate(each: Mapping[str, EmbeddingSet]) -> EmbeddingSet:

@@ -26,11 +26,12 @@ from nearfar.training.loop.state import Session
 from nearfar.training.loop.step import StepLog, StepSummary, StepTimer, kernels
 from nearfar.training.recipe.files import to_dict, to_toml
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run import checkpoints, console, manifest
+from nearfar.training.run import checkpoints, console, provenance
 from nearfar.training.run import loggers as logging
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import Log, RunFolder, finite
 from nearfar.training.run.loggers import Logger, flat
+from nearfar.training.run.reader import read_json
 from nearfar.utils.atomic import write_json, write_text
 from nearfar.utils.validation import few
 
@@ -192,7 +193,12 @@ class Trainer:
         """Write the manifest, then the recipe, in this order: a folder with a recipe is a run."""
         run = self.run_folder
         if not (self.resume and run.manifest.exists()):
-            write_json(run.manifest, finite(manifest.of(self.parts, self.world)))
+            about = provenance.of(self.parts, self.world)
+            shared = about["data"]["duplicates"] = provenance.duplicates_of(self.parts, self.display.watch)
+            if shared:
+                some = few(shared, SHOWN)
+                self.display.say(f"test items that are in a training class as well: {some}; the manifest lists all")
+            write_json(run.manifest, finite(about))
         if not self.resume:
             write_text(run.recipe, to_toml(self.recipe))
 
@@ -221,6 +227,9 @@ class Trainer:
         self.world.broadcast(self.parts.model, self.parts.losses)
         if self.world.is_main:
             self.log.cut(size)
+            if self.resume:
+                about = provenance.record_resume(read_json(self.run_folder.manifest), self.recipe, position.iteration)
+                write_json(self.run_folder.manifest, about)
         self._began = time.monotonic() - position.seconds
         if position.iteration:
             self.display.say(f"resumed at step {position.iteration:,} of {self.parts.steps:,} in {folder}")
@@ -258,12 +267,12 @@ class Trainer:
         session, position = self.session, self.session.position
         self.world.broadcast(self.parts.model)  # each process has its own statistics of batch norms
         last = position.epoch + 1 >= self.parts.epochs
-        every = self.recipe.evaluation.every
+        due = self.evaluator.due(position.epoch + 1, last=last)
         metric = None
         self._embedded, self._per_query = {}, None
-        if last or (every and (position.epoch + 1) % every == 0):
+        if due:
             try:
-                metric = self._evaluate()
+                metric = self._evaluate(due)
             except BaseException:
                 if last:
                     self._checkpoint(always=True)  # a failed evaluation must not cost the last epoch
@@ -271,14 +280,15 @@ class Trainer:
         self.evaluator.update_learned()
         session.end_epoch(metric)
 
-    def _evaluate(self) -> float | None:
+    def _evaluate(self, due: Sequence[str]) -> float | None:
         """Measure the network, log the metrics, and return the validation metric that selects the epoch, if any.
 
-        If there are validation classes, the test classes are measured only once, after an epoch was selected.
+        Args:
+            due: The parts to measure.
         """
         position = self.session.position
         if self.world.is_main:
-            self._embedded = self.evaluator.embed(self.evaluator.parts_in_training)
+            self._embedded = self._embed(due)
             self._check_embeddings()
             position.metrics, self._per_query = self.evaluator.measure(self._embedded)
         position.metrics = self.world.share(position.metrics)
@@ -291,6 +301,14 @@ class Trainer:
                 self.session.save_best(self.run_folder)
             position.best = {"epoch": position.epoch, "value": value}
         return None if value is None else float(value)
+
+    def _embed(self, names: Sequence[str]) -> dict[str, EmbeddingSet]:
+        """Compute embeddings, and count the looks at the test classes."""
+        found = self.evaluator.embed(names)
+        if "test" in found:
+            position = self.session.position
+            provenance.record_look(self.run_folder, "train", step=position.iteration, epoch=position.epoch)
+        return found
 
     def _check_embeddings(self) -> None:
         position = self.session.position
@@ -386,7 +404,7 @@ class Trainer:
             rule = f"best validation {self.recipe.selection.metric}"
             if position.best["epoch"] != epoch:
                 epoch, self._embedded = self.session.load_best(self.run_folder), {}
-        self._embedded |= evaluator.embed([part for part in evaluator.parts_at_end if part not in self._embedded])
+        self._embedded |= self._embed([part for part in evaluator.parts_at_end if part not in self._embedded])
         measured = position.metrics
         if position.best is not None:
             measured, self._per_query = evaluator.measure(self._embedded)
@@ -403,7 +421,7 @@ class Trainer:
             **measured,
         }
         evaluator.write(self.run_folder, self._embedded, self._per_query)
-        write_json(self.run_folder.metrics, metrics)
+        provenance.finish(self.run_folder, metrics)
         self.display.finish(console.Conclusion(position.seconds, rule, epoch + 1, measured))
         return metrics
 

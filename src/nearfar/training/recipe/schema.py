@@ -462,6 +462,8 @@ class EvaluationSection(Section):
     """Evaluate every so many epochs, and at the end; 0: only at the end."""
     test: bool = True
     """false: never use the test classes."""
+    test_every: Index = 0
+    """Also evaluate the test classes every so many epochs; 0: only at the end. The looks are counted."""
     ks: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 2, 4, 8)
     """The k of recall@k."""
     clustering: bool = False
@@ -484,6 +486,8 @@ class EvaluationSection(Section):
     def conflicts(self) -> Iterator[str]:
         if self.crop == "center":
             yield from _check_resize(self)
+        if self.test_every and not self.test:
+            yield f"evaluation.test_every is {self.test_every}, but evaluation.test is false; one of them must change"
 
 
 class SelectionSection(Section):
@@ -492,6 +496,20 @@ class SelectionSection(Section):
     section = "selection"
     metric: str = "recall@1"
     """Metric of the validation classes; without validation classes the last epoch is selected."""
+
+
+class TuningSection(Section):
+    """How the settings of the recipe were chosen. It changes no number, but results are fair only for equal effort."""
+
+    section = "tuning"
+    trials: Index = 0
+    """Trainings that were compared on validation classes to choose the settings."""
+    space: str = ""
+    """Hash of the search space."""
+    seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Time that the trials took."""
+    chosen_by: Literal["unknown", "paper", "hand", "study", "test"] = "unknown"
+    """"paper": as published; "hand": without trials; "study": by ``nearfar tune``; "test": by test results."""
 
 
 class Recipe(BaseModel):
@@ -522,6 +540,7 @@ class Recipe(BaseModel):
     stages: tuple[StageSection, ...] = ()
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     selection: SelectionSection = Field(default_factory=SelectionSection)
+    tuning: TuningSection = Field(default_factory=TuningSection)
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:

@@ -18,7 +18,7 @@ from nearfar.training.run import checkpoints
 from nearfar.utils.atomic import naming
 
 # Keys that change no result; they may differ when a run is resumed.
-FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device")
+FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device", "evaluation.test_every")
 CHANGEABLE = (*FREE, "training.on_nonfinite")
 PATIENCE = 0.2  # seconds, in which another process that removes its lock has done so
 TRIES = 100  # attempts to lock a folder that other processes create and remove
@@ -43,6 +43,8 @@ class RunFolder:
         self.metrics = self.folder / "metrics.json"
         self.embeddings = self.folder / "embeddings.safetensors"
         self.queries = self.folder / "queries.safetensors"
+        self.looks = self.folder / "test_looks.jsonl"
+        self.seal = self.folder / "digests.json"
         self.nonfinite = self.folder / "nonfinite.json"
         self.last = self.folder / "checkpoint" / "last"
         self.best = self.folder / "checkpoint" / "best"
@@ -78,13 +80,14 @@ class RunFolder:
                     raise RunError(f"{self.folder} cannot be a run folder: a file is in its place") from None
         raise RunError(f"{self.folder} cannot be a run folder: other processes keep removing it")
 
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the data that the run began with; None if there is no manifest."""
+    def fingerprints(self) -> tuple[str, str] | None:
+        """Fingerprints of the data and of its source that the run began with; None if there is no manifest."""
         try:
-            return str(json.loads(self.manifest.read_text(encoding="utf-8"))["data"]["fingerprint"])
+            data = json.loads(self.manifest.read_text(encoding="utf-8"))["data"]
+            return str(data["fingerprint"]), str(data.get("source", ""))
         except FileNotFoundError:
             return None
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise RunError(f"{self.manifest} is damaged: the fingerprint of the data is missing") from None
 
     def begin(self, recipe: Recipe, *, resume: bool) -> None:

@@ -13,6 +13,7 @@ from nearfar.training.loop.builder import open_dataset
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder, read_log
+from nearfar.training.run.provenance import check
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,14 @@ def read_run(folder: str | Path) -> RunData:
 
     Raises:
         FileNotFoundError: If it holds no run.
+        RunError: If files of a finished run are damaged or were changed.
     """
     folder = Path(folder)
     run = RunFolder(folder)
     if not run.recipe.is_file():
         raise FileNotFoundError(f"{folder} holds no run: {run.recipe.name} is missing")
+    if run.metrics.is_file():
+        check(run, lambda file: file.read_bytes() if file.is_file() else None)
     recipe = load(run.folder)
     queries = EmbeddingSet.load(run.embeddings) if run.embeddings.is_file() else None
     dataset, missing = None, ""

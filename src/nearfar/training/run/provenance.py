@@ -1,0 +1,491 @@
+"""Provenance: what a run was made from, how often it saw the test classes, and whether its files are unchanged.
+
+- The manifest of a run holds everything that can change its results, the code included.
+- The ledger has a line for each evaluation on test classes.
+- The seal holds hashes of the files that a finished run consists of. ``check`` compares these files with it and with
+  each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import nearfar
+from nearfar import losses
+from nearfar.data.store import duplicates
+from nearfar.data.store.store import Store
+from nearfar.networks.weights import save
+from nearfar.training.loop.builder import Parts
+from nearfar.training.loop.distributed import World
+from nearfar.training.recipe.files import to_dict, upgrade
+from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run.folder import RunError, RunFolder, finite
+from nearfar.training.run.loggers import flat
+from nearfar.utils import plugins
+from nearfar.utils.atomic import write_json, write_text
+from nearfar.utils.paths import expanded
+from nearfar.utils.progress import Watch
+from nearfar.utils.validation import one_of
+
+FORMAT = 2  # of manifests. 1: without code and seal
+DIGITS = 16  # of a hash of code
+# Parts of the package that no result of a run depends on.
+NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
+GRID = "grid.toml"  # file in the folder of a grid, two above that of a run
+WAIVABLE = ("code",)
+COUNTS = ("queries", "queries_without_match", "clusters")  # metrics that are numbers of items
+PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "torchvision", "transformers")
+
+
+def of(parts: Parts, world: World | None = None) -> dict[str, Any]:
+    """The manifest of a run; call this before the first step, while the network has its first weights.
+
+    Args:
+        parts: Everything the run was built from.
+        world: The processes of a distributed training.
+    """
+    recipe, store = parts.recipe, parts.store
+    world = world or World()
+    validates = bool(len(parts.rows["validation"]))
+    return {
+        "format": FORMAT,
+        "began": now(),
+        "recipe": to_dict(recipe),
+        "data": {
+            "name": parts.dataset.name,
+            "fingerprint": parts.fingerprint,
+            "source": parts.dataset.source.fingerprint(),
+            "rows": {part: len(rows) for part, rows in parts.rows.items()},
+            "classes": {part: len(np.unique(parts.labels[rows])) for part, rows in parts.rows.items()},
+            "skipped": len(store.bad) if isinstance(store, Store) else 0,
+            "left_out": [f"{bad.name}: {bad.reason}" for bad in store.bad] if isinstance(store, Store) else [],
+            "notes": list(parts.dataset.notes),
+        },
+        "network": {
+            **save.card(parts.model, parts.preprocessing),
+            "parameters": sum(each.numel() for each in parts.model.parameters()),
+            "first_weights": _digest(parts.model),
+        },
+        "weights": _weights(recipe.network.pretrained, recipe.network.name),
+        "batch": {"pictures": parts.sampler.batch_size, "ranks": world.ranks, "sampler": parts.sampler.fingerprint()},
+        "length": {"epochs": parts.epochs, "steps": parts.steps, "steps_per_epoch": parts.steps_per_epoch},
+        "selection": f"best validation {recipe.selection.metric}" if validates else "last epoch",
+        "seed": recipe.training.seed,
+        "versions": versions(),
+        "hardware": hardware(parts.device),
+        "commit": COMMIT[0],
+        "code": code(recipe),
+    }
+
+
+def duplicates_of(parts: Parts, watch: Watch | None = None) -> list[str]:
+    """Name the test items that are in a training or validation class as well, a line for each.
+
+    Args:
+        parts: Everything the run was built from.
+        watch: Called when the images are compared for the first time; returns a progress callback.
+    """
+    every = duplicates.signatures(parts.store, progress=None if watch is None else watch("comparing"))
+    seen = np.sort(np.concatenate([parts.rows["train"], parts.rows["validation"]]))
+    unseen = [rows for part, rows in parts.rows.items() if part not in ("train", "validation")]
+    found = duplicates.between(every, seen, np.sort(np.concatenate(unseen))) if unseen else []
+    names = {
+        row: parts.dataset.source.name(int(parts.dataset_rows(np.array([row]))[0]))
+        for one in found
+        for row in (one.first, one.second)
+    }
+    return duplicates.told(found, names)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, nearfar and the libraries it computes with."""
+    found = {"python": platform.python_version(), "nearfar": nearfar.__version__}
+    if torch.version.cuda is not None:
+        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The device and the machine.
+
+    Args:
+        device: The device of the training.
+    """
+    found: dict[str, Any] = {
+        "device": str(device),
+        "machine": platform.machine(),
+        "system": sys.platform,
+        "threads": torch.get_num_threads(),
+    }
+    if device.type == "cuda":
+        found |= {
+            "gpu": torch.cuda.get_device_name(device),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        }
+    return found
+
+
+def now() -> str:
+    """The date and time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# --- code ----------------------------------------------------------------------------------------------------------
+
+
+def code(recipe: Recipe) -> dict[str, Any]:
+    """Hashes of the code that a recipe is trained with.
+
+    Args:
+        recipe: The recipe.
+
+    Returns:
+        "package": of each part of nearfar, without the files that define losses; "loss": of the files that define the
+        losses of the recipe; "diff": of the changes since the commit; "used": of the Python files of the user and of
+        the local modules they import.
+    """
+    names = [recipe.loss.name, *(stage.loss.name for stage in recipe.stages if stage.loss is not None)]
+    files = dict.fromkeys(file for name in names for file in _loss_files(losses.get(name)))
+    own = {file.name: LOSSES.get(file) or plugins.SOURCES.get(file) or _hash(file.read_bytes()) for file in files}
+    return {
+        "package": dict(PACKAGE),
+        "loss": {"files": list(own), "digest": _hash(json.dumps(own).encode())},
+        "diff": COMMIT[1],
+        "used": {file.name: found for file, found in plugins.SOURCES.items()},
+    }
+
+
+def relevant_code(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The hashes that a result depends on, apart from those of the loss; None if they were not recorded.
+
+    Args:
+        about: The entry "code" of a manifest.
+    """
+    if not about or "package" not in about:
+        return None
+    parts = {f"package.{part}": found for part, found in about["package"].items() if part not in NOT_COMPUTING}
+    used = {f"used.{name}": found for name, found in about["used"].items() if name not in about["loss"]["files"]}
+    later = [relevant_code(each["code"]) for each in about.get("resumed", ())]
+    return {**parts, **used, **({"resumed": later} if later else {})}
+
+
+def check_waivers(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Check differences that are to be waived, each with a reason.
+
+    Args:
+        given: Reasons by what is waived; only "code" can be.
+
+    Raises:
+        ValueError: If something else is to be waived, or a reason is missing.
+    """
+    for what, reason in (given or {}).items():
+        one_of("waive", what, WAIVABLE)
+        if not reason.strip():
+            raise ValueError(f"waive has {what!r} without a reason; a reason is needed, such as: only comments changed")
+    return {what: " ".join(reason.split()) for what, reason in (given or {}).items()}
+
+
+def record_resume(about: dict[str, Any], recipe: Recipe, step: int) -> dict[str, Any]:
+    """Add the present code to the manifest of a run that is resumed, if it is not the code of before.
+
+    Args:
+        about: The manifest; changed in place.
+        recipe: The recipe.
+        step: The step that the run continues from.
+
+    Returns:
+        The manifest.
+    """
+    if "code" not in about or "package" not in about["code"]:  # of an earlier version
+        about["code"] = {"package": {}, "loss": {"files": [], "digest": None}, "diff": None, "used": {}}
+    resumed = about["code"].get("resumed", [])
+    before, present = (resumed[-1]["code"] if resumed else about["code"]), code(recipe)
+    if relevant_code(present) != relevant_code({**before, "resumed": []}) or present["loss"] != before["loss"]:
+        about["code"]["resumed"] = [*resumed, {"began": now(), "step": step, "commit": COMMIT[0], "code": present}]
+    return about
+
+
+def _package() -> tuple[dict[str, str], dict[Path, str]]:
+    """Hashes of the parts of the package (folders and files at its top), and of the files that define losses."""
+    root = Path(nearfar.__file__).parent
+    defining = {file for name in losses.names() for file in _defining(losses.get(name))}
+    parts: dict[str, Any] = {}
+    own = {}
+    for file in sorted(root.rglob("*.py")):
+        content, path = file.read_bytes(), file.relative_to(root)
+        if file in defining:
+            own[file] = _hash(content)
+            continue
+        part = parts.setdefault(path.parts[0], hashlib.blake2b(digest_size=DIGITS // 2))
+        part.update(f"{path.as_posix()}\0".encode() + hashlib.blake2b(content).digest())
+    return {part: digest.hexdigest() for part, digest in parts.items()}, own
+
+
+def _defining(thing: type) -> list[Path]:
+    """The file that defines a class; none for a class of an interactive session."""
+    try:
+        return [Path(inspect.getfile(thing))]
+    except (OSError, TypeError):
+        return []
+
+
+def _loss_files(thing: type) -> Iterator[Path]:
+    """The file that defines a loss, and those of other losses that it imports."""
+    for file in _defining(thing):
+        yield file
+        text = file.read_text(encoding="utf-8")
+        for name in re.findall(r"^from nearfar\.losses\.(\w+) import", text, re.MULTILINE):
+            other = Path(losses.__file__).with_name(f"{name}.py")
+            if other in LOSSES:
+                yield other
+
+
+def _commit() -> tuple[str | None, str | None]:
+    """The git commit of this code and a hash of the changes since; None outside a repository, and without changes."""
+    where = Path(nearfar.__file__).parent
+
+    def git(*words: str) -> str:
+        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        command = ["git", "-C", str(where), *words]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=10, check=True
+        ).stdout
+
+    try:
+        # nearfar may be installed inside a repository of something else.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        head, diff = git("rev-parse", "HEAD").strip(), git("diff", "HEAD", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return head, _hash(diff.encode()) if diff else None
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=DIGITS // 2).hexdigest()
+
+
+# Of the code that this process has imported: files that change later do not matter to it.
+(PACKAGE, LOSSES), COMMIT = _package(), _commit()
+
+
+# --- the ledger of test looks --------------------------------------------------------------------------------------
+
+
+def record_look(run: RunFolder, by: str, **about: Any) -> None:
+    """Append a line to the ledger of a run, and to that of its grid.
+
+    Args:
+        run: The run folder.
+        by: What evaluated the test classes: "train", "evaluate" or "baseline".
+        about: Further entries, such as the epoch.
+    """
+    line = {"date": now(), "run": run.folder.absolute().name, "by": by, **about}
+    grid = run.folder.absolute().parent.parent
+    for ledger in (run.looks, grid / run.looks.name):
+        if ledger is run.looks or (grid / GRID).is_file():
+            with suppress(PermissionError), open(ledger, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def count_looks(ledger: bytes | None) -> int:
+    """The number of evaluations on test classes in a ledger; 0 without one."""
+    return 0 if ledger is None else ledger.count(b"\n")
+
+
+# --- the seal ------------------------------------------------------------------------------------------------------
+
+
+def finish(run: RunFolder, metrics: Mapping[str, Any]) -> None:
+    """Write the metrics of a finished run, with hashes of all its files; the run counts as finished after that.
+
+    Args:
+        run: The run folder.
+        metrics: The content of metrics.json.
+    """
+    about = json.loads(run.manifest.read_bytes())
+    ledger = run.looks.read_bytes() if run.looks.is_file() else None
+    write_json(run.manifest, {**about, "test_looks": count_looks(ledger)})
+    text = json.dumps(finite(metrics), indent=2, ensure_ascii=False) + "\n"
+    files = [file for file in (run.recipe, run.manifest, run.log, run.queries) if file.is_file()]
+    digests = {file.name: _seal(file.read_bytes()) for file in files}
+    write_json(run.seal, {**digests, run.metrics.name: _seal(text.encode())})
+    write_text(run.metrics, text)
+
+
+def is_finished(run: RunFolder) -> bool:
+    """Whether a run has metrics, and none of its files is damaged or changed.
+
+    Args:
+        run: The run folder.
+    """
+    try:
+        check(run, lambda file: file.read_bytes() if file.is_file() else None)
+    except RunError:
+        return False
+    return True
+
+
+def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any]:
+    """Check that the files of a finished run fit each other and their seal.
+
+    Args:
+        run: The run folder; it may lie in a packed grid.
+        read: Returns the content of a file; None if it does not exist.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        RunError: If a file is missing, damaged or was changed; the message names it.
+    """
+    content = read(run.metrics)
+    if content is None:
+        raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is missing")
+    metrics, about = _table(run.metrics, content), _table(run.manifest, read(run.manifest) or b"{}")
+    problems = [*_impossible(metrics)]
+    problems += _against_queries(metrics, read(run.queries)) if not problems else ()
+    problems += _against_log(metrics, read(run.log))
+    problems += _against_recipe(about, read(run.recipe))
+    seal = read(run.seal)
+    if seal is not None:
+        digests = _table(run.seal, seal)
+        files = {file.name: read(file) for file in (run.recipe, run.manifest, run.log, run.queries, run.metrics)}
+        changed = [name for name, found in digests.items() if _seal(files.get(name) or b"") != found]
+        changed += [name for name, found in files.items() if found is not None and name not in digests]
+        problems += [f"{', '.join(changed)} changed after the run had finished"] if changed else ()
+    elif about.get("format", 1) >= FORMAT:
+        problems.append(f"{run.seal.name} is missing")
+    if problems:
+        raise RunError(f"{run.folder}: {'; '.join(problems)}")
+    return metrics
+
+
+def _seal(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def _table(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise RunError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{file} holds a {type(found).__name__}; needed is a table")
+    return found
+
+
+def _parts_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((part, values) for part, values in metrics.items() if isinstance(values, Mapping))
+
+
+def _impossible(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers that no evaluation can give."""
+    for part, values in _parts_of(metrics):
+        for name, value in values.items():
+            if value is None:
+                continue
+            low, high = (0, math.inf) if name in COUNTS else (-1 if name == "ami" else 0, 1 + 1e-9)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not low <= value <= high:
+                yield f"metrics.json has {name} {value!r} of {part}, which is impossible"
+        recalls = sorted((int(name[7:]), value) for name, value in values.items() if re.fullmatch(r"recall@\d+", name))
+        for (k, value), (more, other) in pairwise(recalls):
+            if value is not None and other is not None and other < value - 1e-9:
+                yield f"metrics.json has recall@{k} {value} and recall@{more} {other} of {part}, which is impossible"
+
+
+def _against_queries(metrics: Mapping[str, Any], content: bytes | None) -> Iterator[str]:
+    """Metrics that are not the means over the stored queries."""
+    if content is None or not isinstance(metrics.get("test"), Mapping):
+        return
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        queries = load(content)
+    except SafetensorError as error:
+        yield f"queries.safetensors cannot be read: {error}"
+        return
+    for name in ("recall@1", "map@r"):
+        value = metrics["test"].get(name)
+        mean = float(queries[name].astype(np.float64).mean()) if name in queries else value
+        if value is not None and mean is not None and abs(value - mean) > 1e-5:
+            yield f"metrics.json has {name} {value} of test, and the stored queries give {mean:.6f}"
+
+
+def _against_log(metrics: Mapping[str, Any], content: bytes | None) -> Iterator[str]:
+    """Metrics that differ from the last ones of the same epoch in the log."""
+    logged: dict[str, Any] = {}
+    for line in (content or b"").splitlines():
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and found.get("epoch") == metrics.get("epoch"):
+                logged |= found.get("metrics", {})
+    if isinstance(metrics.get("test"), Mapping):
+        for name, value in logged.get("test", {}).items():
+            own = metrics["test"].get(name)
+            if isinstance(value, float) and isinstance(own, float) and abs(value - own) > 1e-3:
+                yield f"metrics.json has {name} {own} of test, and the log {value}"
+
+
+def _against_recipe(about: Mapping[str, Any], content: bytes | None) -> Iterator[str]:
+    """Keys of the recipe that differ from the manifest."""
+    if content is None or not isinstance(about.get("recipe"), dict):
+        return
+    try:
+        tables = [upgrade(tomllib.loads(content.decode())), upgrade(about["recipe"])]
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        yield f"recipe.toml cannot be read: {error}"
+        return
+    recipe, manifest = (flat(each, ".", any_value=True) for each in tables)
+    for key in recipe.keys() & manifest.keys():
+        if json.dumps(recipe[key]) != json.dumps(manifest[key]):
+            yield f"recipe.toml has {key} {recipe[key]!r}, and the manifest {manifest[key]!r}"
+
+
+# --- parts of the manifest -----------------------------------------------------------------------------------------
+
+
+def _weights(pretrained: bool | str, name: str) -> dict[str, Any] | None:
+    """The pretrained weights; None for random ones."""
+    if pretrained is False:
+        return None
+    if pretrained is True:
+        return {"name": name}
+    file = expanded(pretrained)
+    with open(file, "rb") as content:
+        return {"file": file.name, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+
+
+def _digest(model: torch.nn.Module) -> str:
+    """Digest of all parameters and buffers, whatever file or seed they came from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
