@@ -46,7 +46,13 @@ def tune_recipe(
     data: Roots = None,
     device: RecipeDevice = None,
     cache: Cache = None,
-    prune: Annotated[bool, Option(help="End trials early that are worse than the median of the others.")] = True,
+    prune: Annotated[
+        bool | None,
+        Option(
+            "--prune/--no-prune",
+            help="End trials early that are worse than the median of the others; default: unless --sampler in_turn.",
+        ),
+    ] = None,
     keep: Annotated[bool, Option("--keep", help="Keep all files of the trials, including checkpoints.")] = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -54,7 +60,8 @@ def tune_recipe(
     """Search for the best settings of a recipe on its validation classes. The test classes are never used.
 
     Writes best.toml (a complete recipe), trials.json and tuning.html to OUT. The same command resumes an interrupted
-    search, and a larger --trials extends it. Several workers can share a --storage, on one machine or on many.
+    search, and a larger --trials extends it. With split.name=k_fold, each trial is the mean of all folds. Several
+    workers can share a --storage, on one machine or on many.
 
     Example: nearfar tune recipes/digits/proxy_anchor.toml --space recipes/spaces/proxy_anchor.toml --trials 20 --set
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1

@@ -295,7 +295,9 @@ def test_another_recipe_or_space_needs_another_study(tmp_path: Path) -> None:
 def test_hopeless_trials_are_pruned_and_leave_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "STARTUP", 1)
     space = {"optimizer.lr": {"choices": [0.01, 1e-7, 2e-7]}}
-    chosen = plan(tmp_path, space, sampler="in_turn", training__epochs=3, **{"network__settings": {"hidden": [2]}})
+    chosen = plan(
+        tmp_path, space, sampler="in_turn", prune=True, training__epochs=3, **{"network__settings": {"hidden": [2]}}
+    )
     scores = iter([0.5, 0.6, 0.7, *[0.1] * 9])
     monkeypatch.setattr(
         embeddings.Evaluator, "measure", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)
@@ -310,7 +312,7 @@ def test_hopeless_trials_are_pruned_and_leave_no_folder(tmp_path: Path, monkeypa
 
 def test_a_kept_pruned_trial_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "STARTUP", 1)
-    chosen = plan(tmp_path, {"optimizer.lr": {"choices": [0.01, 1e-7]}}, sampler="in_turn", keep=True)
+    chosen = plan(tmp_path, {"optimizer.lr": {"choices": [0.01, 1e-7]}}, sampler="in_turn", prune=True, keep=True)
     scores = iter([0.5, 0.6, *[0.1] * 9])
     monkeypatch.setattr(
         embeddings.Evaluator, "measure", lambda _, found: ({part: {"recall@1": next(scores)} for part in found}, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +66,21 @@ class StudyResults:
         done = [trial for trial in self.trials if trial.state == "finished" and trial.value is not None]
         return max(done, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
 
+    def budget(self, plan: TuningPlan) -> dict[str, Any]:
+        """Return what the choice of the best settings cost, as the section [tuning] of a recipe has it.
+
+        Args:
+            plan: The plan of the study.
+        """
+        ended = [trial for trial in self.trials if trial.state in ("finished", "pruned", "failed")]
+        space = hashlib.blake2b(json.dumps(to_dict(plan.space), sort_keys=True).encode(), digest_size=8)
+        return {
+            "trials": len(ended),
+            "space": space.hexdigest(),
+            "seconds": round(sum(trial.seconds or 0.0 for trial in ended), 1),
+            "chosen_by": "study",
+        }
+
     def count(self, state: str) -> int:
         """Return the number of trials in a state."""
         return sum(trial.state == state for trial in self.trials)
@@ -87,13 +104,14 @@ def write(study: Study, plan: TuningPlan) -> StudyResults:
                 "metric": plan.metric,
                 "sampler": plan.sampler,
                 "space": to_dict(plan.space),
+                "budget": found.budget(plan),
                 "best": None if best is None else best.number,
                 "trials": [vars(trial) for trial in found.trials],
             }
         ),
     )
     if best is not None:
-        write_text(plan.out / BEST, _best(best, plan))
+        write_text(plan.out / BEST, _best(found, best, plan))
     return found
 
 
@@ -111,13 +129,14 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _best(best: Trial, plan: TuningPlan) -> str:
+def _best(found: StudyResults, best: Trial, plan: TuningPlan) -> str:
     """Return best.toml: the complete recipe, which evaluates the test classes if the tuned recipe does."""
     head = (
         f"# Tuned: trial {best.number} of the study {plan.study!r} ({plan.sampler}), validation {plan.metric} "
         f"{best.value:.4f}.\n# {settings_text(best.values)}\n\n"
     )
-    return head + to_toml(load(plan.recipe, overrides=best.values))
+    budget = {f"tuning.{key}": value for key, value in found.budget(plan).items()}
+    return head + to_toml(load(plan.recipe, overrides={**best.values, **budget}))
 
 
 def _trial(study: Study, plan: TuningPlan, one: Any) -> Trial:

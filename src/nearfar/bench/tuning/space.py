@@ -27,7 +27,7 @@ from nearfar.utils.validation import listed
 
 Number = Annotated[int | float, WithJsonSchema({"type": "number"})]  # an integer stays one
 # Keys that define how a model is evaluated. Tuning them would tune the evaluation, not the model.
-FIXED = ("data.name", "data.root", "data.settings", "evaluation", "selection", "split", "training.seed")
+FIXED = ("data.name", "data.root", "data.settings", "evaluation", "selection", "split", "training.seed", "tuning")
 DIGITS = 12  # that sums of steps are rounded to: 0.30000000000000004 is 0.3
 
 

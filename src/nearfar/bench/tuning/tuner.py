@@ -7,6 +7,7 @@ are written to best.toml, a complete recipe; training it evaluates the test clas
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import time
@@ -31,6 +32,7 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log
+from nearfar.training.run.provenance import is_finished
 from nearfar.utils.validation import one_of, whole
 
 ENUMERATING = ("grid", "in_turn")  # samplers that enumerate values; the others draw them
@@ -53,7 +55,8 @@ class TuningPlan:
         trials: Number of trials in all, including those of earlier calls; None for all of a grid.
         storage: URL of a database that workers share; by default SQLite in ``out``.
         study: Name of the study in the database.
-        prune: Whether to end trials early that are worse than the median at the same evaluation.
+        prune: Whether to end trials early that are worse than the median at the same evaluation; with k-fold, after
+            a fold.
         keep: Whether to keep checkpoints of trials; by default only their metrics are kept.
         seed: Seed of the sampler.
         cache: Folder of decoded images.
@@ -89,7 +92,7 @@ def plan(
     trials: int | None = None,
     storage: str | None = None,
     study: str | None = None,
-    prune: bool = True,
+    prune: bool | None = None,
     keep: bool = False,
     seed: int = 0,
     cache: str | Path | None = None,
@@ -105,7 +108,7 @@ def plan(
         trials: See ``TuningPlan``; by default 50, or all of a grid.
         storage: See ``TuningPlan``.
         study: See ``TuningPlan``; by default the name of ``out``.
-        prune: See ``TuningPlan``.
+        prune: See ``TuningPlan``; by default true, but false for sampler "in_turn", which compares the ends of trials.
         keep: See ``TuningPlan``.
         seed: See ``TuningPlan``.
         cache: See ``TuningPlan``.
@@ -146,7 +149,7 @@ def plan(
         trials=trials,
         storage=storage,
         study=study or folder.absolute().name,
-        prune=prune,
+        prune=sampler != "in_turn" if prune is None else prune,
         keep=keep,
         seed=seed,
         cache=None if cache is None else Path(cache),
@@ -300,7 +303,7 @@ class _Worker:
         study_lock.close()
         reporter = _Reporter(trial, self.plan, self.optuna)
         try:
-            metrics = self._train(folder, values, reporter)
+            value, seconds, epoch = self._train_all(folder, values, trial, reporter)
         except self.optuna.TrialPruned:
             self._say(trial, f"pruned at {reporter.best:.4f}, evaluation {reporter.count}", values)
             _clear(folder, keep=self.plan.keep)
@@ -316,28 +319,57 @@ class _Worker:
             self._say(trial, f"failed: {reason}", values)
             _clear(folder, keep=self.plan.keep)
             raise TrialFailed from None
-        trial.set_user_attr("seconds", metrics["seconds"])
-        trial.set_user_attr("epoch", metrics["epoch"])
-        if not self.plan.keep:
-            shutil.rmtree(folder / "checkpoint", ignore_errors=True)
-        value = float(metrics["validation"][self.plan.metric])
+        trial.set_user_attr("seconds", seconds)
+        trial.set_user_attr("epoch", epoch)
         self._say(trial, f"validation {self.plan.metric} {value:.4f}", values)
         return value
 
-    def _train(self, folder: Path, values: Mapping[str, Any], reporter: _Reporter) -> dict[str, Any]:
+    def _train_all(
+        self, folder: Path, values: Mapping[str, Any], trial: Any, reporter: _Reporter
+    ) -> tuple[float, float, int]:
+        """Train a trial, on every fold of a k-fold split, and return its metric, seconds and selected epoch.
+
+        The metric of a k-fold split is the mean over its folds, and the epoch that of the last fold.
+        """
+        split = self.plan.recipe.split
+        folds = [folder]
+        if split.name == "k_fold":
+            folds = [folder / f"fold{fold}" for fold in range(split.folds)]
+        found: list[float] = []
+        seconds, epoch = 0.0, 0
+        for fold, place in enumerate(folds):
+            metrics = self._finished(place)
+            if metrics is None:
+                own = {"split.fold": fold} if len(folds) > 1 else {}
+                metrics = self._train(place, {**values, **own}, None if own else reporter)
+            if not self.plan.keep:
+                shutil.rmtree(place / "checkpoint", ignore_errors=True)
+            found.append(float(metrics["validation"][self.plan.metric]))
+            seconds, epoch = seconds + metrics["seconds"], metrics["epoch"]
+            if len(folds) > 1:
+                reporter.report_fold(sum(found) / len(found), last=fold + 1 == len(folds))
+        return sum(found) / len(found), seconds, epoch
+
+    def _finished(self, folder: Path) -> dict[str, Any] | None:
+        """Return the metrics of a fold that was finished before an interruption; None if it was not."""
+        run = RunFolder(folder)
+        return json.loads(run.metrics.read_bytes()) if run.metrics.is_file() and is_finished(run) else None
+
+    def _train(self, folder: Path, values: Mapping[str, Any], reporter: _Reporter | None) -> dict[str, Any]:
         from nearfar.training.api import start
 
         device = {} if self.device is None else {"training.device": self.device}
-        recipe = load_recipe(self.plan.recipe, overrides={**device, **values, "evaluation.test": False})
+        unseen = {"evaluation.test": False, "evaluation.test_every": 0}
+        recipe = load_recipe(self.plan.recipe, overrides={**device, **values, **unseen})
         begun = RunFolder(folder).recipe.is_file()
-        if begun:
+        if begun and reporter is not None:
             reporter.catch_up(folder)
         result = start(
             recipe,
             out=None if begun else folder,
             resume=folder if begun else None,
             display=_WithoutMessages(self.display),
-            loggers=[reporter],
+            loggers=[] if reporter is None else [reporter],
             cache=self.plan.cache,
         )
         return result.metrics
@@ -380,6 +412,13 @@ class _Reporter:
         self._report(value)
         # The best epoch is selected in the end, so best values are compared; after the last one nothing is saved.
         if self.count != self.last and self.trial.should_prune():
+            raise self.pruned
+
+    def report_fold(self, mean: float, *, last: bool) -> None:
+        """Report the mean over the folds so far, and prune the trial unless this was the last one."""
+        self.count, self.best = self.count + 1, mean
+        self.trial.report(mean, self.count)
+        if not last and self.trial.should_prune():
             raise self.pruned
 
     def catch_up(self, folder: Path) -> None:
