@@ -62,6 +62,7 @@ def finished(
         "versions": {"torch": "2.6.0"},
         "hardware": {"device": "cuda", "gpu": "one", "threads": 8},
         "commit": "abc",
+        "code": {"package": {"engine": "e"}, "loss": {"files": [], "digest": "l"}, "diff": None, "used": {}},
         **(about or {}),
     }
     folder.mkdir(parents=True)
@@ -71,7 +72,7 @@ def finished(
         found = np.asarray(queries)
         labels = np.arange(len(found)) % classes
         tensors = {"rows": np.arange(len(found)), "labels": labels, "recall@1": found.astype(np.uint8)}
-        save_file({**tensors, "map@r": found.astype(np.float32)}, folder / "queries.safetensors")
+        save_file({**tensors, "map@r": found.astype(np.float32) / 2}, folder / "queries.safetensors")
         score = float(found.mean())
     numbers = {"selection": manifest["selection"], "seconds": 12.5, "memory": 900.0, "skipped": 0, **metrics}
     (folder / "metrics.json").write_text(json.dumps({**numbers, "test": {"recall@1": score, "map@r": score / 2}}))

@@ -10,8 +10,9 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Anyway, Cache, ChartFormat, Metric, Out, Quiet, RecipeDevice, Runs, Settings
+from nearfar.cli.options import Anyway, Cache, ChartFormat, Metric, Out, Quiet, RecipeDevice, Runs, Settings, Waive
 from nearfar.cli.output import print_table, print_text, say
+from nearfar.cli.values import waivers
 from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def run_grid(
     lean: Annotated[
         bool, Option("--lean", help="Delete weights and embeddings of a cell once its metrics are written.")
     ] = False,
+    waive: Waive = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only list the cells and their state.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -58,8 +60,8 @@ def run_grid(
 
     A cell is one run: one loss with one network, dimension, dataset, setting and seed of the grid.
 
-    Finished cells are skipped, and a cell that fails does not stop the others. Ctrl-C saves the running cells and
-    stops; the same command resumes.
+    Finished cells are skipped if their data and code are the present ones, and damaged cells are trained again. A cell
+    that fails does not stop the others. Ctrl-C saves the running cells and stops; the same command resumes.
 
     Example: nearfar bench run recipes/grids/digits.toml --jobs 2
 
@@ -89,6 +91,7 @@ def run_grid(
             overrides=overrides,
             ray_address=ray_address,
             lean=lean,
+            waive=waivers(waive),
             display=display,
         )
     finally:
@@ -123,6 +126,7 @@ def compare_runs(
         str, Option(help="Folds of a seed: separated (the mean of their tests), or concatenated (their embeddings).")
     ] = "separated",
     anyway: Anyway = False,
+    waive: Waive = None,
     format: ChartFormat = "text",
     out: Out = None,
 ) -> None:
@@ -141,12 +145,14 @@ def compare_runs(
     Example: nearfar bench compare docs/results/cub_mining.zip --part validation
 
     Example: nearfar bench compare docs/results/cub.zip --format svg -o cub.svg
+
+    Example: nearfar bench compare bench/digits bench/more --waive code="only the search page changed"
     """
     from nearfar.bench.comparison import loss_ranking, outcomes
     from nearfar.bench.comparison.folds import FOLDS, concatenated
     from nearfar.utils.validation import one_of
 
-    found = outcomes.find(*runs)
+    found = outcomes.find(*runs, waive=waivers(waive))
     if one_of("folds", folds, FOLDS) == "concatenated":
         with bars() as watch:
             found = concatenated(found, watch=watch)
@@ -205,6 +211,7 @@ def report_runs(
     title: Annotated[str | None, Option(help="The title; the name of the first folder by default.")] = None,
     metric: Metric = "recall@1",
     anyway: Anyway = False,
+    waive: Waive = None,
 ) -> None:
     """Write a leaderboard of many runs: a single HTML file that needs no network.
 
@@ -215,6 +222,7 @@ def report_runs(
     """
     from nearfar.reports import leaderboard
 
+    waived = waivers(waive)
     with bars() as watch:
-        file = leaderboard.write(places, out, title=title, metric=metric, anyway=anyway, watch=watch)
+        file = leaderboard.write(places, out, title=title, metric=metric, anyway=anyway, waive=waived, watch=watch)
     say(f"wrote {file}")

@@ -8,7 +8,8 @@ from typer import Option
 
 from nearfar.cli.app import app
 from nearfar.cli.bench import show
-from nearfar.cli.options import Anyway, ChartFormat, Metric, Out, Runs
+from nearfar.cli.options import Anyway, ChartFormat, Metric, Out, Runs, Waive
+from nearfar.cli.values import waivers
 
 Style = Annotated[str, Option(help="friedman, or thesis for sums of ranks as in its Table 11.")]
 
@@ -19,6 +20,7 @@ def hold_tournament(
     metric: Metric = "recall@1",
     style: Style = "friedman",
     anyway: Anyway = False,
+    waive: Waive = None,
     format: ChartFormat = "text",
     out: Out = None,
 ) -> None:
@@ -36,4 +38,5 @@ def hold_tournament(
     """
     from nearfar.bench.comparison import loss_ranking, outcomes
 
-    show(loss_ranking.standings(outcomes.find(*runs), metric=metric, anyway=anyway, style=style), runs, format, out)
+    found = outcomes.find(*runs, waive=waivers(waive))
+    show(loss_ranking.standings(found, metric=metric, anyway=anyway, style=style), runs, format, out)

@@ -97,6 +97,7 @@ def write(
     title: str | None = None,
     metric: str = "recall@1",
     anyway: bool = False,
+    waive: Mapping[str, str] | None = None,
     watch: Watch = lambda work: None,
 ) -> Path:
     """Write the leaderboard of the runs in some folders.
@@ -107,6 +108,7 @@ def write(
         title: The title of the page; the name of the first place by default.
         metric: The test metric that losses are ranked by.
         anyway: Rank unfair comparisons as well.
+        waive: {"code": reason} ranks runs of different code; the page shows the reason.
         watch: Called with the name of each long computation.
 
     Returns:
@@ -118,7 +120,7 @@ def write(
     if not places:
         raise ValueError("places is empty; needed are run folders, folders that hold some, or packed grids")
     first = Path(places[0])
-    outcomes = results.find(*places)
+    outcomes = results.find(*places, waive=waive)
     packed = first.suffix == SUFFIX and first.is_file()
     file = Path(out) if out is not None else first.with_suffix(".html") if packed else first / NAME
     if file.is_dir() or not file.absolute().parent.is_dir():

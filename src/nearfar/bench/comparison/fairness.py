@@ -5,14 +5,16 @@ docs/benchmark.md explains what a difference in each kind of manifest entry mean
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nearfar.bench.comparison import manifest_keys as keys
 from nearfar.bench.comparison.manifest_keys import Facts, flat
 from nearfar.bench.comparison.outcomes import Outcome, repetitions
+from nearfar.training.run.provenance import relevant_code
 
 Differences = dict[str, dict[str, Any]]
 
@@ -41,19 +43,24 @@ class Verdict:
         reasons: Why not, one line for each difference.
         notes: Differences that do not affect the ranking: machines, versions, skipped steps.
         tried: Settings other than the loss's own that are compared, because a grid varies them.
+        waived: Reasons that were given to rank nevertheless, by what differs: {"code": "only comments changed"}.
+        test_looks: How often the test classes were evaluated for these runs.
     """
 
     fair: bool
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     tried: tuple[str, ...] = ()
+    waived: Mapping[str, str] = field(default_factory=dict)
+    test_looks: int = 0
 
 
 def judge(outcomes: Iterable[Outcome]) -> Verdict:
     """Whether runs differ in nothing but the loss, its settings, and repetitions that all losses share.
 
-    A setting that a grid varies is a subject of the comparison: it may differ between the runs, and so may what follows
-    from it. Runs with the same value are checked like any others.
+    A setting that a grid varies is a subject of the comparison if all runs are of this grid and every loss has every
+    combination of the values: it may differ between the runs, and so may what follows from it. Runs with the same value
+    are checked like any others.
 
     Args:
         outcomes: Finished runs.
@@ -62,21 +69,84 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
         The verdict with its reasons and notes.
     """
     outcomes = list(outcomes)
-    tried = tuple(key for key in _tried(outcomes) if not keys.is_loss(f"recipe.{key}"))
+    waived = {what: reason for run in outcomes for what, reason in run.waived.items()}
+    tried, incomplete = _tried(outcomes)
     meant = tuple(f"recipe.{key}" for key in tried)
     found = {key: values for key, values in _explained(differences(outcomes)).items() if not keys.within(key, meant)}
     for runs in _by_value(outcomes, tried):
         found = _explained(differences(runs)) | found
     reasons = [_line(key, values) for key, values in found.items()]
-    reasons += _repetitions(outcomes)
-    notes = [f"the grid varies {', '.join(tried)}"] if tried else []
-    return Verdict(not reasons, reasons, notes + _notes(outcomes), tried)
+    reasons += incomplete + _repetitions(outcomes)
+    notes = []
+    if tried:
+        notes.append(
+            f"the grid varies {', '.join(tried)}; a value that is chosen by test results is chosen on the test classes"
+        )
+    notes += [f"the settings of {loss} were chosen by test results" for loss in _chosen_on_test(outcomes)]
+    other_code, unknown_code = _code(outcomes)
+    if "code" in waived:
+        notes += [f"waived: {waived['code']} ({line})" for line in other_code]
+    else:
+        reasons += other_code
+    used = {"code": waived["code"]} if other_code and "code" in waived else {}
+    looks = sum(run.test_looks for run in outcomes)
+    notes += [*unknown_code, *_notes(outcomes)]
+    if looks:
+        notes.append(f"the test classes were evaluated {looks:,} times for these {len(outcomes):,} runs")
+    return Verdict(not reasons, reasons, notes, tried, used, looks)
 
 
-def _tried(outcomes: Sequence[Outcome]) -> list[str]:
-    """The settings that the grids of all trained runs vary."""
-    trained = [run.settings for run in outcomes if not run.is_baseline]
-    return [key for key in trained[0] if all(key in own for own in trained)] if trained else []
+def _tried(outcomes: Sequence[Outcome]) -> tuple[tuple[str, ...], list[str]]:
+    """The settings that the grid of all trained runs varies; and lines on combinations that a loss does not have."""
+    trained = [run for run in outcomes if not run.is_baseline]
+    varied = [key for key in trained[0].settings if all(key in run.settings for run in trained)] if trained else []
+    varied = [key for key in varied if not keys.is_luck(key)]
+    if not varied or len({run.folder.absolute().parent for run in trained}) > 1:
+        return (), []
+    declared = trained[0].grid().get("settings", {})
+    own: dict[str, set[str]] = {}
+    for run in trained:
+        own.setdefault(run.loss, set()).add(_text([run.settings[key] for key in varied]))
+    values = [
+        declared.get(key) or list({_text(run.settings[key]): run.settings[key] for run in trained}.values())
+        for key in varied
+    ]
+    lines = []
+    for combination in itertools.product(*values):
+        lacking = [loss for loss, found in own.items() if _text(list(combination)) not in found]
+        if lacking:
+            words = ", ".join(f"{key} {_text(value)}" for key, value in zip(varied, combination, strict=True))
+            lines.append(f"settings: {_listed(lacking)} without {words}, which the grid varies")
+    return tuple(key for key in varied if not keys.is_loss(f"recipe.{key}")), lines
+
+
+def _chosen_on_test(outcomes: Sequence[Outcome]) -> list[str]:
+    """Losses whose settings were chosen by looking at test results."""
+    chosen = [run.loss for run in outcomes if run.recipe.get("tuning", {}).get("chosen_by") == "test"]
+    return list(dict.fromkeys(chosen))
+
+
+def _code(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str]]:
+    """Lines on differences of code outside the losses' own files, and on runs whose code is not known.
+
+    Runs of earlier versions did not record their code. Those of one folder are taken to have the same.
+    """
+    names = _names(outcomes)
+    known = [(names[id(run)], relevant_code(run.manifest.get("code"))) for run in outcomes]
+    unknown = [run for run in outcomes if relevant_code(run.manifest.get("code")) is None]
+    facts = {name: found for name, found in known if found is not None}
+    differing = _differing([(name, False, found) for name, found in facts.items()])
+    lines = []
+    if differing:
+        which = ", ".join(key.removeprefix("package.") for key in differing)
+        versions = {name: [found.get(key) for key in differing] for name, found in facts.items()}
+        lines.append(f"{_line('code', versions, 'version')} (they differ in {which})")
+    folders = {run.folder.absolute().parent for run in unknown}
+    if unknown and (facts or len(folders) > 1):
+        lines.append(f"code: not recorded in {_listed([names[id(run)] for run in unknown])}")
+        return lines, []
+    note = f"the code of {_listed([names[id(run)] for run in unknown])} was not recorded; all are in one folder"
+    return lines, [note] if len(unknown) > 1 else []
 
 
 def _by_value(outcomes: Sequence[Outcome], tried: Sequence[str]) -> list[list[Outcome]]:
@@ -138,22 +208,33 @@ def _explained(found: Differences) -> Differences:
 
 
 def _repetitions(outcomes: Sequence[Outcome]) -> list[str]:
-    """A reason if not every loss has the same seeds and folds."""
-    groups = {key: runs for key, runs in repetitions(outcomes).items() if not runs[0].is_baseline}
-    had: dict[str, list[str]] = {}
+    """Lines on pairs of seed and fold that a loss lacks, or has more than once."""
+    trained = [run for run in outcomes if not run.is_baseline]
+    grid = trained[0].grid() if len({run.folder.absolute().parent for run in trained}) == 1 else {}
+    groups = repetitions(trained)
+    every = dict.fromkeys((run.seed, run.fold) for runs in groups.values() for run in runs)
+    folds = {fold for _, fold in every}
+    if folds != {None}:
+        folds |= set(range(grid.get("protocol_settings", {}).get("folds", 0)))
+    every |= dict.fromkeys((seed, fold) for seed in grid.get("seeds", ()) for fold in folds)
+    names, lines = _names(outcomes), []
+    labels = [key.loss for key in groups]
     for key, runs in groups.items():
-        had.setdefault(_repeated(runs), []).append(key.loss)
-    if len(had) < 2:
-        return []
-    return ["repetitions: " + "; ".join(f"{times} of {', '.join(losses)}" for times, losses in had.items())]
+        label = key.loss if labels.count(key.loss) == 1 else f"{key.loss} ({runs[0].name}, …)"
+        held = [(run.seed, run.fold) for run in runs]
+        lacking = [_pair(pair) for pair in sorted(every, key=str) if pair not in held]
+        if lacking:
+            lines.append(f"repetitions: {label} lacks {_listed(lacking)}")
+        for pair in sorted({pair for pair in held if held.count(pair) > 1}, key=str):
+            doubles = [names[id(run)] for run in runs if (run.seed, run.fold) == pair]
+            lines.append(f"repetitions: {label} has {_pair(pair)} {len(doubles)} times, in {_listed(doubles)}")
+    return lines
 
 
-def _repeated(runs: Sequence[Outcome]) -> str:
-    seeds = sorted({run.seed for run in runs})
-    folds = sorted({run.fold for run in runs if run.fold is not None})
-    words = f"seed {', '.join(map(str, seeds))}"
-    words += f", fold {', '.join(map(str, folds))}" if folds else ""
-    return words if len(runs) <= max(1, len(seeds)) * max(1, len(folds)) else f"{words} ({len(runs)} runs)"
+def _pair(pair: tuple[int, int | None]) -> str:
+    """ "seed 0", or "seed 0 fold 1"."""
+    seed, fold = pair
+    return f"seed {seed}" if fold is None else f"seed {seed} fold {fold}"
 
 
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
@@ -173,26 +254,18 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     for run in outcomes:
         if run.metrics.get("skipped"):
             lines.append(f"{names[id(run)]} skipped {run.metrics['skipped']} steps whose loss was NaN or infinite")
-    return lines + _duplicates(outcomes, names)
-
-
-def _duplicates(outcomes: Sequence[Outcome], names: dict[int, str]) -> list[str]:
-    lines = []
-    for runs in repetitions(outcomes).values():
-        seen: dict[Any, str] = {}
-        for run in runs:
-            before = seen.setdefault((run.seed, run.fold), names[id(run)])
-            if before != names[id(run)]:
-                lines.append(f"{before} and {names[id(run)]} are the same training")
     return lines
 
 
-def _line(key: str, values: dict[str, Any]) -> str:
-    """ "network.dim: 64 in a, b; 512 in c"."""
+def _line(key: str, values: Mapping[str, Any], numbered: str = "") -> str:
+    """ "network.dim: 64 in a, b; 512 in c"; with ``numbered``, "code: version 1 in a, b; version 2 in c"."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(_text(value), []).append(name)
-    told = "; ".join(f"{_shortened(whole)} in {_listed(names)}" for whole, names in groups.items())
+    told = "; ".join(
+        f"{f'{numbered} {number}' if numbered else _shortened(whole)} in {_listed(names)}"
+        for number, (whole, names) in enumerate(groups.items(), start=1)
+    )
     return f"{key.removeprefix('recipe.')}: {told}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 Facts = dict[str, Any]
 
 # The loss and its own settings: the subject of a comparison. The multiplier applies to the loss's parameters only.
-LOSS = ("recipe.loss", "recipe.optimizer.loss_multiplier")
+LOSS = ("recipe.loss", "recipe.optimizer.loss_multiplier", "code.loss.digest")
 
 # These follow from the seed and the fold: they are compared between runs of the same seed and fold.
 REPETITION = (
@@ -30,7 +30,10 @@ NOTED = (
     "versions",
     "hardware",
     "commit",
-    "code",  # a loss defined there is recognized by its name
+    "test_looks",
+    "recipe.evaluation.test_every",
+    "recipe.tuning.seconds",
+    "recipe.tuning.space",  # each loss has settings of its own
     "recipe.training.channels_last",
     "recipe.training.chunk",
     "recipe.training.compile",
@@ -43,6 +46,9 @@ NOTED = (
 IGNORED = (
     "format",
     "baseline",
+    "began",
+    "code",  # compared as a whole, see ``nearfar.training.run.provenance.relevant_code``
+    "data.duplicates",
     "data.left_out",  # "data.fingerprint" covers the images that were used
     "data.notes",
     "hardware.threads",
@@ -60,6 +66,9 @@ IGNORED = (
     "recipe.network.pretrained",  # "weights" identifies the content
     "weights.file",
 )
+
+# What runs of earlier versions, which did not record it, are compared with.
+BEFORE = {"recipe.tuning.trials": 0, "recipe.tuning.chosen_by": "unknown"}
 
 NORMALIZE = ("recipe.network.normalize", "network.model.normalize")
 
@@ -114,12 +123,21 @@ def is_loss(key: str) -> bool:
     return within(key, LOSS) or (words[:2] == ["recipe", "stages"] and words[3:4] == ["loss"])
 
 
+def is_luck(key: str) -> bool:
+    """Whether a key of the recipe is a draw of chance.
+
+    >>> is_luck("split.seed"), is_luck("split.share")
+    (True, False)
+    """
+    return key == "split.fold" or key.rpartition(".")[2] == "seed"
+
+
 def relevant(manifest: Mapping[str, Any]) -> Facts:
     """The entries of a manifest that have to be equal for a fair comparison.
 
     Entries about the loss, the repetition, the machine and file locations are left out.
     """
-    facts = flat(manifest)
+    facts = (BEFORE if "recipe" in manifest else {}) | flat(manifest)
     left_out = (*REPETITION, *NOTED, *IGNORED)
     kept = {key: value for key, value in facts.items() if not within(key, left_out) and not is_loss(key)}
     if not selects_epoch(manifest):  # without selection, when and by which metric does not matter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from nearfar import losses
 from nearfar.bench.comparison import manifest_keys as keys
-from nearfar.bench.comparison.packed import locate, run_folders
+from nearfar.bench.comparison.packed import content, locate, run_folders
 from nearfar.bench.executors.job import LABELS
 from nearfar.training.recipe.files import upgrade
+from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 
 PROTOCOLS = ("standard", "fixed_validation", "k_fold")
@@ -53,6 +55,7 @@ class Outcome:
         metrics: The content of metrics.json: metrics by part, and the epoch they belong to.
         labels: Names that a grid gives to its axes, such as {"loss": "raw+valid_triplet"}; empty without a grid.
         key: Identifier of the grid's cell; empty without a grid.
+        waived: Differences that a comparison of this run ignores, each with a reason that is printed.
     """
 
     folder: Path
@@ -60,6 +63,7 @@ class Outcome:
     metrics: dict[str, Any] = field(repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
+    waived: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -138,6 +142,17 @@ class Outcome:
         recipe = keys.flat(self.recipe)
         return {key: recipe.get(key, label) for key, label in self.labels.items() if "." in key}
 
+    def grid(self) -> dict[str, Any]:
+        """The content of grid.toml two folders above; empty without a grid. Its settings are by key of the recipe."""
+        found = content(self.folder.parent.parent / provenance.GRID)
+        if found is None:
+            return {}
+        try:
+            table = tomllib.loads(found.decode())
+        except ValueError as error:
+            raise RunError(f"{self.folder.parent.parent / provenance.GRID} cannot be read: {error}") from None
+        return {**table, "settings": keys.flat(table.get("settings", {}))}
+
     @property
     def selected_by(self) -> str | None:
         """The validation metric that selected the epoch; None if the last epoch was used."""
@@ -203,6 +218,13 @@ class Outcome:
             raise ValueError(f"{self.folder} has no {metric!r} of {part}; it has {', '.join(known)}")
         return float(value)
 
+    @property
+    def test_looks(self) -> int:
+        """How often the test classes were evaluated; in runs without a ledger, how often the log says so."""
+        recorded = provenance.count_looks(content(RunFolder(self.folder).looks))
+        logged = sum("test" in line.get("metrics", {}) for line in self.history())
+        return max(recorded, logged, int(self.manifest.get("test_looks", 0)), int("test" in self.metrics))
+
     def history(self) -> list[dict[str, Any]]:
         """The lines of the log."""
         return read_log(locate(RunFolder(self.folder).log))
@@ -225,19 +247,20 @@ class Outcome:
         return found
 
 
-def read(folder: str | Path) -> Outcome:
+def read(folder: str | Path, *, waive: Mapping[str, str] | None = None) -> Outcome:
     """Read a finished run.
 
     Args:
         folder: A run folder written by ``nearfar train`` or ``nearfar bench run``; it may lie in a packed grid.
+        waive: {"code": reason} lets it be ranked with runs of other code; the reason is printed with the ranking.
 
     Returns:
         The run.
 
     Raises:
-        RunError: If the folder holds no finished run, or a file is damaged.
+        RunError: If the folder holds no finished run, or a file is damaged or was changed after the run.
     """
-    run = RunFolder(folder)
+    run, waived = RunFolder(folder), provenance.check_waivers(waive)
     if not locate(run.recipe).is_file():
         raise RunError(f"{run.folder} holds no run: {run.recipe.name} is missing")
     if not locate(run.metrics).is_file():
@@ -252,16 +275,17 @@ def read(folder: str | Path) -> Outcome:
     manifest = _json(run.manifest)
     if isinstance(manifest.get("recipe"), dict):
         manifest["recipe"] = upgrade(manifest["recipe"])
-    return Outcome(run.folder, manifest, _json(run.metrics), labels, str(about.get("key", "")))
+    return Outcome(run.folder, manifest, provenance.check(run, content), labels, str(about.get("key", "")), waived)
 
 
-def find(*places: str | Path) -> list[Outcome]:
+def find(*places: str | Path, waive: Mapping[str, str] | None = None) -> list[Outcome]:
     """Find all finished runs in folders and packed grids.
 
     A run that one grid copied from another is returned once.
 
     Args:
         *places: Run folders, folders that hold some at any depth, or packed grids.
+        waive: As for ``read``.
 
     Returns:
         The runs, in the order of the places and of folder names.
@@ -277,7 +301,7 @@ def find(*places: str | Path) -> list[Outcome]:
                 read(place)  # raises with the reason
             raise RunError(f"{place} holds no finished run")
         found += finished
-    return _originals(read(folder) for folder in _once(found))
+    return _originals(read(folder, waive=waive) for folder in _once(found))
 
 
 def unfinished(*places: str | Path) -> list[Path]:

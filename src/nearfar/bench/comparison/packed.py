@@ -9,6 +9,8 @@ A packed grid holds the files of its runs under the paths that they have in the 
     cells/nra-seed0-1f0a…/metrics.json
     cells/nra-seed0-1f0a…/log.jsonl
     cells/nra-seed0-1f0a…/queries.safetensors    metrics of each query, for intervals and p-values
+    cells/nra-seed0-1f0a…/test_looks.jsonl   evaluations on test classes
+    cells/nra-seed0-1f0a…/digests.json       hashes of these files
 
 Weights and embeddings are not packed. Comparisons read the file directly. A run folder in it is addressed as if the
 file were a folder (``results/cub.zip/cells/nra-seed0-1f0a…``). The same files always give the same bytes.
@@ -27,7 +29,7 @@ from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils.atomic import whole_file
 
 SUFFIX = ".zip"
-OF_GRID = ("grid.toml", "status.json")
+OF_GRID = ("grid.toml", "status.json", "test_looks.jsonl")
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every packed file
 
 
@@ -111,7 +113,18 @@ def _below(place: Path, found: Traversable) -> Iterator[Path]:
 
 def _kept(run: Path) -> list[Path]:
     files = RunFolder(run)
-    return [files.recipe, files.manifest, files.metrics, files.log, files.queries, run / LABELS]
+    kept = [files.recipe, files.manifest, files.metrics, files.log, files.queries, files.looks, files.seal]
+    return [*kept, run / LABELS]
+
+
+def content(file: Path) -> bytes | None:
+    """The bytes of a file, which may lie in a packed file; None if there is no such file.
+
+    Args:
+        file: Its path, as for ``locate``.
+    """
+    found = locate(file)
+    return found.read_bytes() if found.is_file() else None
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,7 @@ from nearfar import losses, networks
 from nearfar.bench.grid.grid import FROZEN, Grid, Tables
 from nearfar.data.datasets import base as datasets
 from nearfar.training.recipe.files import Overrides, RecipeError, apply, load, parse_override, to_dict
-from nearfar.training.recipe.schema import Recipe
+from nearfar.training.recipe.schema import Recipe, TuningSection
 from nearfar.training.run.folder import FREE
 from nearfar.utils import plugins
 from nearfar.utils.validation import nearest
@@ -233,6 +233,8 @@ def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
     tables: dict[str, Any] = to_dict(recipe)
     # The key of the split rule when the first cells were trained: finished cells keep their digests.
     tables["split"]["kind"] = tables["split"].pop("name")
+    if recipe.tuning == TuningSection():  # as in cells that were trained before there was this section
+        del tables["tuning"]
     for path in FREE:
         section, _, key = path.partition(".")
         tables[section].pop(key, None)

@@ -256,6 +256,8 @@ def _setting_conflicts(key: str, values: tuple[Any, ...]) -> Iterator[str]:
         yield f"settings.{key} is not a key of a recipe{nearest(section, SECTIONS)}; allowed: {known}"
     elif key in OWN_AXES:
         yield f"settings.{key} is not allowed; use {OWN_AXES[key]} of the grid instead"
+    elif key.rpartition(".")[2] == "seed":
+        yield f"settings.{key} is not allowed: a seed is chance, and no value of it is better; use protocol_settings"
     elif any(values.count(each) > 1 for each in values):
         yield f"settings.{key} is {list(values)}; values must be different"
 

@@ -14,8 +14,10 @@ from nearfar.bench.executors.job import LABELS
 from nearfar.bench.grid.cells import Cell
 from nearfar.bench.grid.grid import FROZEN
 from nearfar.data import Dataset
+from nearfar.data.store.fingerprint import KIND
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder, finite
+from nearfar.training.run.provenance import code, is_finished, relevant_code
 from nearfar.utils.atomic import write_json
 from nearfar.utils.validation import few
 
@@ -88,9 +90,9 @@ def records(cells: Sequence[Cell], place: Path) -> list[CellRecord]:
     for cell in cells:
         record = CellRecord(cell, place / CELLS / cell.folder, place / OUTPUT / f"{cell.folder}.txt")
         run = RunFolder(record.folder)
-        if run.metrics.is_file():
+        if is_finished(run):
             record.state = "finished"
-        elif run.recipe.is_file():
+        elif run.recipe.is_file() or run.metrics.exists():
             record.state = "begun"
         found.append(record)
     return found
@@ -155,6 +157,46 @@ def refuse_other_data(every: Sequence[CellRecord], data: Mapping[str, str]) -> N
         )
 
 
+def refuse_other_code(every: Sequence[CellRecord]) -> None:
+    """Refuse finished cells that were trained with other code: the key of a cell does not contain its code.
+
+    Args:
+        every: Records of a grid.
+
+    Raises:
+        RunError: If the code of a finished cell is not the present code, or was not recorded.
+    """
+    other = [each for each in every if each.state == "finished" and not _same_code(each.folder, each.cell)]
+    if other:
+        raise RunError(
+            f"{few([record.name for record in other], 4)}: finished in {other[0].folder.parent} with other code than "
+            "the present one; choose another --out, remove these folders, or keep them with --waive code=REASON"
+        )
+
+
+def clear_damaged(every: Sequence[CellRecord]) -> list[CellRecord]:
+    """Delete the files of cells that were finished, but are damaged or were changed; their ledgers are kept.
+
+    Args:
+        every: Records of a grid that no other process runs meanwhile.
+
+    Returns:
+        The records of these cells, which are to be trained again.
+    """
+    found = []
+    for record in every:
+        run = RunFolder(record.folder)
+        if record.state == "begun" and run.metrics.exists():
+            for entry in record.folder.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                elif entry not in (run.looks, record.folder / ".lock"):
+                    entry.unlink()
+            record.state = "new"
+            found.append(record)
+    return found
+
+
 def copy_finished(
     every: Sequence[CellRecord], place: Path, data: Mapping[str, str], *, lean: bool = False
 ) -> list[CellRecord]:
@@ -171,10 +213,10 @@ def copy_finished(
     for labels in sorted(place.parent.glob(f"*/{CELLS}/[!.]*/{LABELS}")) if wanted else ():
         key, run = str(_read_json(labels).get("key")), RunFolder(labels.parent)
         record = wanted.get(key)
-        if record is None or record.state != "new" or not (run.metrics.is_file() and run.manifest.is_file()):
+        if record is None or record.state != "new" or not is_finished(run):
             continue
         whole = record.cell.what == FROZEN or run.last.exists()
-        if (lean or whole) and _same_data(run.folder, data[key]):
+        if (lean or whole) and _same_data(run.folder, data[key]) and _same_code(run.folder, record.cell):
             _copy(run.folder, record, leave=WEIGHTS if lean else ())
             record.state = "finished"
             copied.append(record)
@@ -182,8 +224,16 @@ def copy_finished(
 
 
 def _same_data(folder: Path, fingerprint: str) -> bool:
-    """Whether a run used this data; a run without a fingerprint is trusted."""
-    return bool(_read_json(RunFolder(folder).manifest).get("data", {}).get("source", fingerprint) == fingerprint)
+    """Whether a run used this data; one without a fingerprint of this kind has been refused for its code."""
+    known = str(_read_json(RunFolder(folder).manifest).get("data", {}).get("source", fingerprint))
+    return known == fingerprint or (fingerprint.startswith(KIND) and not known.startswith(KIND))
+
+
+def _same_code(folder: Path, cell: Cell) -> bool:
+    """Whether a run was trained with the present code."""
+    known, present = _read_json(RunFolder(folder).manifest).get("code", {}), code(cell.recipe)
+    own = cell.what == FROZEN or known.get("loss") == present["loss"]
+    return own and relevant_code(known) == relevant_code(present)
 
 
 def _copy(source: Path, record: CellRecord, *, leave: Sequence[str]) -> None:

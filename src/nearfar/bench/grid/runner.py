@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,19 @@ from nearfar.bench.grid.records import (
     STATUS,
     CellRecord,
     OpenDatasets,
+    clear_damaged,
     copy_finished,
     fingerprints,
     open_datasets,
     records,
+    refuse_other_code,
     refuse_other_data,
     write_status,
 )
 from nearfar.training.loop.trainer import StopRequest, catch_signals
 from nearfar.training.recipe.files import Overrides, to_dict
 from nearfar.training.run.folder import RunError, RunFolder
+from nearfar.training.run.provenance import check_waivers, is_finished
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import Watch
@@ -101,6 +104,7 @@ def run(
     overrides: Overrides = (),
     ray_address: str | None = None,
     lean: bool = False,
+    waive: Mapping[str, str] | None = None,
     display: GridDisplay | None = None,
 ) -> GridResult:
     """Train all cells of a grid that are not finished yet, each in a process of its own.
@@ -123,13 +127,15 @@ def run(
         overrides: Changes to the recipe of every cell, as for ``nearfar.training.load_recipe``.
         ray_address: Address of a Ray cluster; by default a local one is started.
         lean: Delete weights and embeddings of a cell once its metrics are written.
+        waive: {"code": reason} keeps finished cells of other code; a comparison needs its own waiver.
         display: Receives the progress, see ``nearfar.bench.grid.console``.
 
     Raises:
         GridError: If the grid cannot be read.
-        RunError: If another process runs this grid, or finished cells used other data.
+        RunError: If another process runs this grid, or finished cells used other data or other code.
     """
     one_of("engine", engine, ENGINES)
+    waive = check_waivers(waive)
     found, display = grids.load(grid), display or GridDisplay()
     result = plan(found, out, roots=roots, only=only, overrides=overrides)
     if device is None:
@@ -140,7 +146,14 @@ def run(
         cells = [record.cell for record in result.records]
         opened = open_datasets(cells)
         data = fingerprints(cells, opened)
+        if "code" in waive:
+            display.say(f"cells that were finished with other code are kept: {waive['code']}")
+        else:
+            refuse_other_code(result.records)
         refuse_other_data(result.records, data)
+        damaged = clear_damaged(result.records)
+        if damaged:
+            display.say(f"{', '.join(record.name for record in damaged)}: damaged, trained again")
         copied = copy_finished(result.records, result.folder, data, lean=lean)
         if copied:
             names = ", ".join(record.name for record in copied)
@@ -249,7 +262,7 @@ def _job(record: CellRecord, *, cache: str | None, lean: bool) -> Job:
 
 def _set_state(record: CellRecord, code: int) -> None:
     """Set the state of a cell whose process has ended."""
-    if RunFolder(record.folder).metrics.is_file():
+    if is_finished(RunFolder(record.folder)):
         record.state = "finished"
     elif code in STOPPED:
         record.state = "stopped"
