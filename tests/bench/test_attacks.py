@@ -21,7 +21,8 @@ from PIL import Image
 from nearfar import data
 from nearfar.bench import compare, find, judge
 from nearfar.bench.comparison.outcomes import Outcome, read
-from nearfar.bench.comparison.tables import text
+from nearfar.bench.comparison.tables import csv, text
+from nearfar.bench.comparison.tournament import scores
 from nearfar.bench.grid import grid as grids
 from nearfar.bench.grid import runner
 from nearfar.bench.grid.grid import GridError
@@ -173,7 +174,9 @@ def test_runs_of_another_engine_are_unfair_unless_a_reason_is_printed(tmp_path: 
     assert reason == "code: version 1 in one; version 2 in two (they differ in engine)"
     verdict = judge(find(tmp_path, waive={"code": "only comments changed"}))
     assert (verdict.fair, verdict.waived) == (True, {"code": "only comments changed"})
-    assert "note: waived: only comments changed" in text(compare(find(tmp_path, waive=verdict.waived)).table)
+    table = compare(find(tmp_path, waive=verdict.waived)).table
+    assert "note: waived: only comments changed" in text(table)
+    assert csv(table).splitlines()[1].startswith("code waived: only comments changed,")
     with pytest.raises(ValueError, match="without a reason"):
         find(tmp_path, waive={"code": " "})
     with pytest.raises(ValueError, match="waive is 'epochs'"):
@@ -340,6 +343,19 @@ def test_unequal_trials_are_unfair(tmp_path: Path) -> None:
     tuned["tuning"]["seconds"] = 100.0
     equal = [runs[1], finished(tmp_path / "three", "nra", overrides=tuned)]
     assert judge(equal).fair
+
+
+def test_a_tournament_does_not_merge_a_loss_with_different_settings(tmp_path: Path) -> None:
+    def run(dim: int, margin: float, **tuning: Any) -> Outcome:
+        overrides = {"network.dim": dim, "tuning": tuning}
+        return finished(tmp_path / f"{dim}-{margin}", {"name": "triplet", "margin": margin}, overrides=overrides)
+
+    assert list(scores([run(64, 0.1), run(128, 0.1)])["64"]) == ["triplet"]
+    different = scores([run(64, 0.2), run(128, 0.3)])
+    assert [list(each) for each in different.values()] == [["triplet (margin=0.2)"], ["triplet (margin=0.3)"]]
+    study = {"trials": 20, "chosen_by": "study"}
+    tuned = scores([run(64, 0.4, **study), run(128, 0.5, **study)])
+    assert [list(each) for each in tuned.values()] == [["triplet"], ["triplet"]]
 
 
 # --- 6. numbers that were edited -------------------------------------------------------------------------------------

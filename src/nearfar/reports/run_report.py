@@ -105,6 +105,8 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
         tested = run.gallery or run.queries
         classes = f"images of {len(torch.unique(torch.as_tensor(tested.labels))):,} unseen classes"
         entries.append(("Tested on", f"{len(tested.labels):,}", classes))
+    if looks := max(run.test_looks, int(run.manifest.get("test_looks", 0))):
+        entries.append(("Test looks", f"{looks:,}", "evaluations on the test classes"))
     if "epoch" in run.metrics:
         entries.append(("Epoch", f"{run.metrics['epoch'] + 1:,}", str(run.metrics.get("selection", ""))))
     if run.metrics.get("seconds"):

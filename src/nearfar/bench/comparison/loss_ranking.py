@@ -343,7 +343,9 @@ def judge_experiments(outcomes: Iterable[Outcome]) -> Verdict:
 
     fair = all(verdict.fair for verdict in verdicts.values())
     tried = dict.fromkeys(key for verdict in verdicts.values() for key in verdict.tried)
-    return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried))
+    waived = {what: reason for verdict in verdicts.values() for what, reason in verdict.waived.items()}
+    looks = sum(verdict.test_looks for verdict in verdicts.values())
+    return Verdict(fair, lines("reasons"), lines("notes"), tuple(tried), waived, looks)
 
 
 def _check_per_query(metric: str, part: str = "test") -> None:
@@ -380,8 +382,7 @@ def _wins(outcomes: Sequence[Outcome], metric: str) -> tuple[list[tuple[str, str
     found = []
     try:
         _check_per_query(metric)
-        for runs in by_experiment(outcomes).values():
-            losses = by_label(run for run in runs if not run.is_baseline)
+        for losses in tournament.entries(outcomes).values():
             pairs = significance.compare_losses(significance.read_results(losses, metric)).differences
             found += [(pair.better, pair.worse) for pair in pairs if pair.p < significance.ALPHA]
     except ValueError as error:

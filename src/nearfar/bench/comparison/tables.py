@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv as comma_separated
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ class ResultTable:
         rows: A value for each column; None or NaN where there is none.
         notes: Lines below the table.
         unfair: Why its rows cannot be compared; marked in every format.
+        waived: Reasons to compare them in spite of a difference, by what differs; the notes have them as well.
 
     >>> columns = (TableColumn("loss"), TableColumn("recall@1", 1))
     >>> print(text(ResultTable("Recall", columns, [["raw", 66.85], ["nra", None]])))
@@ -65,6 +66,7 @@ class ResultTable:
     rows: Sequence[Sequence[CellValue]]
     notes: Sequence[str] = ()
     unfair: Sequence[str] = field(default=())
+    waived: Mapping[str, str] = field(default_factory=dict)
 
     def formatted(self) -> list[list[str]]:
         """The cells as text."""
@@ -112,7 +114,7 @@ def of_ranking(ranking: LossRanking) -> ResultTable:
         lines.append([values[column.name] for column in columns])
     notes = [*([] if ranking.ranked else [NOT_RANKED]), *statistics_notes(ranking), *ranking.verdict.notes]
     title = f"{ranking.metric} of the {ranking.part} classes, in percent"
-    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons)
+    return ResultTable(title, columns, lines, notes, ranking.verdict.reasons, ranking.verdict.waived)
 
 
 def statistics_notes(ranking: LossRanking, name: str = "low and high") -> list[str]:
@@ -177,7 +179,7 @@ def of_standings(standings: Standings) -> ResultTable:
     for row in standings.rows:
         counts = [] if wins is None else [sum(row.loss == pair[side] for pair in between) for side in (0, 1)]
         rows.append([row.loss, row.total, row.average, row.std, *counts, *row.ranks])
-    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons)
+    return ResultTable(title, columns, rows, [*notes, *verdict.notes], verdict.reasons, verdict.waived)
 
 
 def tournament_notes(standings: Standings) -> list[str]:
@@ -245,17 +247,20 @@ def text(table: ResultTable) -> str:
 
 
 def csv(table: ResultTable) -> str:
-    """Comma-separated values, not rounded. An unfair table has a column "verdict" with UNFAIR in each row.
+    """Comma-separated values, not rounded.
+
+    A column "verdict" has UNFAIR in each row of an unfair table, and the reason where a difference was waived.
 
     Args:
         table: The table.
     """
     file = io.StringIO()
     writer = comma_separated.writer(file, lineterminator="\n")
-    marked = ["verdict"] if table.unfair else []
-    writer.writerow([*marked, *(column.name for column in table.columns)])
+    waived = "; ".join(f"{what} waived: {reason}" for what, reason in table.waived.items())
+    verdict = [UNFAIR] if table.unfair else [waived] if waived else []
+    writer.writerow([*("verdict" for _ in verdict), *(column.name for column in table.columns)])
     for row in table.rows:
-        writer.writerow([*(UNFAIR for _ in marked), *("" if _is_missing(value) else value for value in row)])
+        writer.writerow([*verdict, *("" if _is_missing(value) else value for value in row)])
     return file.getvalue().rstrip("\n")
 
 

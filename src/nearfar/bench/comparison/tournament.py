@@ -214,6 +214,49 @@ def by_label(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     return dict(zip(labels(groups), groups, strict=True))
 
 
+def entries(outcomes: Iterable[Outcome]) -> dict[str, dict[str, list[Outcome]]]:
+    """Group trained runs by experiment and label. A label has the same settings of the loss in all experiments.
+
+    A loss whose settings differ between experiments is several losses, unless studies of the same number of trials
+    chose them.
+
+    Args:
+        outcomes: Finished runs.
+
+    Returns:
+        ``{experiment: {label: runs}}``.
+    """
+    found = {
+        name: by_label(run for run in runs if not run.is_baseline) for name, runs in by_experiment(outcomes).items()
+    }
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for groups in found.values():
+        for label, runs in groups.items():
+            settings.setdefault(label, []).append(_own_settings(runs[0]))
+
+    def name(label: str, run: Outcome) -> str:
+        each, own = settings[label], _own_settings(run)
+        keys = dict.fromkeys(key for one in each for key in one)
+        differing = [key for key in keys if any(one.get(key) != own.get(key) for one in each)]
+        words = [f"{key}={own.get(key, 'default')}" for key in differing]
+        return f"{label} ({', '.join(words)})" if words else label
+
+    return {
+        experiment: {name(label, runs[0]): runs for label, runs in groups.items()}
+        for experiment, groups in found.items()
+        if groups
+    }
+
+
+def _own_settings(run: Outcome) -> dict[str, Any]:
+    """The settings of a loss that identify it: how many trials chose them, or else their values."""
+    tuning = run.recipe.get("tuning", {})
+    if tuning.get("chosen_by") == "study":
+        return {"trials": tuning["trials"]}
+    own = {key: value for key, value in run.recipe.get("loss", {}).items() if key != "name"}
+    return own | {"multiplier": run.recipe.get("optimizer", {}).get("loss_multiplier")}
+
+
 def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, dict[str, float]]:
     """Mean scores over seeds and folds, without baselines.
 
@@ -224,11 +267,10 @@ def scores(outcomes: Iterable[Outcome], metric: str = "recall@1") -> dict[str, d
     Returns:
         ``{experiment: {loss: score}}``.
     """
-    found = {}
-    for name, runs in by_experiment(outcomes).items():
-        groups = by_label(run for run in runs if not run.is_baseline)
-        found[name] = {label: statistics.fmean(run.score(metric) for run in own) for label, own in groups.items()}
-    return {name: each for name, each in found.items() if each}
+    return {
+        name: {label: statistics.fmean(run.score(metric) for run in runs) for label, runs in groups.items()}
+        for name, groups in entries(outcomes).items()
+    }
 
 
 def shared(scores: Mapping[str, Mapping[str, float]]) -> tuple[dict[str, dict[str, float]], list[str]]:

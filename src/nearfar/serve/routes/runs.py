@@ -152,6 +152,8 @@ def _experiment(one: Experiment) -> dict[str, Any]:
         "fair": verdict.fair,
         "reasons": verdict.reasons,
         "notes": verdict.notes,
+        "waived": dict(verdict.waived),
+        "test_looks": verdict.test_looks,
         "statistics": statistics_notes(one.ranking, "interval"),
         "rows": [_row(row) for row in rows],
     }

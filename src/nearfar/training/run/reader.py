@@ -13,7 +13,7 @@ from nearfar.training.loop.builder import open_dataset
 from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder, read_log
-from nearfar.training.run.provenance import check
+from nearfar.training.run.provenance import check, count_looks
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,7 @@ class RunData:
         queries: Embeddings of the test, with the gallery that was searched; None while the run is not finished.
         dataset: The dataset; None if it is no longer available.
         missing: Why it is not.
+        test_looks: Number of evaluations on the test classes in the ledger.
     """
 
     name: str
@@ -41,6 +42,7 @@ class RunData:
     queries: EmbeddingSet | None
     dataset: Dataset | None
     missing: str = ""
+    test_looks: int = 0
 
     @property
     def gallery(self) -> EmbeddingSet | None:
@@ -93,6 +95,7 @@ def read_run(folder: str | Path) -> RunData:
         queries=queries,
         dataset=dataset,
         missing=missing,
+        test_looks=count_looks(run.looks.read_bytes() if run.looks.is_file() else None),
     )
 
 
