@@ -22,7 +22,6 @@ from PIL.Image import Resampling
 from nearfar.data.store.store import Store
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Progress
-from nearfar.utils.system import processors
 
 SIGNATURES = "signatures.npy"  # file in the folder of a store
 HEIGHT, WIDTH = 8, 9  # of a thumbnail: 8 × 8 comparisons of neighbors
@@ -81,7 +80,7 @@ def signatures(store: Store | NDArray[np.float32], *, progress: Progress | None 
     file = None if store.folder is None else store.folder / SIGNATURES
     if file is not None and (kept := _kept(file, len(store))) is not None:
         return kept
-    with ThreadPoolExecutor(processors(), thread_name_prefix="signature") as pool:
+    with ThreadPoolExecutor(thread_name_prefix="signature") as pool:
         for place, one in enumerate(pool.map(lambda place: signature(store.image(place)), range(len(store)))):
             found[place] = one
             if progress is not None:
