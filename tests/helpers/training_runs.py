@@ -50,7 +50,10 @@ def recipe(file: Path, **overrides: Any) -> Recipe:
         "loss": {"name": "contrastive"},
         "optimizer": {"name": "adamw", "lr": 1e-2},
         "training": {"epochs": 4, "device": "cpu"},
-        "evaluation": {"ks": [1, 2]},
+        "evaluation": {
+            "ks": [1, 2],
+            "test_every": int(not any(key.startswith(("evaluation", "split")) for key in overrides)),
+        },
     }
     changes = {key.replace("__", "."): value for key, value in overrides.items() if key != "stages"}
     if "training__iterations" in overrides:

@@ -52,7 +52,7 @@ def test_measuring_does_not_change_what_is_trained(tmp_path: Path) -> None:
     file = vectors(tmp_path)
     settings = {"loss__name": "triplet", "loss__mining": "distance_weighted", "training__epochs": 3}
     for name, every in (("each", 1), ("end", 0)):
-        train(recipe(file, evaluation__every=every, evaluation__clustering=True, **settings), tmp_path / name)
+        train(recipe(file, evaluation__test_every=every, evaluation__clustering=True, **settings), tmp_path / name)
     assert_same(weights(tmp_path / "each"), weights(tmp_path / "end"))
     lines = read_log(tmp_path / "end" / "log.jsonl")
     assert [line["epoch"] for line in lines if "metrics" in line] == [2]

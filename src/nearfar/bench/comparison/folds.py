@@ -28,10 +28,15 @@ class ConcatenatedFolds(Outcome):
         metrics: Metrics of the concatenated embeddings, and the time and memory of all runs.
         labels: Names that a grid gives to its axes.
         key: Identifier of the first fold's cell.
+        waived: Differences that a comparison ignores, each with a reason.
         per_query: Metrics of each query, as ``Outcome.queries`` returns them.
     """
 
     per_query: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def fold(self) -> None:
+        """None: all folds are one result."""
 
     def queries(self) -> dict[str, NDArray[Any]]:
         """Arrays with one value for each test query."""
@@ -86,5 +91,6 @@ def _join(runs: Sequence[Outcome], watch: Watch) -> ConcatenatedFolds:
         metrics,
         first.labels,
         first.key,
+        first.waived,
         {name: values[answered] for name, values in per_query.items()},
     )
