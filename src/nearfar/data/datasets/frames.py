@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from nearfar.data.datasets.base import Column, Dataset
+from nearfar.data.store.fingerprint import KIND, SIZE
 from nearfar.data.store.sources import Arrays, Ints, Source
 
 BOX = ("box_top", "box_left", "box_height", "box_width")  # columns of a dataset with bounding boxes, in pixels
@@ -56,16 +57,10 @@ class Framed(Source):
         return framed.getvalue()
 
     def fingerprint(self) -> str:
-        return self._with_frame(self.source.fingerprint())
-
-    def stamp(self) -> str:
-        return self._with_frame(self.source.stamp())
-
-    def _with_frame(self, text: str) -> str:
-        digest = hashlib.sha256(f"{text} pad={self.pad} ".encode())
+        digest = hashlib.blake2b(f"{self.source.fingerprint()} pad={self.pad} ".encode(), digest_size=SIZE)
         if self.boxes is not None:
             digest.update(self.boxes.astype("<i8").tobytes())
-        return digest.hexdigest()
+        return KIND + digest.hexdigest()
 
 
 def cut_to_boxes(dataset: Dataset) -> Dataset:
