@@ -303,8 +303,11 @@ def test_impostors_are_all_samples_within_reach() -> None:
             if LABELS[other] != LABELS[i] and float((SORTED[i] - SORTED[other]).square().sum()) < limit:
                 expected.add((i, other))
     found = within_reach(SORTED, LABELS, targets)
+    assert found is not None
     assert set(zip(found.rows.tolist(), found.columns.tolist(), strict=True)) == expected
     assert len(found.rows) == len(expected) > 0
+    assert within_reach(SORTED, LABELS, targets, len(expected)) is not None
+    assert within_reach(SORTED, LABELS, targets, len(expected) - 1) is None
 
 
 def test_pairs_of_a_union_are_there_once() -> None:
@@ -320,6 +323,7 @@ def test_lmnn_objective(rows: int) -> None:
     (slope,) = torch.autograd.grad(expected, g)
     targets = target_neighbors(SORTED, LABELS, 3)
     pairs = within_reach(SORTED @ g.detach().T, LABELS, targets)
+    assert pairs is not None
     value, gradient = E.LMNN(push=0.6)._objective(g.detach(), SORTED, targets, pairs)
     torch.testing.assert_close(value, expected.detach())
     torch.testing.assert_close(gradient, slope)

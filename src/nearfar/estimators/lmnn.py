@@ -14,6 +14,7 @@ from nearfar.estimators.solvers import lbfgs
 
 Array = NDArray[Any]
 CHUNK = 1 << 14
+REACH = 100  # other samples within reach of a sample, on average, beyond which a step is too long
 
 
 class LMNN(LinearTransformer):
@@ -34,7 +35,8 @@ class LMNN(LinearTransformer):
 
     Differences:
         Only samples within reach are compared between two searches, which are exact. A round that would increase the
-        objective over all samples is shortened, so the objective never increases.
+        objective over all samples, or bring far more samples within reach, is shortened, so the objective never
+        increases.
 
     Reference:
         Weinberger and Saul, "Distance metric learning for large margin nearest neighbor classification", JMLR 2009.
@@ -94,23 +96,25 @@ class LMNN(LinearTransformer):
         if kept < data.shape[1]:
             g = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
         pairs = within_reach(data @ g.T, labels, targets)
+        assert pairs is not None
         value = self._objective(g, data, targets, pairs)[0]
         history = [float(value)]
         for _ in range(self.rounds):
             known = pairs
             objective = partial(self._objective, data=data, targets=targets, pairs=known)
             proposal = lbfgs(objective, g, max_iter=self.max_iter, tol=self.tol / 10)[0].to(data)
+            most = max(REACH * len(data), 2 * len(known.rows))
             for _ in range(10):
-                pairs = within_reach(data @ proposal.T, labels, targets)
-                reached = self._objective(proposal, data, targets, pairs)[0]
-                if reached < value:
+                found = within_reach(data @ proposal.T, labels, targets, most)
+                reached = None if found is None else self._objective(proposal, data, targets, found)[0]
+                if reached is not None and reached < value:
                     break
                 proposal = (proposal + g) / 2
-            else:
+            if found is None or reached is None or reached >= value:
                 break
             g, value = proposal, reached
             history.append(float(value))
-            pairs = pairs.union(known)
+            pairs = found.union(known)
             if history[-2] - history[-1] <= self.tol * abs(history[-1]):
                 break
         return self._set(g, history)
@@ -234,19 +238,25 @@ def target_distances(points: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
     return torch.where(targets >= 0, torch.stack(columns, dim=1), -torch.inf)
 
 
-def within_reach(points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor) -> SparsePairs:
+def within_reach(
+    points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, most: int | None = None
+) -> SparsePairs | None:
     """Find all samples of other classes closer than the farthest target neighbor plus the margin of 1.
 
     Args:
         points: Samples, sorted by class.
         labels: Class numbers.
         targets: The target neighbors of each sample.
+        most: The largest number of pairs.
+
+    Returns:
+        The pairs, or None if there are more than ``most``: samples that collapse are all within reach of each other.
     """
     limit = target_distances(points, targets).max(dim=1).values + 1
     norms = points.square().sum(dim=1)
     ends = torch.bincount(labels).cumsum(0).tolist()
     rows, columns = [], []
-    start = 0
+    start = count = 0
     for end in ends:
         for first in range(start, end, 1024):
             part = slice(first, min(first + 1024, end))
@@ -256,6 +266,9 @@ def within_reach(points: torch.Tensor, labels: torch.Tensor, targets: torch.Tens
                 row, column = close.nonzero(as_tuple=True)
                 rows.append(row + part.start)
                 columns.append(column + others.start)
+                count += len(row)
+            if most is not None and count > most:
+                return None
         start = end
     found = torch.cat(rows) * len(points) + torch.cat(columns)
     found = found.sort().values
