@@ -32,7 +32,8 @@ class Split:
         labels: Labels of the whole dataset, [n].
         train: Training rows, increasing.
         validation: Validation rows, increasing; may be empty.
-        test: {"test": rows}, or {"query": rows, "gallery": rows} if queries search a separate gallery.
+        test: {"test": rows}, or {"query": rows, "gallery": rows} if queries search a separate gallery; empty if
+            nothing is tested.
         closed: Whether training and test share their classes, with different rows.
 
     Example:
@@ -48,7 +49,7 @@ class Split:
 
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)
-        if set(self.test) not in ({"test"}, {"query", "gallery"}):
+        if set(self.test) not in (set(), {"test"}, {"query", "gallery"}):
             raise ValueError(
                 f"test has the parts {', '.join(self.test) or 'none'}; allowed are test, or query and gallery"
             )
@@ -63,9 +64,8 @@ class Split:
         if "query" in test and len(np.intersect1d(test["query"], test["gallery"])):
             raise ValueError(f"query and gallery share row {np.intersect1d(test['query'], test['gallery'])[0]}")
         rows, what = (np.arange(len(labels)), "row") if self.closed else (labels, "class")
-        _check_disjoint(
-            rows, {"train": train, "validation": validation, "test": np.concatenate([*test.values()])}, what
-        )
+        tested = np.concatenate([_NO_ROWS, *test.values()])
+        _check_disjoint(rows, {"train": train, "validation": validation, "test": tested}, what)
         for field, value in (("labels", labels), ("train", train), ("validation", validation)):
             object.__setattr__(self, field, value)
         object.__setattr__(self, "test", MappingProxyType(test))
@@ -113,6 +113,22 @@ def standard(dataset: Dataset) -> Split:
         f"{dataset.name} has the parts {', '.join(parts) or 'none'}; needed are train and test, "
         f"or train, query and gallery"
     )
+
+
+def train_only(dataset: Dataset) -> Split:
+    """Use all classes for training, except those of a validation part, and test nothing.
+
+    Args:
+        dataset: The dataset; a test part is left out.
+
+    Example:
+        >>> from nearfar.data import from_arrays
+        >>> train_only(from_arrays(np.eye(4, dtype=np.float32), np.arange(4) // 2))
+        Split(train 4 of 2 classes, validation 0 of 0 classes)
+    """
+    parts = dataset.parts
+    train = parts["all"] if "all" in parts else parts.get("train", _NO_ROWS)
+    return Split(dataset.labels, train, parts.get("validation", _NO_ROWS), {})
 
 
 def fixed_validation(dataset: Dataset, *, share: float = 0.1, seed: int = 0) -> Split:

@@ -24,7 +24,7 @@ from nearfar.data.sampling.independent import Independent
 from nearfar.losses import ProxyLoss
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
-from nearfar.networks.weights import published
+from nearfar.networks.weights import published, save
 from nearfar.training.recipe.schema import DataSection, LossSection, Recipe
 from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import SMALL, Preprocessing
@@ -206,6 +206,8 @@ def create_split(recipe: Recipe, dataset: Dataset) -> Split:
         return splits.standard(dataset)
     if rule.name == "closed_set":
         return splits.closed_set(dataset)
+    if rule.name == "train_only":
+        return splits.train_only(dataset)
     if rule.name == "fixed_validation":
         return splits.fixed_validation(dataset, share=rule.share, seed=rule.seed)
     return splits.k_fold(dataset, rule.folds, seed=rule.seed)[rule.fold]
@@ -359,8 +361,25 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
         }
     own = {"dim", "pooling", "normalize", "head", "levels", "pretrained", "freeze_batchnorm"}
     settings |= section.model_dump(include=own)
+    saved = _saved_model(section.pretrained)
+    if saved is not None:
+        settings["pretrained"] = False
     members = [networks.create(section.name, **settings) for _ in range(section.members)]
-    return members[0] if len(members) == 1 else Ensemble(members, normalize=section.concatenation == "normalized")
+    model = members[0] if len(members) == 1 else Ensemble(members, normalize=section.concatenation == "normalized")
+    if saved is not None:
+        start = save.load(saved)
+        if save.describe(start) != save.describe(model):
+            raise ValueError(f"network.pretrained is {str(saved)!r}, which holds another network than {section.name!r}")
+        model.load_state_dict(start.state_dict())
+    return model
+
+
+def _saved_model(pretrained: bool | str) -> Path | None:
+    """Return the weights file of a model that nearfar saved, which has a description next to it."""
+    if isinstance(pretrained, bool):
+        return None
+    file = expanded(pretrained)
+    return file if file.with_suffix(".json").is_file() else None
 
 
 def members_of(model: Model) -> list[Embedder]:

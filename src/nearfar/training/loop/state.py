@@ -130,8 +130,14 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether the last epoch has ended."""
-        return self.position.epoch >= self.parts.epochs
+        """Whether the last epoch has ended, or too many evaluations have passed without improvement."""
+        position, recipe = self.position, self.parts.recipe
+        if position.epoch >= self.parts.epochs:
+            return True
+        if recipe.selection.patience is None or position.best is None:
+            return False
+        waited = position.epoch - 1 - int(position.best["epoch"])
+        return waited >= recipe.selection.patience * max(recipe.evaluation.every, 1)
 
     def batch_contents(self, iteration: int) -> dict[str, Any]:
         """Describe this process's share of a batch: the rows of the dataset, and the names of their images."""

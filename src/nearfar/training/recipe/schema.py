@@ -140,10 +140,12 @@ class SplitSection(Section):
         "fixed_validation": ("share", "seed"),
         "k_fold": ("folds", "fold", "seed"),
         "closed_set": (),
+        "train_only": (),
     }
-    name: Literal["standard", "fixed_validation", "k_fold", "closed_set"] = "standard"
+    name: Literal["standard", "fixed_validation", "k_fold", "closed_set", "train_only"] = "standard"
     """"standard": none; "fixed_validation": a share of the training classes; "k_fold": one fold of them; "closed_set":
-    none, and other images of the training classes are tested."""
+    none, and other images of the training classes are tested; "train_only": those of the dataset's validation part, and
+    all other classes are for training, none for the test."""
     share: Fraction = 0.1
     """Share of the training classes used for validation, at least two classes."""
     folds: Annotated[int, Field(ge=2)] = 10
@@ -288,7 +290,7 @@ class NetworkSection(Section):
     levels: tuple[Literal["low", "mid", "high"], ...] | None = None
     """Depths of the backbone that have an embedding and a loss each."""
     pretrained: bool | str = False
-    """true: published weights; or a file with weights."""
+    """true: published weights; or a file with weights of the backbone, or a saved model with those of its head, too."""
     freeze_batchnorm: bool = False
     """Keep statistics and parameters of batch norms."""
     members: Count = 1
@@ -496,6 +498,8 @@ class SelectionSection(Section):
     section = "selection"
     metric: str = "recall@1"
     """Metric of the validation classes; without validation classes the last epoch is selected."""
+    patience: Count | None = None
+    """Stop after so many evaluations of the validation classes without improvement; never if not given."""
 
 
 class TuningSection(Section):
