@@ -13,6 +13,7 @@ Example:
 
 from nearfar.estimators.base import LinearTransformer
 from nearfar.estimators.covariance import LFDA, RCA, Mahalanobis
+from nearfar.estimators.deep import DeepMetric
 from nearfar.estimators.kernel import KernelMetric
 from nearfar.estimators.linear import LinearMetric
 from nearfar.estimators.lmnn import LMNN
@@ -30,6 +31,7 @@ __all__ = [
     "NCA",
     "POLA",
     "RCA",
+    "DeepMetric",
     "KernelMetric",
     "LinearMetric",
     "LinearTransformer",

@@ -1,0 +1,348 @@
+"""A deep metric as a scikit-learn estimator: a run of nearfar on arrays."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+from nearfar.data import Loader, View
+from nearfar.data.store.store import Store
+from nearfar.metrics import retrieval
+from nearfar.networks.weights import save
+from nearfar.training.api import open_model, start
+from nearfar.training.evaluation.embeddings import embed
+from nearfar.training.recipe.files import load, to_toml
+from nearfar.training.run.folder import RunFolder
+from nearfar.training.run.reader import read_json
+from nearfar.utils.atomic import write_text
+from nearfar.utils.tensors import as_device
+from nearfar.utils.validation import known
+
+Array = NDArray[Any]
+DATA, START = "data.npz", "start"
+# Functions that remove the last temporary run folder of an estimator.
+_TEMPORARY: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+class DeepMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Trains a network whose embeddings are close for samples of one class.
+
+    ``fit`` trains a recipe in a run folder, so that reports, indexes and the server can use what was learned.
+    Vectors should be scaled before, as for any network.
+
+    Args:
+        loss: A loss; ``nearfar losses`` lists them.
+        network: "mlp" or "linear" for vectors, "small_cnn", "resnet50", … for images.
+        n_components: Dimensions of an embedding.
+        loss_settings: Settings of the loss.
+        network_settings: Settings of the network, such as ``{"hidden": [128]}`` for "mlp".
+        epochs: The largest number of passes over the samples.
+        batch_size: Samples in a batch.
+        per_class: Samples of each class in a batch.
+        lr: Learning rate of AdamW.
+        validation: Share of the classes that are set aside to select the best epoch; 0 for none.
+        patience: Training stops after so many epochs in which the validation classes have not improved.
+        metric: What ``score`` and the selection of the epoch measure: "recall@1", "map@r" or another retrieval metric.
+        recipe: Further sections of a recipe, such as ``{"schedule": {"name": "cosine"}}``.
+        runs: The folder in which each fit creates a run folder. Without it the run is in a temporary folder, which
+            ``to_run`` copies and which is removed together with the estimator.
+        random_state: Seed of weights, batches and validation classes.
+        device: "auto", "cpu", "cuda", …
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> X, y = load_digits(return_X_y=True)
+        >>> model = DeepMetric(n_components=8, epochs=1, random_state=0, device="cpu").fit(X / 16, y)
+        >>> model.transform(X / 16).shape
+        (1797, 8)
+    """
+
+    model_: torch.nn.Module
+    run_: str
+
+    def __init__(
+        self,
+        *,
+        loss: str = "multi_similarity",
+        network: str = "mlp",
+        n_components: int = 64,
+        loss_settings: Mapping[str, Any] | None = None,
+        network_settings: Mapping[str, Any] | None = None,
+        epochs: int = 20,
+        batch_size: int = 128,
+        per_class: int = 4,
+        lr: float = 1e-3,
+        validation: float = 0.0,
+        patience: int | None = None,
+        metric: str = "recall@1",
+        recipe: Mapping[str, Any] | None = None,
+        runs: str | Path | None = None,
+        random_state: Any = None,
+        device: str = "auto",
+    ) -> None:
+        self.loss = loss
+        self.network = network
+        self.n_components = n_components
+        self.loss_settings = loss_settings
+        self.network_settings = network_settings
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.per_class = per_class
+        self.lr = lr
+        self.validation = validation
+        self.patience = patience
+        self.metric = metric
+        self.recipe = recipe
+        self.runs = runs
+        self.random_state = random_state
+        self.device = device
+
+    def __sklearn_tags__(self) -> Tags:
+        """Return scikit-learn's tags: labels are required, and embeddings are float32."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.transformer_tags.preserves_dtype = ["float32"]
+        return tags
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train a new network.
+
+        Args:
+            X: Vectors of shape (n, features), or uint8 images of shape (n, h, w) or (n, h, w, 3).
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        return self._train(X, y, self.epochs, None)
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train the network for one more pass, also on other samples and classes; the first call creates it.
+
+        The optimizer and the parameters of the loss begin anew.
+
+        Args:
+            X: Vectors or images of the shape of the first call.
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        return self._train(X, y, 1, getattr(self, "model_", None))
+
+    def transform(self, X: ArrayLike) -> Array:
+        """Return the embeddings of samples.
+
+        Args:
+            X: Vectors or images, as in ``fit``.
+
+        Returns:
+            A float32 array with one row of length 1 for each sample.
+        """
+        check_is_fitted(self)
+        samples = self._samples(X, reset=False)
+        labels = np.zeros(len(samples), dtype=np.int64)
+        device = as_device("device", self.device)
+        if samples.ndim == 2:
+            loader = Loader(samples.astype(np.float32), labels, device=device, workers=0)
+        else:
+            found = save.preprocessing_of(self.model_)  # type: ignore[arg-type]
+            assert found is not None
+            view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
+            store = Store.of_arrays(samples)
+            loader = Loader(store, labels, view=view, normalization=found.normalization, device=device, workers=0)
+        rows = np.arange(len(samples))
+        return np.asarray(embed(self.model_.to(device), loader, rows).embeddings.cpu())
+
+    def score(self, X: ArrayLike, y: ArrayLike) -> float:
+        """Search each sample among the others and return the metric; classes may be new.
+
+        Args:
+            X: Vectors or images.
+            y: Class labels.
+
+        Returns:
+            The value of ``metric``, from 0 to 1.
+        """
+        codes = np.unique(column_or_1d(y), return_inverse=True)[1]
+        return float(known("metric", self.metric, retrieval(self.transform(X), codes)))
+
+    def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
+        """Return the distances of the embeddings of given pairs.
+
+        Args:
+            left: The first sample of each pair.
+            right: The second sample of each pair.
+
+        Returns:
+            One distance for each pair.
+        """
+        return np.asarray(np.linalg.norm(self.transform(left) - self.transform(right), axis=1))
+
+    @property
+    def metric_(self) -> Callable[[ArrayLike, ArrayLike], float]:
+        """The learned distance of two samples, as a function."""
+        check_is_fitted(self)
+
+        def distance(x: ArrayLike, y: ArrayLike) -> float:
+            return float(self.pair_distance(np.asarray(x)[None], np.asarray(y)[None])[0])
+
+        return distance
+
+    def to_run(self, folder: str | Path) -> Path:
+        """Copy the run folder, for ``nearfar.load``, ``nearfar report``, ``nearfar index`` and ``nearfar serve``.
+
+        Args:
+            folder: The folder to create.
+
+        Returns:
+            The folder.
+        """
+        check_is_fitted(self)
+        source, target = Path(self.run_), Path(folder).absolute()
+        if not source.is_dir():
+            raise FileNotFoundError(f"the temporary run folder {source} was removed; set runs to keep run folders")
+        if target.exists():
+            raise FileExistsError(f"folder is {str(folder)!r}, which exists already; name a new one")
+        shutil.copytree(source, target)
+        recipe = load(target, overrides={"data": {"root": str(target / DATA)}} if (target / DATA).is_file() else {})
+        write_text(RunFolder(target).recipe, to_toml(recipe))
+        return target
+
+    @classmethod
+    def from_run(cls, folder: str | Path) -> Self:
+        """Return a fitted estimator with the network of a run folder.
+
+        Args:
+            folder: A run folder that ``to_run``, ``nearfar.train`` or ``nearfar train`` wrote.
+        """
+        recipe = load(folder)
+        made = cls(
+            loss=recipe.loss.name,
+            network=recipe.network.name,
+            loss_settings=recipe.loss.settings or None,
+            network_settings=recipe.network.settings or None,
+            epochs=recipe.training.epochs or cls().epochs,
+            batch_size=recipe.sampler.images,
+            per_class=recipe.sampler.per_class or cls().per_class,
+            lr=recipe.optimizer.lr,
+            patience=recipe.selection.patience,
+            metric=recipe.selection.metric,
+            random_state=recipe.training.seed,
+            device=recipe.training.device,
+        )
+        model = open_model(folder)
+        made.n_components = model.dim
+        if save.preprocessing_of(model) is None:
+            made.n_features_in_ = int(model.backbone.in_channels)  # type: ignore[union-attr, arg-type]
+        return made._set(model, Path(folder))
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.n_components)
+
+    def _set(self, model: torch.nn.Module, folder: Path) -> Self:
+        self.model_, self.run_ = model, str(folder)
+        self.metrics_ = read_json(RunFolder(folder).metrics)
+        self.n_iter_ = max(1, int(self.metrics_.get("epoch", 0)) + 1)
+        return self
+
+    def _samples(self, X: ArrayLike, y: ArrayLike | None = None, *, reset: bool) -> Array:
+        """Return vectors as float64, checked by scikit-learn, or images as they are."""
+        if getattr(X, "ndim", 2) > 2 and getattr(X, "dtype", None) == np.uint8:
+            return np.asarray(X)
+        if y is None:
+            return np.asarray(validate_data(self, X, reset=reset, dtype=np.float64))
+        samples, _ = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
+        return np.asarray(samples)
+
+    def _train(self, X: ArrayLike, y: ArrayLike, epochs: int, model: torch.nn.Module | None) -> Self:
+        if y is None:
+            raise ValueError("DeepMetric requires y to be passed, but the target y is None")
+        samples = self._samples(X, y, reset=model is None)
+        classes, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has one class, {classes[0]!r}; DeepMetric needs at least two")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        parts = np.full(len(codes), "train", dtype="U10")
+        parts[np.isin(codes, self._validation_classes(len(classes), seed))] = "validation"
+        folder = self._folder()
+        np.savez(folder / DATA, X=samples, y=classes.astype(str)[codes], split=parts)
+        pretrained: dict[str, Any] = {}
+        if model is not None:
+            pretrained = {"pretrained": str(save.save(model, folder / START))}  # type: ignore[arg-type]
+        settings = {
+            "data": {"name": "arrays", "root": str(folder / DATA)},
+            "split": {"name": "train_only"},
+            "sampler": {"batch_size": self.batch_size, "per_class": self.per_class},
+            "augmentation": {"flip": False},
+            "network": {
+                "name": self.network,
+                "dim": self.n_components,
+                "settings": dict(self.network_settings or {}),
+                **pretrained,
+            },
+            "loss": {"name": self.loss, **(self.loss_settings or {})},
+            "optimizer": {"lr": self.lr},
+            "training": {"epochs": epochs, "seed": seed, "device": self.device},
+            "selection": {
+                "metric": self.metric,
+                **({} if self.patience is None else {"patience": self.patience}),
+            },
+        }
+        remove = None if self.runs is not None else weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        with _kept_random_state():
+            start(load(settings, overrides=self.recipe or ()), out=folder)
+            trained = open_model(folder)
+        self.classes_ = classes
+        self._set(trained, folder)
+        _TEMPORARY.pop(self, lambda: None)()
+        if remove is not None:
+            _TEMPORARY[self] = remove
+        return self
+
+    def _validation_classes(self, count: int, seed: int) -> Array:
+        """Choose the classes that select the epoch: at least two, and at least two others remain."""
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation is {self.validation}; it must be from 0 to below 1")
+        if not self.validation:
+            return np.empty(0, dtype=np.int64)
+        chosen = max(2, round(self.validation * count))
+        if count - chosen < 2:
+            raise ValueError(
+                f"validation is {self.validation}, {chosen} of {count} classes; at least two must remain for training"
+            )
+        return np.random.RandomState(seed).permutation(count)[:chosen]
+
+    def _folder(self) -> Path:
+        """Create the folder of a run."""
+        if self.runs is not None:
+            runs = Path(self.runs)
+            runs.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f"arrays-{self.loss}-", dir=runs)).absolute()
+        return Path(tempfile.mkdtemp(prefix="nearfar-"))
+
+
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    """Restore the global random generators, which a training seeds."""
+    python, array, generator = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+        torch.set_rng_state(generator)

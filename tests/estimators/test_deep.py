@@ -1,0 +1,156 @@
+"""A deep metric as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import nearfar as nf
+from nearfar.estimators import DeepMetric
+
+X, Y = (array[:400] for array in load_digits(return_X_y=True))
+X = X / 16
+SMALL: dict[str, Any] = {"n_components": 8, "network_settings": {"hidden": [32]}, "device": "cpu", "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def fitted() -> DeepMetric:
+    return DeepMetric(epochs=3, **SMALL).fit(X, Y)
+
+
+@parametrize_with_checks(
+    [DeepMetric(n_components=2, epochs=1, batch_size=16, per_class=2, network_settings={"hidden": [4]}, device="cpu")]
+)
+def test_scikit_learn(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_training_improves_retrieval(fitted: DeepMetric) -> None:
+    untrained = DeepMetric(epochs=1, lr=1e-12, metric="map@r", **SMALL).fit(X, Y)
+    assert clone(fitted).set_params(metric="map@r", epochs=10).fit(X, Y).score(X, Y) > untrained.score(X, Y) + 0.1
+
+
+def test_scores_are_those_of_the_metrics(fitted: DeepMetric) -> None:
+    expected = nf.metrics.retrieval(fitted.transform(X), Y)["recall@1"]
+    assert fitted.score(X, Y.astype(str)) == expected
+
+
+def test_distances_are_those_of_embeddings(fitted: DeepMetric) -> None:
+    mapped = fitted.transform(X)
+    expected = np.linalg.norm(mapped[0] - mapped[5])
+    assert fitted.metric_(X[0], X[5]) == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(mapped, axis=1), 1, atol=1e-5)
+
+
+def test_one_seed_gives_one_result_and_leaves_the_global_generators(fitted: DeepMetric) -> None:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    again = clone(fitted).fit(X, Y)
+    here = (torch.rand(1).item(), np.random.rand())
+    torch.manual_seed(3)
+    np.random.seed(3)
+    assert here == (torch.rand(1).item(), np.random.rand())
+    np.testing.assert_array_equal(again.transform(X), fitted.transform(X))
+
+
+def test_partial_fit_goes_on_from_the_learned_weights(fitted: DeepMetric) -> None:
+    model = clone(fitted).set_params(lr=1e-12).partial_fit(X, Y)
+    other = clone(fitted).set_params(lr=1e-12, random_state=9)
+    before = model.transform(X)
+    model.set_params(random_state=9).partial_fit(X[:200], Y[:200])  # another seed would give other first weights
+    np.testing.assert_allclose(model.transform(X), before, atol=1e-5)
+    assert not np.allclose(other.fit(X, Y).transform(X), before, atol=1e-2)
+
+
+def test_training_stops_when_validation_classes_no_longer_improve(tmp_path: Path) -> None:
+    model = DeepMetric(epochs=9, validation=0.3, patience=2, lr=1e-12, runs=tmp_path, **SMALL).fit(X, Y)
+    log = [json.loads(line) for line in (Path(model.run_) / "log.jsonl").read_text().splitlines()]
+    measured = [line["metrics"] for line in log if "metrics" in line]
+    assert len(measured) == 3  # the first epoch is the best, and two more do not improve
+    assert model.metrics_["selection"] == "best validation recall@1"
+    assert model.metrics_["validation"]["queries"] == np.isin(Y, _validation_classes(model)).sum()
+
+
+def _validation_classes(model: DeepMetric) -> list[int]:
+    with np.load(Path(model.run_) / "data.npz") as data:
+        held = {int(label) for label in data["y"][data["split"] == "validation"]}
+        assert held.isdisjoint({int(label) for label in data["y"][data["split"] == "train"]})
+    assert len(held) == 3
+    return sorted(held)
+
+
+def test_images() -> None:
+    pictures = (X.reshape(-1, 8, 8) * 255).astype(np.uint8)
+    settings = {**SMALL, "network": "small_cnn", "network_settings": None}
+    model = DeepMetric(epochs=2, **settings).fit(pictures, Y)
+    assert model.transform(pictures).shape == (400, 8)
+    assert model.score(pictures, Y) > 0.8
+
+
+def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
+    run = fitted.to_run(tmp_path / "run")
+    again = DeepMetric.from_run(run)
+    np.testing.assert_array_equal(again.transform(X), fitted.transform(X))
+    assert again.get_params()["loss"] == "multi_similarity"
+    network = nf.load(run)
+    with torch.no_grad():
+        direct = network(torch.as_tensor(X, dtype=torch.float32)).numpy()
+    np.testing.assert_allclose(direct, fitted.transform(X), atol=1e-6)
+    from nearfar.training.run.reader import read_run
+
+    data = read_run(run).dataset
+    assert data is not None
+    assert len(data) == 400
+    with pytest.raises(FileExistsError, match="exists already"):
+        fitted.to_run(run)
+
+
+def test_a_temporary_run_is_removed_with_its_estimator() -> None:
+    model = DeepMetric(epochs=1, **SMALL).fit(X, Y)
+    first = Path(model.run_)
+    model.partial_fit(X, Y)
+    second = Path(model.run_)
+    assert not first.exists()
+    assert second.is_dir()
+    del model
+    gc.collect()
+    assert not second.exists()
+
+
+def test_further_sections_of_a_recipe() -> None:
+    model = DeepMetric(epochs=1, recipe={"optimizer": {"name": "sgd"}, "schedule": {"name": "cosine"}}, **SMALL)
+    recipe = nf.training.load_recipe(Path(model.fit(X, Y).run_))
+    assert recipe.optimizer.name == "sgd"
+    assert recipe.schedule.name == "cosine"
+
+
+def test_in_a_pipeline() -> None:
+    pipeline = make_pipeline(StandardScaler(), DeepMetric(epochs=20, **SMALL), KNeighborsClassifier(3))
+    assert pipeline.fit(X[:300], Y[:300]).score(X[300:], Y[300:]) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"validation": 1.0}, "validation is 1.0; it must be from 0"),
+        ({"validation": 0.9}, "at least two must remain for training"),
+        ({"loss": "tripelt"}, "triplet"),
+        ({"network": "resnet50", "network_settings": None}, "reads images"),
+        ({"metric": "recall"}, "selection.metric is 'recall'"),
+    ],
+)
+def test_errors(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DeepMetric(**{**SMALL, **settings}).fit(X, Y)
