@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import nearfar as nf
 from nearfar.estimators import DeepMetric
+from nearfar.training.run.reader import read_run
 
 X, Y = (array[:400] for array in load_digits(return_X_y=True))
 X = X / 16
@@ -108,11 +109,8 @@ def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
     with torch.no_grad():
         direct = network(torch.as_tensor(X, dtype=torch.float32)).numpy()
     np.testing.assert_allclose(direct, fitted.transform(X), atol=1e-6)
-    from nearfar.training.run.reader import read_run
-
-    data = read_run(run).dataset
-    assert data is not None
-    assert len(data) == 400
+    assert len(nf.data.open("arrays", run / "data.npz")) == 400
+    assert read_run(run).metrics == fitted.metrics_
     with pytest.raises(FileExistsError, match="exists already"):
         fitted.to_run(run)
 

@@ -24,10 +24,9 @@ from nearfar.metrics import retrieval
 from nearfar.networks.weights import save
 from nearfar.training.api import open_model, start
 from nearfar.training.evaluation.embeddings import embed
-from nearfar.training.recipe.files import load, to_toml
+from nearfar.training.recipe.files import load
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
-from nearfar.utils.atomic import write_text
 from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import known
 
@@ -205,6 +204,9 @@ class DeepMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     def to_run(self, folder: str | Path) -> Path:
         """Copy the run folder, for ``nearfar.load``, ``nearfar report``, ``nearfar index`` and ``nearfar serve``.
 
+        The samples are in its file data.npz. Its recipe names where they were during the fit, since a finished run is
+        never changed; set ``runs`` to fit in a folder that stays.
+
         Args:
             folder: The folder to create.
 
@@ -218,8 +220,6 @@ class DeepMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         if target.exists():
             raise FileExistsError(f"folder is {str(folder)!r}, which exists already; name a new one")
         shutil.copytree(source, target)
-        recipe = load(target, overrides={"data": {"root": str(target / DATA)}} if (target / DATA).is_file() else {})
-        write_text(RunFolder(target).recipe, to_toml(recipe))
         return target
 
     @classmethod
