@@ -189,6 +189,14 @@ def test_code_that_computes_nothing_and_the_losses_own_may_differ(tmp_path: Path
     assert judge(runs).fair
 
 
+def test_the_file_of_a_loss_may_be_used_by_runs_of_others_but_not_in_two_versions(tmp_path: Path) -> None:
+    own = {"loss": {"files": ["mine.py"], "digest": "l2"}, "used": {"mine.py": "m1"}}
+    same, other = ({"used": {"mine.py": digest}} for digest in ("m1", "m2"))
+    mine = with_code(tmp_path / "mine", "raw", own)
+    assert judge([mine, with_code(tmp_path / "same", "nra", same)]).fair
+    assert not judge([mine, with_code(tmp_path / "other", "nra", other)]).fair
+
+
 def test_a_module_beside_a_plugin_is_code_too(tmp_path: Path) -> None:
     used = [{"used": {"mine.py": "m", "helper.py": helper}} for helper in ("h1", "h2")]
     runs = [with_code(tmp_path / "one", "nra", used[0]), with_code(tmp_path / "two", "raw", used[1])]

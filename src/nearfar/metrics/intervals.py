@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 from torch import Tensor
 
 from nearfar.utils.tensors import Array
@@ -61,6 +60,8 @@ class CrossedMeans:
         Args:
             confidence: Share of intervals that contain the true mean.
         """
+        from scipy import special
+
         half = special.stdtrit(self.freedom, (1 + confidence) / 2) * self.error
         return self.mean - half, self.mean + half
 
@@ -73,6 +74,8 @@ class CrossedMeans:
         Args:
             confidence: Share of intervals that contain the true mean.
         """
+        from scipy import special
+
         half = special.stdtrit(self.freedom, (1 + confidence) / 2) * self.error
         slope = self.mean * (1 - self.mean)
         half = np.divide(half, slope, out=np.zeros_like(half), where=slope > 0)
@@ -81,6 +84,8 @@ class CrossedMeans:
 
     def p_values(self) -> Values:
         """Two-sided p-values of means that differ from 0; 1 for a mean of exactly 0."""
+        from scipy import special
+
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.abs(self.mean) / self.error
         p: Values = 2 * special.stdtr(self.freedom, -np.where(self.mean == 0.0, 0.0, ratio))
@@ -147,6 +152,8 @@ def crossed_means(found: MeanSquares, *, related: bool = False) -> CrossedMeans:
         >>> float(means.mean[0]), round(float(means.error[0]), 3), float(means.freedom[0])
         (2.0, 0.577, 2.0)
     """
+    from scipy import special
+
     of_class, of_seed, of_rest = found.of_class, found.of_seed, found.of_rest
     class_freedom, seed_freedom = found.classes - 1.0, max(found.seeds - 1.0, 1.0)
     if related and found.seeds > 1 and len(of_seed) > 1:

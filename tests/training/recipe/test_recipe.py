@@ -122,7 +122,7 @@ def test_every_loss_can_be_named(name: str) -> None:
         ({"split": {"share": 0.1}}, "split.share belongs to fixed_validation"),
         ({"split": {"kind": "k_fold"}}, "split.kind is now called split.name"),
         ({"split": {"name": "kfold"}}, "did you mean 'k_fold'"),
-        ({"split": {"name": "default"}}, 'allowed: "standard", "fixed_validation" or "k_fold"'),
+        ({"split": {"name": "default"}}, 'allowed: "standard", "fixed_validation", "k_fold", '),
         ({"selection": {"metric": "recall@3"}}, "evaluation.ks"),
         ({"selection": {"metric": "recal@1"}}, "did you mean 'recall@1'"),
         ({"selection": {"metric": "nmi"}}, "evaluation.clustering"),

@@ -10,7 +10,7 @@ from nearfar.training import load_recipe
 
 FOLDER = Path(__file__).parents[3] / "recipes"
 OTHERS = ("grids", "spaces")  # what is made of recipes, and tested where it is read
-FILES = sorted(file for file in FOLDER.rglob("*.toml") if file.parent.name not in OTHERS)
+FILES = sorted(file for file in FOLDER.rglob("*.toml") if not set(file.relative_to(FOLDER).parts) & set(OTHERS))
 CITES = ("Table", "Figure", "section", "No published setting")
 
 

@@ -21,7 +21,13 @@ from nearfar.utils.validation import nearest
 
 KEY_DIGITS = 8  # of a key in a folder name
 # Keys of recipes that came later, with the default under which finished cells keep their digests.
-ADDED = {"network.independent": False, "network.concatenation": "normalized"}
+ADDED = {
+    "data.pad": False,
+    "evaluation.crops": 1,
+    "evaluation.test_every": 0,
+    "network.concatenation": "normalized",
+    "network.independent": False,
+}
 FEATURE_SECTIONS = ("data", "augmentation", "network", "evaluation")  # of a recipe, that untrained features depend on
 BASELINE_SECTIONS = (*FEATURE_SECTIONS, "split")  # and that their metrics depend on
 

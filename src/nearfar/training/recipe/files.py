@@ -156,6 +156,7 @@ def to_toml(recipe: Recipe) -> str:
         aspect = "keep"
         on_error = "fail"
         mode = "auto"
+        pad = false
         <BLANKLINE>
         [split]
         name = "standard"
