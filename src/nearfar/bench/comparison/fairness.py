@@ -137,7 +137,7 @@ def _code(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str]]:
     facts = {name: found for name, found in known if found is not None}
     others = {key for found in facts.values() for key in found}
     for run in outcomes:  # the file of one loss may be used by runs of another, and is then compared
-        for file, digest in run.manifest.get("code", {}).get("used", {}).items():
+        for file, digest in (run.manifest.get("code") or {}).get("used", {}).items():
             if f"used.{file}" in others and (found := facts.get(names[id(run)])) is not None:
                 found.setdefault(f"used.{file}", digest)
     differing = _differing([(name, False, found) for name, found in facts.items()])
