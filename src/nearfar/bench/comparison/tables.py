@@ -295,7 +295,12 @@ def _formatted(value: CellValue, column: TableColumn) -> str:
         return MISSING if value is None else value
     if _is_missing(value):
         return MISSING
-    return str(value) if column.digits is None else f"{value:.{column.digits}f}"
+    if column.digits is None:
+        return str(value)
+    least = 10.0**-column.digits
+    if column.name == "p" and value < least:  # a p-value is never 0
+        return f"< {least:.{column.digits}f}"
+    return f"{value:.{column.digits}f}"
 
 
 def _is_missing(value: CellValue) -> bool:
