@@ -71,8 +71,8 @@ class NRA(PairLoss):
         return torch.where(rank < 0.5, self._half(rank), 1 - self._half(1 - rank))
 
     def _half(self, part: Tensor) -> Tensor:
-        """½ (2x)^alpha; 0 without a gradient at x = 0, where the slope is infinite if alpha < 1."""
-        inside = part > 0
+        """½ (2x)^alpha; 0 without a gradient at x = 0, where the slope is infinite if alpha < 1, and beyond ½."""
+        inside = (part > 0) & (part <= 0.5)  # the unused half would overflow
         return masked(0.5 * (2 * masked(part, inside, 0.5)) ** self.alpha, inside)
 
     def cost(self, similarity: Tensor) -> Tensor:
