@@ -43,7 +43,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "lifted_structure": {"margin": MARGIN, "squared": EITHER},
     "lifted_structure_generalized": {"margin": MARGIN, "mining": MINING},
-    "n_pair": {"l2": (0.0, 0.02, 1.0), "mining": RAW_MINING},
+    "n_pair": {"form": ("per_positive", "pairs", "joint"), "l2": (0.0, 0.02, 1.0), "mining": RAW_MINING},
     "margin": {
         "margin": (0.0, 0.2, 10.0),
         "beta": (-10.0, 0.0, 1.2, 10.0),
@@ -66,12 +66,22 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     "sup_con": {"temperature": TEMPERATURE, "mining": MINING},
     "nt_xent": {"temperature": TEMPERATURE, "mining": MINING},
     "angular": {"angle": (0.01, 15.0, 40.0, 70.0)},
+    "hierarchical_triplet": {"margin": MARGIN, "num_classes": (None, 12), "levels": (1, 16)},
+    "quadruplet": {"margin": MARGIN, "second_margin": MARGIN},
     "histogram": {"bins": (1, 2, 100, 5000)},
     "smooth_ap": {"temperature": TEMPERATURE},
     "fast_ap": {"bins": (1, 2, 10, 5000)},
     "softmax": {"sample_rate": SAMPLE_RATE},
     "normalized_softmax": {"temperature": TEMPERATURE, "sample_rate": SAMPLE_RATE},
-    "proxy_nca": {"scale": SHARPNESS, "include_positive": EITHER, "sample_rate": SAMPLE_RATE},
+    "proxy_nca": {
+        "measure": ("squared_euclidean", "euclidean", "dot"),
+        "normalize": EITHER,
+        "scale": SHARPNESS,
+        "include_positive": EITHER,
+        "assignment": ("static", "dynamic"),
+        "num_proxies": (None, 1, 20),
+        "sample_rate": SAMPLE_RATE,
+    },
     "arcface": {
         "centers": (1, 3),
         "margin": (0.0, 0.5, 1.0, 1.57),
@@ -88,11 +98,13 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
         "sample_rate": SAMPLE_RATE,
     },
     "proxy_anchor": {"alpha": SHARPNESS, "margin": MARGIN},
-    "proxy_repel": {"alpha": SHARPNESS, "margin": MARGIN, "through_batch": EITHER},
+    "proxy_repel": {"alpha": SHARPNESS, "margin": MARGIN, "through_batch": EITHER, "repelled": ("all", "absent")},
     "group": {
         "iterations": (1, 2, 20),
         "temperature": TEMPERATURE,
         "anchors_per_class": (0, 1, 5),
+        "similarity": ("correlation", "cosine", "gaussian", "learned"),
+        "bandwidth": (0.01, 1.0, 1000.0),
         "keep_diagonal": EITHER,
         "average_over": ("rest", "all"),
         "classification_weight": (0.0, 1.0),
@@ -169,10 +181,14 @@ def test_a_thousand_random_batches_give_no_nan(key: str) -> None:
             choice["temperature"] = min(choice["temperature"], 120.0 / choice["alpha"])
         if choice.get("form") == "cosine" or choice.get("mining") == "distance_weighted":  # these are of unit vectors
             choice.pop("normalize", None)
+        if choice.get("assignment"):
+            choice.pop("num_proxies" if choice["assignment"] == "static" else "sample_rate")
         loss = create(key, choice, dim=batch[0].shape[1], num_classes=15)
         place = draw.choice(PLACES)
         if isinstance(loss, ProxyLoss):
             place_proxies(loss, place, batch[0])
+        if isinstance(loss, nf.losses.HierarchicalTriplet):
+            loss.update(*batch)
         if draw.random() < 0.1:
             loss.memory_budget = 1  # a row at a time
         try:
