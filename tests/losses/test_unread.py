@@ -7,10 +7,9 @@ from importlib import import_module
 
 import pytest
 import torch
-from cases import CASES, DEFAULTS, Case
+from cases import CASES, DEFAULTS, Case, create
 from checks import make_batch, make_gallery
 
-import nearfar as nf
 from nearfar.losses import PairLoss
 
 
@@ -57,8 +56,9 @@ def test_a_label_beyond_the_classes_is_an_error_or_shows_in_the_loss(case: Case,
         assert value.isnan()
 
 
-def test_gradients_of_a_label_beyond_the_classes_show_it() -> None:
-    loss = nf.losses.ArcFace(num_classes=5, dim=4)
+@pytest.mark.parametrize(("key", "settings"), [("arcface", {}), ("proxy_nca", {"assignment": "dynamic"})])
+def test_gradients_of_a_label_beyond_the_classes_show_it(key: str, settings: dict[str, str]) -> None:
+    loss = create(key, settings, num_classes=5)
     loss.memory_budget = 1
     embeddings, labels = make_batch(dtype=torch.float32)
     labels[4] = 5

@@ -64,6 +64,7 @@ class Group(ProxyLoss):
     key = "group"
     source = "Group Loss 1–7"
     cuda_graph = True
+    fixed = (*ProxyLoss.fixed, "similarity")
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class NPair(PairLoss):
     measure = "dot"
     normalize = False
     closed_form = True
+    fixed = ("form",)
     minings = ("all", "semi_hard", "hard", "valid_triplet", "random")
 
     def __init__(self, *, form: str = "per_positive", l2: float = 0.02, mining: Choice = "all") -> None:

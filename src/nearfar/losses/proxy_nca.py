@@ -78,6 +78,7 @@ class ProxyNCA(ClassificationLoss):
     source = "Thesis 2.27–2.28, RLL 4–5"
     cuda_graph = True
     deterministic = True
+    fixed = (*ClassificationLoss.fixed, "normalize", "assignment", "num_proxies")
 
     def __init__(
         self,
@@ -160,6 +161,9 @@ class ProxyNCA(ClassificationLoss):
             nearest = (compared * rows.factor).argmax(dim=1)
         positions = torch.arange(len(labels), device=labels.device)
         value = row_loss(rows, embeddings, labels, proxies[nearest], labels, positions, owner=self)
+        # Labels are only compared with each other, so that one beyond the classes has to be looked for.
+        beyond = ((labels < 0) | (labels >= self.num_classes)).any()
+        value = value * torch.ones_like(value).masked_fill_(beyond, torch.nan)
         return value.add(compared.sum(), alpha=0.0)  # NaN in a proxy that represents nobody is noticed
 
 
