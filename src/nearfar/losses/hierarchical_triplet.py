@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class HierarchicalTriplet(PairLoss):
 
     key = "hierarchical_triplet"
     source = "NRA Table II"
-    deterministic = True
+    deterministic = True  # no CUDA graph: the margins are no public setting and change from epoch to epoch
     measure = "squared_euclidean"
     closed_form = True
     row_bytes = 80
@@ -101,9 +101,6 @@ class HierarchicalTriplet(PairLoss):
         rows = torch.from_numpy(np.flatnonzero(seen)).to(self.margins.device)
         self.margins.zero_()
         self.margins[rows.unsqueeze(1), rows] = torch.from_numpy(found).to(self.margins)
-
-    def graph_key(self) -> Hashable:
-        return None  # the margins change from epoch to epoch
 
     def compute(
         self,

@@ -44,7 +44,7 @@ class Quadruplet(Loss):
 
     key = "quadruplet"
     source = "NRA Table II"
-    deterministic = True
+    deterministic = True  # no CUDA graph: the host waits for the number of positive pairs
 
     def __init__(self, *, margin: float = 1.0, second_margin: float = 0.5) -> None:
         super().__init__()
