@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class ProxyLoss(Loss):
     """
 
     shared_columns = False
-    fixed = ("num_classes", "dim", "centers")
+    fixed: ClassVar[tuple[str, ...]] = ("num_classes", "dim", "centers")
 
     def __init__(self, num_classes: int, dim: int, lr_multiplier: float, centers: int | None = None) -> None:
         super().__init__()
