@@ -78,3 +78,11 @@ def test_classes_without_an_image_keep_the_plain_margin() -> None:
     assert loss.margins[:2, :2].any()
     assert not loss.margins[2:].any()
     assert not loss.margins[:, 2:].any()
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_of_opposites_leave_no_room_for_levels() -> None:
+    loss = nf.losses.HierarchicalTriplet(num_classes=2)
+    loss.update(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]), torch.tensor([0, 0, 1, 1]))
+    assert loss.margins is not None
+    assert loss.margins.allclose(torch.zeros(2, 2))

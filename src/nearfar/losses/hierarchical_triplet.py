@@ -94,7 +94,7 @@ class HierarchicalTriplet(PairLoss):
         between = (2 - 2 * means @ means.T).clip(0)
         np.fill_diagonal(between, 0)
         lowest = within[counts > 1].mean() if (counts > 1).any() else 0.0
-        step = (FARTHEST - lowest) / self.levels
+        step = max(FARTHEST - lowest, 1e-9) / self.levels  # 0 if every class consists of opposites
         joined = squareform(cophenet(linkage(squareform(between, checks=False), "single")))
         level = np.ceil((joined - lowest) / step - 1e-9).clip(0, self.levels)
         found = lowest + level * step - within[:, None]
