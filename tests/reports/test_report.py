@@ -132,7 +132,7 @@ def test_metrics_and_intervals_are_those_of_the_embeddings(digits: Path) -> None
     assert f"Intervals of 95 % are over {interval.classes} classes" in text
 
 
-def test_frames_tell_whether_a_neighbour_is_of_the_class(digits: Path) -> None:
+def test_frames_tell_whether_a_neighbor_is_of_the_class(digits: Path) -> None:
     page = Page(report(digits, queries=5, worst=0))
     good, bad, asked = (len(page.with_class(kind)) for kind in ("good", "bad", "asked"))
     assert (asked, good + bad) == (5, 40)

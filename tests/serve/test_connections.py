@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,15 +43,20 @@ class Transport(asyncio.Transport):
         return not self.open
 
 
-async def connect(config: Any, *addresses: str) -> list[Transport]:
+def connect(config: Any, *addresses: str) -> list[Transport]:
     """Connect from addresses, one after the other."""
-    made = []
-    for address in addresses:
-        transport = Transport(address)
-        state = server.uvicorn.server.ServerState()
-        config.http_protocol_class(config=config, server_state=state, app_state={}).connection_made(transport)
-        made.append(transport)
-    return made
+
+    async def connected() -> list[Transport]:
+        made = []
+        for address in addresses:
+            transport = Transport(address)
+            state = server.uvicorn.server.ServerState()
+            config.http_protocol_class(config=config, server_state=state, app_state={}).connection_made(transport)
+            made.append(transport)
+        return made
+
+    with ThreadPoolExecutor(1) as pool:  # in the main thread, the loop of an open browser may run
+        return pool.submit(asyncio.run, connected()).result()
 
 
 def configured(**limits: Any) -> Any:
@@ -59,19 +66,19 @@ def configured(**limits: Any) -> Any:
 
 
 def open_ones(config: Any, *addresses: str) -> list[bool]:
-    return [each.open for each in asyncio.run(connect(config, *addresses))]
+    return [each.open for each in connect(config, *addresses)]
 
 
 def test_one_client_has_few_connections(caplog: pytest.LogCaptureFixture) -> None:
     config = configured(client_connections=2)
     with caplog.at_level(logging.WARNING):
-        found = asyncio.run(connect(config, *["203.0.113.7"] * 5, "203.0.113.8", *["127.0.0.1", "10.0.0.1"] * 4))
+        found = connect(config, *["203.0.113.7"] * 5, "203.0.113.8", *["127.0.0.1", "10.0.0.1"] * 4)
     assert [each.open for each in found] == [True] * 2 + [False] * 3 + [True] * 9
     assert found[2].written.startswith(b"HTTP/1.1 503 ")
     assert len(caplog.records) == 1  # and not one for each
 
 
-def test_neighbours_of_one_network_are_one_client() -> None:
+def test_neighbors_of_one_network_are_one_client() -> None:
     assert open_ones(configured(client_connections=1), "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1") == [
         True,
         False,
@@ -82,6 +89,37 @@ def test_neighbours_of_one_network_are_one_client() -> None:
 def test_a_new_connection_replaces_the_one_that_waited_longest() -> None:
     addresses = [f"203.0.113.{number}" for number in range(8)]
     assert open_ones(configured(connections=3), *addresses) == [False] * 5 + [True] * 3
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files cannot be counted")
+def test_files_are_kept_free_for_connections_on_their_way() -> None:
+    """As many new connections in each round of the event loop as it accepts at once."""
+    config, backlog = configured(connections=1), 16
+
+    def protocol() -> asyncio.Protocol:
+        made: asyncio.Protocol = config.http_protocol_class(
+            config=config, server_state=server.uvicorn.server.ServerState(), app_state={}
+        )
+        return made
+
+    async def peak() -> int:
+        listening, most = server.listen("127.0.0.1", 0), 0
+        with ExitStack() as stack:
+            async with await asyncio.get_running_loop().create_server(protocol, sock=listening, backlog=backlog):
+                listening.listen(8 * backlog)  # so that nobody waits to connect
+                before = len(os.listdir("/proc/self/fd"))
+                for _ in range(8):
+                    for _ in range(backlog):
+                        stack.enter_context(socket.create_connection(listening.getsockname(), timeout=20))
+                        before += 1
+                    await asyncio.sleep(0)
+                    most = max(most, len(os.listdir("/proc/self/fd")) - before)
+        return most
+
+    with ThreadPoolExecutor(1) as pool:
+        most = pool.submit(asyncio.run, peak()).result()
+    assert backlog < most <= 1 + 3 * (backlog + 1)  # newer versions of Python accept one more
+    assert server.OTHER_FILES > 3 * server.BACKLOG
 
 
 def test_a_header_that_does_not_arrive_is_given_up(site: Callable[..., str]) -> None:

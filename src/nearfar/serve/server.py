@@ -30,7 +30,9 @@ UPLOAD_SECONDS = 2  # that images have to be decoded when the server is stopped
 STALL_SECONDS = 30  # that a client may take to read the next part of a response
 HANDSHAKE_SECONDS = 10  # that a client may take to begin an encrypted connection
 BACKLOG = 128  # connections that are accepted at once
-OTHER_FILES = 2 * BACKLOG  # open files that are not connections, and connections that are about to be closed
+# Open files beyond the counted connections: 64 of other kinds, and connections on their way. The event loop accepts up
+# to a backlog in each round. A connection is counted two rounds later, and the one it replaces is closed in the third.
+OTHER_FILES = 64 + 3 * BACKLOG
 MOST_FILES = 8192
 LOG_SECONDS = 60  # between two lines about too many connections
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))

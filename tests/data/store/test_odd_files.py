@@ -60,7 +60,7 @@ def test_there_are_more_than_twenty_kinds_of_each() -> None:
     assert len(BAD) > 20
 
 
-def test_good_files_survive_bad_neighbours(folder: Dataset, tmp_path: Path) -> None:
+def test_good_files_survive_bad_neighbors(folder: Dataset, tmp_path: Path) -> None:
     store = prepare(folder, cache=tmp_path / "cache", on_error="skip")
     assert {folder.source.name(row) for row in store.rows.tolist()} == set(GOOD)
     assert {one.name for one in store.bad} == set(BAD)
