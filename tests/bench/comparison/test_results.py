@@ -21,9 +21,11 @@ def test_a_run_says_what_it_is(tmp_path: Path) -> None:
     assert not run.is_baseline
 
 
-@pytest.mark.parametrize("name", ["standard", "fixed_validation", "k_fold"])
+@pytest.mark.parametrize("name", ["standard", "fixed_validation", "k_fold", "closed_set", "train_only"])
 def test_its_split_is_its_protocol(tmp_path: Path, name: str) -> None:
-    assert finished(tmp_path / "one", overrides={"split": {"name": name}}).protocol == name
+    run = finished(tmp_path / "one", overrides={"split": {"name": name}, "selection.metric": "map@r"})
+    assert run.protocol == name
+    assert run.selected_by == (None if name in ("standard", "closed_set") else "map@r")  # no validation classes
 
 
 def test_manifests_of_earlier_versions_are_upgraded(tmp_path: Path) -> None:

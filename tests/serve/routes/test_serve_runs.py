@@ -28,7 +28,11 @@ def runs(tmp_path: Path) -> Path:
         ("manifest.json", None, "manifest.json is missing"),
         ("manifest.json", "{", "is not valid JSON"),
         ("manifest.json", '{"recipe": ["x"]}', "AttributeError"),
-        ("manifest.json", '{"recipe": {"split": {"name": "magic"}}}', "split.name 'magic'"),
+        (
+            "manifest.json",
+            '{"recipe": {"split": {"name": "magic"}}}',
+            "split.name 'standard', and the manifest 'magic'",
+        ),
         ("metrics.json", "[]", "holds a list"),
     ],
 )

@@ -18,10 +18,11 @@ from nearfar.bench.comparison import manifest_keys as keys
 from nearfar.bench.comparison.packed import content, locate, run_folders
 from nearfar.bench.executors.job import LABELS
 from nearfar.training.recipe.files import upgrade
+from nearfar.training.recipe.schema import SplitSection
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 
-PROTOCOLS = ("standard", "fixed_validation", "k_fold")
+PROTOCOLS = tuple(SplitSection.keys)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Outcome:
 
     @property
     def protocol(self) -> str:
-        """ "standard", "fixed_validation" or "k_fold"."""
+        """Name of the split, as in the recipe: "standard", "k_fold"."""
         name = self.recipe.get("split", {}).get("name", "standard")
         if name not in PROTOCOLS:
             raise RunError(f"{self.folder} has split.name {name!r}; known are {', '.join(PROTOCOLS)}")
@@ -157,7 +158,7 @@ class Outcome:
     def selected_by(self) -> str | None:
         """The validation metric that selected the epoch; None if the last epoch was used."""
         found = self.recipe.get("selection", {}).get("metric")
-        return None if self.protocol == "standard" or found is None else str(found)
+        return str(found) if keys.selects_epoch(self.manifest) and found is not None else None
 
     @property
     def seconds(self) -> float:
