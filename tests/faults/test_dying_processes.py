@@ -77,8 +77,8 @@ def test_a_worker_of_ray_that_dies_fails_its_cell_which_runs_again(tmp_path: Pat
 
         def kill() -> None:
             """The process that holds the run's lock, once it trains."""
-            lock = next(iter((tmp_path / "out").rglob(".lock")))
-            os.kill(int(lock.read_text().split()[0]), signal.SIGKILL)
+            held = [lock.read_text() for lock in (tmp_path / "out").rglob("cells/*/.lock")]
+            os.kill(int(held[0]), signal.SIGKILL)
 
         def when_it_trains() -> None:
             wait_for(lambda: any((tmp_path / "out").rglob("checkpoint/last")), 120)
