@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)")
 CODE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
 
 
 def anchors(page: Path) -> set[str]:
@@ -28,6 +30,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         target = (page.parent / place) if place else page
         assert target.exists(), place
         assert not anchor or anchor in anchors(target), f"{place}#{anchor}"
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_an_example_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in PYTHON.findall(page.read_text(encoding="utf-8")):
+        exec(compile(block, page.name, "exec"), names)
+    assert names
 
 
 def test_the_page_of_papers_names_recipes_and_grids() -> None:

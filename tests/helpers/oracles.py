@@ -388,14 +388,19 @@ def sup_con(view: View, *, temperature: float = 0.1) -> Tensor:
     return mean(terms, like)
 
 
-def nt_xent(view: View, *, temperature: float = 0.07) -> Tensor:
-    terms = []
-    for i in view.anchors:
-        negatives = [view.value(i, k) / temperature for k in view.negatives[i]]
-        for j in view.positives[i]:
-            near = view.value(i, j) / temperature
-            terms.append(log_sum_exp([near, *negatives]) - near)
-    return mean(terms, view.embeddings)
+def nt_xent(
+    view: View, *, temperature: float = 0.07, symmetric: bool = False, learn_temperature: bool = False
+) -> Tensor:
+    scale = view.parameters["logit_scale"].exp() if learn_temperature else 1 / temperature
+    pairs = [(i, j) for i in view.anchors for j in view.positives[i]]
+    there, back = [], []
+    for i, j in pairs:
+        near = scale * view.value(i, j)
+        there.append(log_sum_exp([near, *(scale * view.value(i, k) for k in view.negatives[i])]) - near)
+        others = [k for k in view.anchors if j in view.negatives[k]]
+        back.append(log_sum_exp([near, *(scale * view.value(k, j) for k in others)]) - near)
+    both = symmetric and view.has_gallery
+    return mean(there + back if both else there, view.embeddings)
 
 
 def angular(view: View, *, angle: float = 40.0) -> Tensor:

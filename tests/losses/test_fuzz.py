@@ -64,7 +64,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     "nra": {"alpha": (0.5, 1.0, 4.0, 50.0, 1000.0), "epsilon": (1e-4, 1.0)},
     "circle": {"margin": (0.0, 0.4, 1.0), "scale": SHARPNESS, "mining": MINING},
     "sup_con": {"temperature": TEMPERATURE, "mining": MINING},
-    "nt_xent": {"temperature": TEMPERATURE, "mining": MINING},
+    "nt_xent": {"temperature": TEMPERATURE, "symmetric": EITHER, "learn_temperature": EITHER, "mining": MINING},
     "angular": {"angle": (0.01, 15.0, 40.0, 70.0)},
     "hierarchical_triplet": {"margin": MARGIN, "num_classes": (None, 12), "levels": (1, 16)},
     "quadruplet": {"margin": MARGIN, "second_margin": MARGIN},
@@ -181,6 +181,8 @@ def test_a_thousand_random_batches_give_no_nan(key: str) -> None:
             choice["temperature"] = min(choice["temperature"], 120.0 / choice["alpha"])
         if choice.get("form") == "cosine" or choice.get("mining") == "distance_weighted":  # these are of unit vectors
             choice.pop("normalize", None)
+        if choice.get("learn_temperature"):
+            choice["temperature"] = max(choice["temperature"], 0.01)
         if choice.get("assignment"):
             choice.pop("num_proxies" if choice["assignment"] == "static" else "sample_rate")
         loss = create(key, choice, dim=batch[0].shape[1], num_classes=15)

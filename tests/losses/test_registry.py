@@ -28,7 +28,7 @@ PAPER_DEFAULTS = {
     "nra": {"alpha": 4.0, "epsilon": 1e-4},
     "circle": {"margin": 0.4, "scale": 80.0},
     "sup_con": {"temperature": 0.1},
-    "nt_xent": {"temperature": 0.07},
+    "nt_xent": {"temperature": 0.07, "symmetric": False, "learn_temperature": False},
     "angular": {"angle": 40.0},
     "hierarchical_triplet": {"margin": 0.1, "levels": 16},
     "quadruplet": {"margin": 1.0, "second_margin": 0.5},

@@ -1,18 +1,23 @@
-"""Normalized temperature-scaled cross-entropy loss."""
+"""Normalized temperature-scaled cross-entropy loss, in one direction or, as in CLIP, in both."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean
+from nearfar.engine import Mean, Row, Tile
 from nearfar.losses.base import PairLoss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
-from nearfar.utils.validation import positive
+from nearfar.utils.validation import number, positive
+
+LARGEST_SCALE = 100.0  # of a learned temperature, as in CLIP
 
 
 @register
@@ -21,23 +26,38 @@ class NTXent(PairLoss):
 
     Formula:
         loss = mean over all positive pairs of log(1 + Σ_{k∈N_i} e^((s_ik − s_ij) / temperature))
+        symmetric: the mean of this and of the same with gallery and batch exchanged
+        learn_temperature: temperature = e^(−logit_scale), where the parameter logit_scale is at most log 100
 
     Args:
-        temperature: τ, the divisor of the cosines.
+        temperature: τ, the divisor of the cosines. A learned one starts here.
+        symmetric: True: the columns of a gallery are also compared with all anchors. With two networks, or two
+            modalities, and ``loss(images, labels, texts, text_labels)`` this is the loss of CLIP. Without a gallery
+            every embedding is an anchor anyway, and the loss is the same.
+        learn_temperature: True: the temperature is the parameter ``logit_scale``, as in CLIP.
         mining: Which pairs are used.
 
     Differences:
-        The mean is over pairs, so anchors count by their number of positives. In SimCLR every anchor has one positive,
-        and the loss is the same.
+        The mean is over pairs, so anchors count by their number of positives. In SimCLR and in CLIP every anchor has
+        one positive, and the loss is the same. Anchors and columns of the same label are never negatives of each
+        other; CLIP would push two equal captions apart.
 
     Reference:
         Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
+        Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021 (symmetric).
 
     Example:
         >>> import torch, nearfar as nf
         >>> labels = torch.tensor([0, 0, 1, 1])
         >>> nf.losses.NTXent(temperature=0.5)(torch.eye(4), labels)
         tensor(1.0986)
+
+        Two towers, where image i belongs to text i:
+
+        >>> images, texts, items = torch.eye(3), torch.eye(3), torch.arange(3)
+        >>> loss = nf.losses.NTXent(symmetric=True, learn_temperature=True, temperature=1.0)
+        >>> loss(images, items, texts, items).detach()
+        tensor(0.5514)
     """
 
     key = "nt_xent"
@@ -45,10 +65,76 @@ class NTXent(PairLoss):
     cuda_graph = deterministic = True
     minings = tuple(minings.names())
     closed_form = True
+    fixed = ("learn_temperature",)
 
-    def __init__(self, *, temperature: float = 0.07, mining: Choice = "all") -> None:
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.07,
+        symmetric: bool = False,
+        learn_temperature: bool = False,
+        mining: Choice = "all",
+    ) -> None:
         super().__init__(mining)
         self.temperature = positive("temperature", temperature)
+        self.symmetric, self.learn_temperature = bool(symmetric), bool(learn_temperature)
+        self.logit_scale: nn.Parameter | None = None
+        if self.learn_temperature:
+            number("temperature", temperature, low=1.0 / LARGEST_SCALE)
+            self.logit_scale = nn.Parameter(torch.tensor(-math.log(self.temperature)))
 
-    def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
-        return [Mean(*against_negatives(sim, pos, neg, 1.0 / self.temperature))]
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        return [] if self.logit_scale is None else [{"params": [self.logit_scale], "lr": lr, "weight_decay": 0.0}]
+
+    def anchor_values(self, labels: Tensor) -> Tensor | None:
+        if self.logit_scale is None:
+            return None
+        # CLIP limits the parameter after each update, so that an optimizer cannot carry it far beyond the limit.
+        self.logit_scale.data.clamp_(max=math.log(LARGEST_SCALE))
+        return self.logit_scale.exp().expand(len(labels))
+
+    def on_tile(self, tile: Tile) -> Sequence[Mean]:
+        sim, scale, masks = tile.values, tile.anchor_values, self.mining.select(tile)
+        if scale is None:
+            return [Mean(*against_negatives(sim, *masks, 1.0 / self.temperature))]
+        total, number = against_negatives(sim * scale.unsqueeze(1), *masks)
+        ((_, weights),) = total.parts
+        return [Mean(Row(total.value, [(scale, weights)], by_anchor_values=torch.linalg.vecdot(weights, sim)), number)]
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor:
+        loss = super().compute(embeddings, labels, gallery, gallery_labels, positions)
+        if gallery is None or not self.symmetric:
+            return loss
+        back = _inverse(positions, len(gallery))
+        return 0.5 * (loss + super().compute(gallery, gallery_labels, embeddings, labels, back))
+
+    def pair_weights(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None = None,
+        gallery_labels: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        weights = super().pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
+        if gallery is None or gallery_labels is None or not self.symmetric:
+            return weights
+        back = _inverse(positions, len(gallery))
+        return 0.5 * (weights + super().pair_weights(gallery, gallery_labels, embeddings, labels, positions=back).T)
+
+
+def _inverse(positions: Tensor | None, columns: int) -> Tensor | None:
+    """The anchor that each column is, [columns]; −1: none."""
+    if positions is None:
+        return None
+    found = positions.new_full((columns + 1,), -1)
+    anchors = torch.arange(len(positions), dtype=positions.dtype, device=positions.device)
+    return found.scatter_(0, torch.where(positions < 0, columns, positions), anchors)[:columns]
