@@ -6,6 +6,7 @@ FROM python:3.11-slim
 
 COPY pyproject.toml constraints.txt README.md LICENSE /source/
 COPY src /source/src
+COPY recipes /source/recipes
 RUN pip install --no-cache-dir --constraint /source/constraints.txt \
         --extra-index-url https://download.pytorch.org/whl/cpu '/source[serve]' \
     && rm -r /source \

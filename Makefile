@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench browser audit soak
+.PHONY: demo test lint bench browser audit soak package matrix smoke
 
 demo: $(READY)
 	@$(BIN)/nearfar demo
@@ -37,6 +37,29 @@ lint: $(READY)
 audit:
 	@test -x build/audit/bin/pip-audit || ($(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
 	build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+
+# Builds wheel and sdist, installs each into an empty environment without any extra, and uses it there.
+package:
+	@test -x build/tools/bin/pyproject-build || ($(PYTHON) -m venv build/tools && build/tools/bin/pip install --quiet build)
+	rm -rf dist
+	build/tools/bin/pyproject-build
+	$(MAKE) smoke
+
+smoke: EMPTY = build/empty-$(notdir $(PYTHON))
+smoke:
+	rm -rf $(EMPTY)
+	$(PYTHON) -m venv $(EMPTY)
+	$(EMPTY)/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	tests/helpers/smoke.sh $(EMPTY)
+	$(EMPTY)/bin/pip install --quiet --force-reinstall --no-deps dist/*.tar.gz
+	tests/helpers/smoke.sh $(EMPTY)
+
+# The same with every version of Python that is installed.
+matrix: package
+	@for version in 3.12 3.13; do \
+		if command -v python$$version >/dev/null; then $(MAKE) smoke PYTHON=python$$version || exit 1; \
+		else echo "!!! python$$version is not installed: SKIPPED !!!"; fi; \
+	done
 
 # Faults for as long as wanted: damaged input for every parser, kills, full and torn disks, then load on a server.
 soak: $(READY)

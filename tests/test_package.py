@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import nearfar as nf
 
+ROOT = Path(__file__).parents[1]
 SOURCE = Path(nf.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 PACKAGES = sorted(file.parent.name for file in SOURCE.glob("*/__init__.py"))
@@ -58,3 +61,40 @@ def test_packages_stay_small_enough_to_look_through() -> None:
     folders = {file.parent for file in FILES} - {SOURCE / "losses", SOURCE / "cli"}
     sizes = {str(folder): sum(1 for file in folder.glob("*.py") if file.stem != "__init__") for folder in folders}
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, unpacked."""
+    place = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    with zipfile.ZipFile(next(place.glob("*.whl"))) as file:
+        file.extractall(place)
+    return place
+
+
+def test_the_wheel_finds_its_recipes_by_name(wheel: Path) -> None:
+    program = (
+        "import nearfar as nf\n"
+        "from nearfar.utils import shipped\n"
+        "print(nf.__file__, *(shipped.find(name, kind) for kind in shipped.FOLDERS for name in shipped.names(kind)))"
+    )
+    command = [sys.executable, "-P", "-c", program]
+    found = subprocess.run(
+        command, cwd=wheel, env={"PYTHONPATH": str(wheel)}, check=True, capture_output=True, text=True
+    )
+    package, *recipes = map(Path, found.stdout.split())
+    assert package == wheel / "nearfar" / "__init__.py"
+    wanted = (file.relative_to(ROOT) for file in (ROOT / "recipes").rglob("*.toml"))
+    assert {*recipes} == {wheel / "nearfar" / file for file in wanted}
+
+
+def test_the_description_on_pypi_has_no_path_into_the_checkout(wheel: Path) -> None:
+    text = next(wheel.glob("*.dist-info/METADATA")).read_text(encoding="utf-8")
+    assert "nearfar trains, compares and serves" in text
+    assert re.findall(r"\]\((?!https:)[^)]*\)", text) == []
+
+
+def test_the_citation_has_the_version() -> None:
+    assert f"\nversion: {nf.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

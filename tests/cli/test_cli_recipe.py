@@ -1,8 +1,9 @@
-"""nearfar recipe: check, show, schema."""
+"""nearfar recipe: list, check, show, schema."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,18 @@ def run(*words: str | Path) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["recipe", *(str(word) for word in words)])
     return int(ended.value.code or 0)
+
+
+def test_recipes_grids_and_spaces_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, line in {
+        "recipe": "folder .* Your own images: one folder per class",
+        "grid": "digits .* Three losses and features without training",
+        "space": "group .* Group Loss",
+    }.items():
+        assert run("list", kind) == 0
+        assert re.search(f"^{line}", capsys.readouterr().out, re.MULTILINE)
+    assert run("list", "loss") == 1
+    assert "recipe, grid, space" in capsys.readouterr().err
 
 
 def test_good_recipes_are_ok(capsys: pytest.CaptureFixture[str]) -> None:

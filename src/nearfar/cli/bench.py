@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 bench = group(
     "bench",
     "Compare losses fairly: run a grid, rank its runs, write a report.",
-    example="run recipes/grids/digits.toml",
+    example="run digits",
 )
 
 
 @bench.command(name="run", short_help="Train all cells of a grid that are not finished yet.")
 def run_grid(
-    grid: Annotated[Path, Argument(metavar="GRID", help="TOML file of the grid, such as recipes/grids/digits.toml.")],
+    grid: Annotated[Path, Argument(metavar="GRID", help="A TOML file, or a name of nearfar recipe list grid.")],
     out: Annotated[Path, Option(metavar="FOLDER", help="Folder that the folder of the grid is created in.")] = Path(
         "bench"
     ),
@@ -63,9 +63,9 @@ def run_grid(
     Finished cells are skipped if their data and code are the present ones, and damaged cells are trained again. A cell
     that fails does not stop the others. Ctrl-C saves the running cells and stops; the same command resumes.
 
-    Example: nearfar bench run recipes/grids/digits.toml --jobs 2
+    Example: nearfar bench run digits --jobs 2
 
-    Example: nearfar bench run recipes/grids/cub.toml --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
+    Example: nearfar bench run cub --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
     from nearfar.bench.grid import console, runner
     from nearfar.bench.grid.records import CELLS

@@ -44,7 +44,6 @@ def run_experiment(
         list[str] | None,
         Option(metavar="[NAME=]ROOT", help="Location of a dataset; without NAME if the experiment needs only one."),
     ] = None,
-    recipes: Annotated[Path, Option(metavar="FOLDER", help="Folder of the recipes.")] = Path("recipes"),
     out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the results; papers/NAME by default.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only print the commands.")] = False,
 ) -> None:
@@ -61,7 +60,7 @@ def run_experiment(
     found = experiment(name)
     roots = {name: name.upper() for name in found.datasets} if dry_run and not data else _roots(found.datasets, data)
     folder = out or Path("papers", name.replace(":", "-"))
-    commands = found.commands(recipes=str(recipes), out=str(folder), data=roots)
+    commands = found.commands(out=str(folder), data=roots)
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)
     for words in commands:

@@ -13,9 +13,26 @@ from nearfar.cli.app import group
 from nearfar.cli.options import Settings
 from nearfar.cli.output import STDOUT, print_json, say
 
-recipe = group("recipe", "Check and complete recipes; print JSON schemas.", example="check recipes/folder.toml")
+recipe = group("recipe", "List, check and complete recipes; print JSON schemas.", example="check mine.toml")
 
 KINDS = ("recipe", "grid", "space")
+Kind = Annotated[str, Argument(metavar="[KIND]", help="recipe, grid or space.")]
+
+
+@recipe.command(name="list", short_help="List the recipes, grids or spaces that come with nearfar.")
+def list_recipes(kind: Kind = "recipe") -> None:
+    """List the recipes, grids or spaces that come with nearfar. Commands take their names in place of files.
+
+    Example: nearfar recipe list
+
+    Example: nearfar recipe list grid
+    """
+    from nearfar.utils import shipped
+    from nearfar.utils.validation import one_of
+
+    for name in shipped.names(one_of("KIND", kind, KINDS)):
+        say(f"{name:42} {shipped.summary(name, kind)}")
+    say(f"The files are in {shipped.folder(kind)}")
 
 
 @recipe.command(name="check", short_help="Check recipes, grids and spaces, and name every problem.")
@@ -28,7 +45,7 @@ def check_recipes(
     A file with [losses] is a grid, of which the recipes of all cells are checked; a file with ranges or choices is a
     space.
 
-    Example: nearfar recipe check recipes/folder.toml recipes/grids/digits.toml recipes/spaces/group.toml
+    Example: nearfar recipe check mine.toml grid.toml space.toml
     """
     failed = False
     for file in files:
@@ -61,11 +78,14 @@ def _check(file: Path, overrides: Sequence[str]) -> None:
 
 @recipe.command(name="show", short_help="Print a recipe with the defaults of everything that is not given.")
 def show_recipe(
-    file: Annotated[Path, Argument(metavar="FILE", help="A TOML file, or a run folder.")], settings: Settings = None
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="A TOML file, a name of nearfar recipe list, or a run folder.")
+    ],
+    settings: Settings = None,
 ) -> None:
     """Print a complete recipe, with the defaults of everything that is not given.
 
-    Example: nearfar recipe show recipes/digits/nra.toml --set loss.alpha=2
+    Example: nearfar recipe show digits/nra --set loss.alpha=2
     """
     from nearfar.training.recipe.files import load, to_toml
 
@@ -74,7 +94,7 @@ def show_recipe(
 
 @recipe.command(name="schema", short_help="Print the JSON schema of recipes, grids or spaces, for editors.")
 def print_schema(
-    kind: Annotated[str, Argument(metavar="[KIND]", help="recipe, grid or space.")] = "recipe",
+    kind: Kind = "recipe",
     out: Annotated[Path, Option(metavar="FILE", help="Write it to this file.")] = STDOUT,
 ) -> None:
     """Print the JSON schema of recipes, grids or spaces, with which editors complete and check them.

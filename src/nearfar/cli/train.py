@@ -15,7 +15,10 @@ from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Settings, rec
 
 @app.command(name="train", short_help="Train a recipe, or resume a run.")
 def train_recipe(
-    recipe: Annotated[Path | None, Argument(metavar="[RECIPE]", help="A TOML file; not needed with --resume.")] = None,
+    recipe: Annotated[
+        Path | None,
+        Argument(metavar="[RECIPE]", help="A TOML file, or a name of nearfar recipe list; not needed with --resume."),
+    ] = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, Option(metavar="FOLDER", help="The run folder; runs/NAME of the recipe by default.")
@@ -31,9 +34,11 @@ def train_recipe(
 ) -> None:
     """Train a recipe and evaluate the model on unseen classes. Ctrl-C saves a checkpoint and stops.
 
-    Example: nearfar train recipes/digits/proxy_anchor.toml --set loss.alpha=16 --out runs/first
+    Example: nearfar train digits/proxy_anchor --set loss.alpha=16 --out runs/first
 
-    Example: torchrun --nproc-per-node 4 -m nearfar train recipes/cub/fast_proxy_anchor.toml --data CUB_200_2011
+    Example: nearfar train folder --data photos/
+
+    Example: torchrun --nproc-per-node 4 -m nearfar train cub/fast_proxy_anchor --data CUB_200_2011
     """
     from nearfar.training.api import start
     from nearfar.training.run import console

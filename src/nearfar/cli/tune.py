@@ -20,9 +20,10 @@ PAGE = "tuning.html"
 
 @app.command(name="tune", short_help="Search for the best settings of a recipe on its validation classes.")
 def tune_recipe(
-    recipe: Annotated[Path, Argument(metavar="RECIPE", help="TOML file of a recipe with validation classes.")],
+    recipe: Annotated[Path, Argument(metavar="RECIPE", help="A recipe with validation classes: TOML file, or name.")],
     space: Annotated[
-        Path, Option(metavar="SPACE", help="TOML file with the keys to tune and their values; see recipes/spaces.")
+        Path,
+        Option(metavar="SPACE", help="Keys to tune and their values: TOML file, or name of a space."),
     ],
     trials: Annotated[
         int | None,
@@ -63,7 +64,7 @@ def tune_recipe(
     search, and a larger --trials extends it. With split.name=k_fold, each trial is the mean of all folds. Several
     workers can share a --storage, on one machine or on many.
 
-    Example: nearfar tune recipes/digits/proxy_anchor.toml --space recipes/spaces/proxy_anchor.toml --trials 20 --set
+    Example: nearfar tune digits/proxy_anchor --space proxy_anchor --trials 20 --set
     split.name=fixed_validation --set split.share=0.4 --set sampler.classes=3 --set evaluation.every=1
     """
     from nearfar.bench.tuning import results, tuner, workers

@@ -192,10 +192,11 @@ def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, 
     from nearfar.training.run.folder import RunError
 
     name = f"{found.data.name}-{found.loss.name}"
-    if isinstance(recipe, (str, Path)) and Path(recipe).suffix:
-        file = Path(recipe).absolute()
-        name = file.stem if file.parent.name in ("recipes", "") else f"{file.parent.name}-{file.stem}"
-    name = re.sub(r"[^\w.-]+", "-", name)
+    if isinstance(recipe, (str, Path)) and not Path(recipe).is_dir():
+        file = Path(recipe)
+        parts = file.absolute().with_suffix("").parts[-2:] if file.suffix else file.parts
+        name = "-".join(parts).removeprefix("recipes-")
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):

@@ -18,7 +18,7 @@ ALL = pytest.mark.parametrize("one", experiments(), ids=lambda one: one.id)
 
 def words_of(one: PaperExperiment, out: Path) -> list[tuple[str, ...]]:
     data = {name: name.upper() for name in one.datasets}
-    return one.commands(recipes=str(ROOT / "recipes"), out=str(out), data=data)
+    return one.commands(out=str(out), data=data)
 
 
 @ALL
@@ -57,10 +57,10 @@ def test_every_printed_table_of_own_results_is_an_experiment() -> None:
 
 def test_only_commands_with_data_are_run() -> None:
     found = experiment("group:table2")
-    commands = found.commands(recipes="r", out="o", data={"cub": "my birds"})
+    commands = found.commands(out="o", data={"cub": "my birds"})
     assert commands[0] == (
         "train",
-        "r/cub/group_ensemble_2.toml",
+        "cub/group_ensemble_2",
         "--data",
         "my birds",
         "--out",
@@ -68,9 +68,9 @@ def test_only_commands_with_data_are_run() -> None:
     )
     assert len(commands) == 2
     with pytest.raises(ValueError, match="group:table2 needs data: cub=ROOT, cars196=ROOT, sop=ROOT"):
-        found.commands(recipes="r", out="o", data={})
+        found.commands(out="o", data={})
     with pytest.raises(ValueError, match="data has 'inshop'; group:table2 uses cub, cars196, sop"):
-        found.commands(recipes="r", out="o", data={"inshop": "x"})
+        found.commands(out="o", data={"inshop": "x"})
     with pytest.raises(ValueError, match="group:tabel2"):
         experiment("group:tabel2")
 
@@ -87,7 +87,7 @@ def test_the_command_lists_all_and_prints_those_of_one(capsys: pytest.CaptureFix
     assert all(one.id in printed for one in experiments())
     assert call("run", "nra:figure4", "--data", "digits folder", "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert shlex.split(lines[0])[:5] == ["nearfar", "train", "recipes/mnist/softmax.toml", "--data", "digits folder"]
+    assert shlex.split(lines[0])[:5] == ["nearfar", "train", "mnist/softmax", "--data", "digits folder"]
     assert call("run", "group:table2", "--data", "somewhere") == 1
     assert "needed is NAME=ROOT, with one of cub, cars196, sop" in capsys.readouterr().err
 

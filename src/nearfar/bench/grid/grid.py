@@ -30,6 +30,7 @@ from nearfar import losses as loss_registry
 from nearfar.training.recipe.checks import read_section
 from nearfar.training.recipe.files import RecipeError, apply, section_tables
 from nearfar.training.recipe.schema import SECTIONS, Count, Fraction, Index, Section, SplitSection, file_schema
+from nearfar.utils import shipped
 from nearfar.utils.toml import read
 from nearfar.utils.validation import listed, nearest
 
@@ -177,11 +178,11 @@ class Grid(Section):
 
 
 def load(grid: str | Path | Tables | Grid) -> Grid:
-    """Read a grid from a TOML file or from the content of one.
+    """Read a grid from a TOML file, by name, or from the content of a file.
 
     Args:
-        grid: The file. Its ``recipe`` is a table, or the path of a recipe relative to the folder of the grid;
-            ``changes`` are applied to it for all cells.
+        grid: The file, or the name of a grid that comes with nearfar. Its ``recipe`` is a table, or the path of a
+            recipe relative to the folder of the grid; ``changes`` are applied to it for all cells.
 
     Raises:
         GridError: If the file is invalid; all problems are named.
@@ -190,7 +191,7 @@ def load(grid: str | Path | Tables | Grid) -> Grid:
         return grid
     if isinstance(grid, Mapping):
         return _read(grid, Path(), "")
-    file = Path(grid)
+    file = shipped.find(grid, "grid")
     table = read(file, "a grid", GridError)
     try:
         return _read(table, file.parent, file.stem)

@@ -4,8 +4,8 @@ Example:
     >>> found = experiment("group:table2")
     >>> found.datasets
     ('cub', 'cars196', 'sop')
-    >>> found.commands(recipes="recipes", out="runs", data={"cub": "CUB"})[0][:2]
-    ('train', 'recipes/cub/group_ensemble_2.toml')
+    >>> found.commands(out="runs", data={"cub": "CUB"})[0][:2]
+    ('train', 'cub/group_ensemble_2')
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PaperExperiment:
     Args:
         id: Paper and number, such as "group:table2".
         title: What it shows.
-        lines: Commands of nearfar, with {recipes}, {out} and {data:NAME} in them.
+        lines: Commands of nearfar, with {out} and {data:NAME} in them.
         result: Where our result is; None if there is none yet.
         reason: Why there is no command; None if there is one.
     """
@@ -46,11 +46,10 @@ class PaperExperiment:
         """The datasets that the commands need."""
         return tuple(dict.fromkeys(name for line in self.lines for name in _DATA.findall(line)))
 
-    def commands(self, *, recipes: str, out: str, data: Mapping[str, str]) -> list[tuple[str, ...]]:
+    def commands(self, *, out: str, data: Mapping[str, str]) -> list[tuple[str, ...]]:
         """Return the words of the commands that need no other datasets than the given ones.
 
         Args:
-            recipes: Folder of the recipes.
             out: Folder of the results.
             data: Location of each dataset, by name.
 
@@ -65,7 +64,7 @@ class PaperExperiment:
         found = [line for line in self.lines if all(name in data for name in _DATA.findall(line))]
         if not any(_DATA.search(line) for line in found) and self.datasets:
             raise ValueError(f"{self.id} needs data: {', '.join(f'{name}=ROOT' for name in self.datasets)}")
-        values = {"{recipes}": recipes, "{out}": out} | {f"{{data:{name}}}": root for name, root in data.items()}
+        values = {"{out}": out} | {f"{{data:{name}}}": root for name, root in data.items()}
         return [tuple(_filled(word, values) for word in shlex.split(line)) for line in found]
 
 

@@ -22,6 +22,7 @@ from nearfar.training.recipe.checks import read_section
 from nearfar.training.recipe.files import RecipeError
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe, Section, file_schema
+from nearfar.utils import shipped
 from nearfar.utils.toml import read
 from nearfar.utils.validation import listed
 
@@ -149,17 +150,17 @@ Space = tuple[Parameter, ...]
 
 
 def load(file: str | Path) -> Space:
-    """Read a space from a TOML file.
+    """Read a space from a TOML file, or by name.
 
     Args:
-        file: A file with one entry for each key of the recipe, such as
+        file: The name of a space that comes with nearfar, or a file with one entry for each key of the recipe, such as
             ``"loss.margin" = {low = 0.0, high = 1.0, step = 0.1}``, ``{low = 1e-5, high = 1e-3, log = true}`` or
             ``{choices = ["semi_hard", "hard"]}``.
 
     Raises:
         SpaceError: If entries are invalid.
     """
-    file = Path(file)
+    file = shipped.find(file, "space")
     table = read(file, "a space", SpaceError)
     try:
         return from_dict(table)

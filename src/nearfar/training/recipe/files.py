@@ -23,6 +23,7 @@ import tomli_w
 
 from nearfar.training.recipe.checks import problems, read_section, without_consequences
 from nearfar.training.recipe.schema import NONE, SECTIONS, LossSection, Recipe, Section, StageSection
+from nearfar.utils import shipped
 from nearfar.utils.toml import parse_value, read
 from nearfar.utils.validation import listed, nearest
 
@@ -44,11 +45,11 @@ class RecipeError(ValueError):
 
 
 def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Overrides = ()) -> Recipe:
-    """Read a recipe from a TOML file, a run folder, or a table of tables.
+    """Read a recipe from a TOML file, by name, from a run folder, or from a table of tables.
 
     Args:
-        recipe: The file, a run folder, or the tables of such a file. The recipe of a run folder may have been written
-            by an earlier version; see :func:`upgrade`.
+        recipe: The file, the name of a recipe that comes with nearfar, a run folder, or the tables of such a file. The
+            recipe of a run folder may have been written by an earlier version; see :func:`upgrade`.
         overrides: What to change: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
             {"loss": {"alpha": 32}}. A section that gets another name loses the keys of the old one.
 
@@ -188,9 +189,10 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     if isinstance(recipe, Mapping):
         return "", recipe
     file = Path(recipe)
-    if file.is_dir():
-        file = file / NAME
-        return f"{file}: ", upgrade(read(file, "a recipe", RecipeError))
+    run = file / NAME
+    if run.is_file() or (file.is_dir() and file.as_posix() not in shipped.names("recipe")):
+        return f"{run}: ", upgrade(read(run, "a recipe", RecipeError))
+    file = shipped.find(file, "recipe")
     return f"{file}: ", read(file, "a recipe", RecipeError)
 
 

@@ -1,0 +1,80 @@
+"""Recipes, grids and spaces that come with nearfar, found by name."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from pathlib import Path
+
+import nearfar
+from nearfar.utils.validation import known, nearest
+
+FOLDERS = {"recipe": "", "grid": "grids", "space": "spaces"}
+
+
+def folder(kind: str) -> Path:
+    """The folder of the recipes, grids or spaces: in the installed package, or in the checkout it is imported from.
+
+    Args:
+        kind: "recipe", "grid" or "space".
+    """
+    package = Path(nearfar.__file__).parent
+    recipes = package / "recipes"
+    return (recipes if recipes.is_dir() else package.parents[1] / "recipes") / known("kind", kind, FOLDERS)
+
+
+def names(kind: str) -> list[str]:
+    """The names of all recipes, grids or spaces: paths below their folder, without ".toml"; the shallow ones first.
+
+    Args:
+        kind: "recipe", "grid" or "space".
+
+    Example:
+        >>> names("recipe")[:2], names("grid")[0]
+        (['folder', 'cars196/group'], 'cub')
+    """
+    top = folder(kind)
+    found = (file.relative_to(top).with_suffix("").as_posix() for file in top.rglob("*.toml"))
+    own = (name for name in found if not name.startswith(("grids/", "spaces/")))
+    return sorted(own, key=lambda name: (name.count("/"), name))
+
+
+def find(given: str | Path, kind: str) -> Path:
+    """The file that is given by its path or, if there is none, by the name of one that comes with nearfar.
+
+    Args:
+        given: Path of a TOML file, or a name.
+        kind: "recipe", "grid" or "space".
+
+    Raises:
+        FileNotFoundError: If there is neither.
+
+    Example:
+        >>> find("digits/nra", "recipe").name
+        'nra.toml'
+    """
+    file, shipped = Path(given), names(kind)
+    if file.is_file():
+        return file
+    if file.as_posix() in shipped:
+        return folder(kind) / f"{file.as_posix()}.toml"
+    name = file.with_suffix("").as_posix().removeprefix("recipes/").removeprefix(f"{FOLDERS[kind]}/")
+    raise FileNotFoundError(
+        f"{given} does not exist{nearest(name, shipped)}; a {kind} is needed: a TOML file, or a name that "
+        f"`nearfar recipe list {kind}` shows"
+    )
+
+
+def summary(name: str, kind: str) -> str:
+    """The first sentence of the comment that a file begins with.
+
+    Args:
+        name: As in :func:`names`.
+        kind: "recipe", "grid" or "space".
+
+    Example:
+        >>> summary("folder", "recipe")
+        'Your own images: one folder per class.'
+    """
+    lines = find(name, kind).read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("# "), (line for line in lines if not line.startswith("#:")))
+    return " ".join(line[2:].strip() for line in comment).partition(". ")[0].rstrip(".") + "."
