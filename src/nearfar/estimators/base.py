@@ -10,12 +10,39 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 Array = NDArray[Any]
 
 
-class LinearTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Base class of all estimators: the learned distance is the Euclidean distance after ``transform``."""
+
+    def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
+        """Return the learned distances of given pairs.
+
+        Args:
+            left: The first sample of each pair, of shape (pairs, features).
+            right: The second sample of each pair.
+
+        Returns:
+            One distance for each pair.
+        """
+        first, second = np.asarray(self.transform(left)), np.asarray(self.transform(right))
+        return np.asarray(np.linalg.norm(first - second, axis=1))
+
+    @property
+    def metric_(self) -> Callable[[ArrayLike, ArrayLike], float]:
+        """The learned distance of two samples, as a function; it fits ``KNeighborsClassifier(metric=...)``."""
+        check_is_fitted(self)
+
+        def distance(x: ArrayLike, y: ArrayLike) -> float:
+            return float(self.pair_distance(np.asarray(x)[None], np.asarray(y)[None])[0])
+
+        return distance
+
+
+class LinearTransformer(MetricLearner):
     """Base class of estimators that learn a linear transformation G and with it the metric A = GᵀG.
 
     A subclass implements ``fit`` and sets ``components_`` (G, one row per output dimension).
@@ -47,20 +74,6 @@ class LinearTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         check_is_fitted(self)
         return self.components_.T @ self.components_
 
-    def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
-        """Return the learned distances of given pairs.
-
-        Args:
-            left: The first sample of each pair, of shape (pairs, features).
-            right: The second sample of each pair.
-
-        Returns:
-            One distance for each pair.
-        """
-        check_is_fitted(self)
-        difference = check_array(left, dtype=np.float64) - check_array(right, dtype=np.float64)
-        return np.asarray(np.linalg.norm(difference @ self.components_.T, axis=1))
-
     @property
     def metric_(self) -> Callable[[ArrayLike, ArrayLike], float]:
         """The learned distance of two samples, as a function; it fits ``KNeighborsClassifier(metric=...)``."""
@@ -76,10 +89,14 @@ class LinearTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _n_features_out(self) -> int:
         return int(self.components_.shape[0])
 
-    def _check(self, X: ArrayLike, y: ArrayLike | None = None, *, numeric: bool = False) -> tuple[Array, Array | None]:
-        """Return the samples as float64 and the labels as integers (or as float64 if ``numeric``)."""
+    def _check(self, X: ArrayLike, y: ArrayLike | None = None) -> tuple[Array, Array | None]:
+        """Return the samples as float64 and the labels, if there are any, as integers."""
         if y is None:
             return np.asarray(validate_data(self, X, dtype=np.float64, ensure_min_samples=2)), None
+        return self._check_labels(X, y)
+
+    def _check_labels(self, X: ArrayLike, y: ArrayLike, *, numeric: bool = False) -> tuple[Array, Array]:
+        """Return the samples as float64 and the labels, which must be there, as integers or float64 numbers."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=numeric)
         y = column_or_1d(y, warn=True)
         if numeric:
@@ -112,6 +129,31 @@ def check_components(n_components: int | None, features: int) -> int:
     if not 1 <= n_components <= features:
         raise ValueError(f"n_components is {n_components}; it must be from 1 to the number of features, {features}")
     return int(n_components)
+
+
+def principal_directions(data: torch.Tensor, kept: int) -> torch.Tensor:
+    """Return the first transformation of an iterative method, with orthonormal rows.
+
+    Args:
+        data: Centered samples.
+        kept: The number of output dimensions: the identity if it is that of the input, otherwise the directions of
+            largest variance.
+    """
+    if kept == data.shape[1]:
+        return torch.eye(kept).to(data)
+    directions: torch.Tensor = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
+    return directions
+
+
+def centered(samples: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Copy samples to a device, without their mean.
+
+    Args:
+        samples: Samples as float64.
+        device: A PyTorch device.
+        dtype: Their type there.
+    """
+    return tensor(samples - samples.mean(axis=0), device, dtype)
 
 
 def tensor(array: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:

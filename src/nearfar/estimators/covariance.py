@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, check_components, tensor
+from nearfar.estimators.base import LinearTransformer, centered, check_components
 from nearfar.estimators.constraints import check_pairs, chunks_of
 
 Array = NDArray[Any]
@@ -52,7 +52,7 @@ class Mahalanobis(LinearTransformer):
             The estimator.
         """
         samples, _ = self._check(X)
-        data = tensor(samples - samples.mean(axis=0), self.device)
+        data = centered(samples, self.device)
         covariance = data.T @ data / (len(data) - 1)
         share = self.shrinkage
         if share == "auto":
@@ -100,21 +100,18 @@ class RCA(LinearTransformer):
         Returns:
             The estimator.
         """
-        samples, _ = self._check(X)
+        samples, codes = self._check(X, y)
         if pairs is not None:
             chunks = chunks_of(check_pairs(pairs, len(samples))[0], len(samples))
-        elif y is not None:
-            samples, codes = self._check(X, y)
-            chunks = np.asarray(codes)
+        elif codes is not None:
+            chunks = codes
         else:
             raise ValueError("RCA requires y to be passed, but the target y is None; pairs are the alternative")
         used = chunks >= 0
-        data, chunks = (
-            tensor(samples[used] - samples.mean(axis=0), self.device),
-            np.unique(chunks[used], return_inverse=True)[1],
-        )
-        if not len(data):
+        if not used.any():
             raise ValueError("pairs holds no similar pair; RCA needs at least one")
+        data = centered(samples[used], self.device)
+        chunks = np.unique(chunks[used], return_inverse=True)[1]
         within, total = scatters(data, torch.as_tensor(chunks, device=data.device))
         kept = check_components(self.n_components, data.shape[1])
         if kept == data.shape[1]:
@@ -174,10 +171,8 @@ class LFDA(LinearTransformer):
         """
         if self.embedding not in ("weighted", "orthonormalized", "plain"):
             raise ValueError(f"embedding is {self.embedding!r}; it must be 'weighted', 'orthonormalized' or 'plain'")
-        samples, labels = self._check(X, y)
-        if labels is None:
-            raise ValueError("LFDA requires y to be passed, but the target y is None")
-        data = tensor(samples - samples.mean(axis=0), self.device)
+        samples, labels = self._check_labels(X, y)
+        data = centered(samples, self.device)
         n, d = data.shape
         within = torch.zeros(d, d).to(data)
         between = torch.zeros_like(within)
@@ -224,13 +219,13 @@ def scatters(data: torch.Tensor, chunks: torch.Tensor) -> tuple[torch.Tensor, to
     """Return the covariance within chunks and the covariance of all samples.
 
     Args:
-        data: Samples.
+        data: Centered samples.
         chunks: The chunk of each sample, numbered from 0.
     """
     count = torch.bincount(chunks).to(data.dtype)
     means = torch.zeros(len(count), data.shape[1]).to(data).index_add_(0, chunks, data) / count[:, None]
-    residuals, centered = data - means[chunks], data - data.mean(dim=0)
-    return residuals.T @ residuals / len(data), centered.T @ centered / len(data)
+    residuals = data - means[chunks]
+    return residuals.T @ residuals / len(data), data.T @ data / len(data)
 
 
 def generalized_eigenvectors(matrix: torch.Tensor, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

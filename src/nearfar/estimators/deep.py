@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +14,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from nearfar.data import Loader, View
 from nearfar.data.store.store import Store
+from nearfar.estimators.base import MetricLearner
 from nearfar.metrics import retrieval
 from nearfar.networks.weights import save
 from nearfar.training.api import open_model, start
@@ -36,7 +36,7 @@ DATA, START = "data.npz", "start"
 _TEMPORARY: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-class DeepMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class DeepMetric(MetricLearner):
     """Trains a network whose embeddings are close for samples of one class.
 
     ``fit`` trains a recipe in a run folder, so that reports, indexes and the server can use what was learned.
@@ -178,28 +178,6 @@ class DeepMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         """
         codes = np.unique(column_or_1d(y), return_inverse=True)[1]
         return float(known("metric", self.metric, retrieval(self.transform(X), codes)))
-
-    def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
-        """Return the distances of the embeddings of given pairs.
-
-        Args:
-            left: The first sample of each pair.
-            right: The second sample of each pair.
-
-        Returns:
-            One distance for each pair.
-        """
-        return np.asarray(np.linalg.norm(self.transform(left) - self.transform(right), axis=1))
-
-    @property
-    def metric_(self) -> Callable[[ArrayLike, ArrayLike], float]:
-        """The learned distance of two samples, as a function."""
-        check_is_fitted(self)
-
-        def distance(x: ArrayLike, y: ArrayLike) -> float:
-            return float(self.pair_distance(np.asarray(x)[None], np.asarray(y)[None])[0])
-
-        return distance
 
     def to_run(self, folder: str | Path) -> Path:
         """Copy the run folder, for ``nearfar.load``, ``nearfar report``, ``nearfar index`` and ``nearfar serve``.

@@ -7,17 +7,17 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.base import clone
 from sklearn.decomposition import KernelPCA
 from sklearn.utils import Tags
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearfar.estimators.base import LinearTransformer
+from nearfar.estimators.base import LinearTransformer, MetricLearner
 
 Array = NDArray[Any]
 
 
-class KernelMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class KernelMetric(MetricLearner):
     """Learns a linear metric in the feature space of a kernel.
 
     Formula:
@@ -114,29 +114,6 @@ class KernelMetric(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         check_is_fitted(self)
         mapped = np.asarray(self.coordinates_.transform(validate_data(self, X, reset=False, dtype=np.float64)))
         return mapped if self.base_ is None else self.base_.transform(mapped)
-
-    def pair_distance(self, left: ArrayLike, right: ArrayLike) -> Array:
-        """Return the learned distances of given pairs.
-
-        Args:
-            left: The first sample of each pair, of shape (pairs, features).
-            right: The second sample of each pair.
-
-        Returns:
-            One distance for each pair.
-        """
-        return np.asarray(np.linalg.norm(self.transform(left) - self.transform(right), axis=1))
-
-    @property
-    def metric_(self) -> Callable[[ArrayLike, ArrayLike], float]:
-        """The learned distance of two samples, as a function."""
-        check_is_fitted(self)
-
-        def distance(x: ArrayLike, y: ArrayLike) -> float:
-            pair = check_array(np.stack([np.asarray(x), np.asarray(y)]), dtype=np.float64)
-            return float(self.pair_distance(pair[:1], pair[1:])[0])
-
-        return distance
 
     @property
     def _n_features_out(self) -> int:

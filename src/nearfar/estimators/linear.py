@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -10,9 +9,18 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from nearfar.estimators.base import LinearTransformer, check_components, factor, tensor
+from nearfar.estimators.base import LinearTransformer, centered, check_components, factor, principal_directions, tensor
 from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs, draw_triplets
-from nearfar.estimators.solvers import descend, lbfgs, logdet_divergence, scatter
+from nearfar.estimators.solvers import (
+    Objective,
+    descend,
+    lbfgs,
+    logdet_divergence,
+    pair_bounds,
+    regularized,
+    scatter,
+    squared_distances,
+)
 
 Array = NDArray[Any]
 
@@ -115,25 +123,17 @@ class LinearMetric(LinearTransformer):
         """
         self._check_settings()
         samples, labels = self._check(X, y)
-        data = tensor(samples - samples.mean(axis=0), self.device)
+        data = centered(samples, self.device)
         similar, dissimilar, tuples = self._constraints(labels, pairs, triplets, len(samples))
         near, far = (data[rows[:, 0]] - data[rows[:, 1]] for rows in (similar, dissimilar))
         if self.loss == "relative":
             near, far = data[tuples[:, 0]] - data[tuples[:, 1]], data[tuples[:, 0]] - data[tuples[:, 2]]
             if not len(near):
                 raise ValueError("no triplets can be drawn from y: no class has two samples")
-        regularize = self._regularizer(near)
-        charge = self._loss(near, far, pairs, targets)
-
-        def objective(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            value, gradient = regularize(matrix)
-            if not torch.isfinite(value):
-                return value, gradient
-            cost, slope = charge(matrix)
-            return value + self.trade_off * cost, gradient + self.trade_off * slope
-
-        start = torch.eye(data.shape[1]).to(data)
+        cost = self._loss(near, far, pairs, targets)
+        objective = regularized(self._regularizer(near), cost, self.trade_off)
         if self.n_components is None:
+            start = torch.eye(data.shape[1]).to(data)
             matrix, history = descend(objective, start, max_iter=self.max_iter, tol=self.tol)
             return self._set(factor(matrix), history)
 
@@ -141,8 +141,7 @@ class LinearMetric(LinearTransformer):
             value, gradient = objective(g.T @ g)
             return value, 2 * g @ gradient
 
-        rank = check_components(self.n_components, data.shape[1])
-        first = torch.linalg.svd(data, full_matrices=False).Vh[:rank]
+        first = principal_directions(data, check_components(self.n_components, data.shape[1]))
         return self._set(*lbfgs(low_rank, first, max_iter=self.max_iter, tol=self.tol))
 
     def _check_settings(self) -> None:
@@ -177,7 +176,7 @@ class LinearMetric(LinearTransformer):
             + ("triplets" if self.loss == "relative" else "pairs")
         )
 
-    def _regularizer(self, near: torch.Tensor) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    def _regularizer(self, near: torch.Tensor) -> Objective:
         d = near.shape[1]
         identity = torch.eye(d).to(near)
         if self.regularizer == "frobenius":
@@ -188,31 +187,26 @@ class LinearMetric(LinearTransformer):
 
         return lambda a: logdet_divergence(a, identity)
 
-    def _loss(
-        self, near: torch.Tensor, far: torch.Tensor, pairs: Any, targets: ArrayLike | None
-    ) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        def distances(delta: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-            return ((delta @ a) * delta).sum(dim=1)
-
+    def _loss(self, near: torch.Tensor, far: torch.Tensor, pairs: Any, targets: ArrayLike | None) -> Objective:
         if self.loss == "relative":
 
             def relative(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                excess = distances(near, a) - distances(far, a) + self.margin
+                excess = squared_distances(near, a) - squared_distances(far, a) + self.margin
                 active = (excess > 0).to(a)
                 return (excess * active).sum(), scatter(near, active) - scatter(far, active)
 
             return relative
-        upper, lower = self._bounds(near, far)
+        wanted = pair_bounds(near, far, self.upper, self.lower)
         if self.loss == "hinge":
+            upper, lower = wanted[: len(near)], wanted[len(near) :]
 
             def hinge(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                above, below = distances(near, a) - upper, lower - distances(far, a)
+                above, below = squared_distances(near, a) - upper, lower - squared_distances(far, a)
                 value = above.clamp_min(0).sum() + below.clamp_min(0).sum()
                 return value, scatter(near, (above > 0).to(a)) - scatter(far, (below > 0).to(a))
 
             return hinge
         delta = torch.cat([near, far])
-        wanted = torch.cat([torch.full_like(near[:, 0], upper), torch.full_like(far[:, 0], lower)])
         if targets is not None:
             if pairs is None:
                 raise ValueError("targets are given without pairs; each row of pairs needs its target")
@@ -225,14 +219,7 @@ class LinearMetric(LinearTransformer):
             wanted = torch.cat([given[same], given[~same]])
 
         def squared(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            error = distances(delta, a) - wanted
+            error = squared_distances(delta, a) - wanted
             return error.square().sum(), scatter(delta, 2 * error)
 
         return squared
-
-    def _bounds(self, near: torch.Tensor, far: torch.Tensor) -> tuple[float, float]:
-        """Return u and l."""
-        squared = torch.cat([near, far]).square().sum(dim=1)
-        upper = self.upper if self.upper is not None else float(squared.quantile(0.05))
-        lower = self.lower if self.lower is not None else float(squared.quantile(0.95))
-        return upper, lower

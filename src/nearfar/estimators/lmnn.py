@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Self
@@ -9,7 +10,7 @@ from typing import Any, Self
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, check_components, tensor
+from nearfar.estimators.base import LinearTransformer, centered, check_components, principal_directions
 from nearfar.estimators.solvers import lbfgs
 
 Array = NDArray[Any]
@@ -82,39 +83,32 @@ class LMNN(LinearTransformer):
             raise ValueError(f"neighbors is {self.neighbors}; it must be at least 1")
         if not 0 < self.push < 1:
             raise ValueError(f"push is {self.push}; it must be between 0 and 1")
-        samples, codes = self._check(X, y)
-        if codes is None:
-            raise ValueError("LMNN requires y to be passed, but the target y is None")
-        dtype = torch.float64 if len(samples) <= 5000 else torch.float32
-        data = tensor(samples - samples.mean(axis=0), self.device, dtype)
+        samples, codes = self._check_labels(X, y)
+        data = centered(samples, self.device, torch.float64 if len(samples) <= 5000 else torch.float32)
         labels = torch.as_tensor(codes, device=data.device)
         order = torch.argsort(labels, stable=True)  # classes are contiguous, so that a class is a range of columns
         data, labels = data[order], labels[order]
         targets = target_neighbors(data, labels, self.neighbors)
-        kept = check_components(self.n_components, data.shape[1])
-        g = torch.eye(kept).to(data)
-        if kept < data.shape[1]:
-            g = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
+        g = principal_directions(data, check_components(self.n_components, data.shape[1]))
         pairs = within_reach(data @ g.T, labels, targets)
-        assert pairs is not None
         value = self._objective(g, data, targets, pairs)[0]
         history = [float(value)]
         for _ in range(self.rounds):
-            known = pairs
-            objective = partial(self._objective, data=data, targets=targets, pairs=known)
+            objective = partial(self._objective, data=data, targets=targets, pairs=pairs)
             proposal = lbfgs(objective, g, max_iter=self.max_iter, tol=self.tol / 10)[0].to(data)
-            most = max(REACH * len(data), 2 * len(known.rows))
+            most = max(REACH * len(data), 2 * len(pairs.rows))
             for _ in range(10):
                 found = within_reach(data @ proposal.T, labels, targets, most)
-                reached = None if found is None else self._objective(proposal, data, targets, found)[0]
-                if reached is not None and reached < value:
-                    break
+                if len(found.rows) <= most:
+                    reached = self._objective(proposal, data, targets, found)[0]
+                    if reached < value:
+                        break
                 proposal = (proposal + g) / 2
-            if found is None or reached is None or reached >= value:
+            else:
                 break
             g, value = proposal, reached
             history.append(float(value))
-            pairs = found.union(known)
+            pairs = found.union(pairs)
             if history[-2] - history[-1] <= self.tol * abs(history[-1]):
                 break
         return self._set(g, history)
@@ -145,7 +139,7 @@ class LMNN(LinearTransformer):
 
 @dataclass(frozen=True)
 class SparsePairs:
-    """SparsePairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns.
+    """Pairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns.
 
     Attributes:
         rows: The first sample of each pair, in increasing order.
@@ -161,7 +155,7 @@ class SparsePairs:
         """Return the pairs of both, once each.
 
         Args:
-            other: SparsePairs of the same samples.
+            other: Pairs of the same samples.
         """
         keys = torch.cat([self.rows * self.n + self.columns, other.rows * self.n + other.columns])
         keys = torch.unique(keys)
@@ -239,18 +233,19 @@ def target_distances(points: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
 
 
 def within_reach(
-    points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, most: int | None = None
-) -> SparsePairs | None:
+    points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, most: float = math.inf
+) -> SparsePairs:
     """Find all samples of other classes closer than the farthest target neighbor plus the margin of 1.
 
     Args:
         points: Samples, sorted by class.
         labels: Class numbers.
         targets: The target neighbors of each sample.
-        most: The largest number of pairs.
+        most: The search ends as soon as it has found more pairs than this: samples that collapse are all within
+            reach of each other.
 
     Returns:
-        The pairs, or None if there are more than ``most``: samples that collapse are all within reach of each other.
+        The pairs; not all of them if there are more than ``most``.
     """
     limit = target_distances(points, targets).max(dim=1).values + 1
     norms = points.square().sum(dim=1)
@@ -259,6 +254,8 @@ def within_reach(
     start = count = 0
     for end in ends:
         for first in range(start, end, 1024):
+            if count > most:
+                break
             part = slice(first, min(first + 1024, end))
             bound = (limit[part] - norms[part])[:, None]
             for others in (slice(0, start), slice(end, len(points))):
@@ -267,8 +264,6 @@ def within_reach(
                 rows.append(row + part.start)
                 columns.append(column + others.start)
                 count += len(row)
-            if most is not None and count > most:
-                return None
         start = end
     found = torch.cat(rows) * len(points) + torch.cat(columns)
     found = found.sort().values

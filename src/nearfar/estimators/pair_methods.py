@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -10,22 +11,31 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from nearfar.estimators.base import LinearTransformer, factor, tensor
+from nearfar.estimators.base import LinearTransformer, centered, factor, tensor
 from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs
-from nearfar.estimators.solvers import descend, logdet_divergence, project, project_diagonal, scatter
+from nearfar.estimators.solvers import (
+    descend,
+    logdet_divergence,
+    pair_bounds,
+    project,
+    project_diagonal,
+    regularized,
+    scatter,
+    squared_distances,
+)
 
 Array = NDArray[Any]
 
 
 class _PairMethod(LinearTransformer):
-    """Reads labels or pairs as differences of similar and of dissimilar samples."""
+    """Reads labels or pairs as centered samples and the differences of similar and of dissimilar ones."""
 
     _requires_y = True
     n_constraints: int | None
     random_state: Any
     device: str
 
-    def _differences(self, X: ArrayLike, y: ArrayLike | None, pairs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _differences(self, X: ArrayLike, y: ArrayLike | None, pairs: Any) -> tuple[torch.Tensor, ...]:
         samples, labels = self._check(X, y)
         if pairs is not None:
             similar, dissimilar = check_pairs(pairs, len(samples))
@@ -34,8 +44,8 @@ class _PairMethod(LinearTransformer):
         else:
             name = type(self).__name__
             raise ValueError(f"{name} requires y to be passed, but the target y is None; pairs are the alternative")
-        data = tensor(samples - samples.mean(axis=0), self.device)
-        return data[similar[:, 0]] - data[similar[:, 1]], data[dissimilar[:, 0]] - data[dissimilar[:, 1]]
+        data = centered(samples, self.device)
+        return data, data[similar[:, 0]] - data[similar[:, 1]], data[dissimilar[:, 0]] - data[dissimilar[:, 1]]
 
 
 class MMC(_PairMethod):
@@ -95,13 +105,13 @@ class MMC(_PairMethod):
         Returns:
             The estimator.
         """
-        near, far = self._differences(X, y, pairs)
+        _, near, far = self._differences(X, y, pairs)
         if not len(near) or not len(far):
             raise ValueError(f"there are {len(near)} similar and {len(far)} dissimilar pairs; MMC needs both")
         pull = near.T @ near / len(near)
 
         def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            distances = ((far @ a) * far).sum(dim=1).clamp_min(0).sqrt()
+            distances = squared_distances(far, a).clamp_min(0).sqrt()
             total = distances.mean()
             if total == 0:
                 return torch.full((), torch.inf).to(a), pull
@@ -179,44 +189,40 @@ class ITML(_PairMethod):
         """
         if self.gamma <= 0:
             raise ValueError(f"gamma is {self.gamma}; it must be positive")
-        near, far = self._differences(X, y, pairs)
+        if self.bounds is not None and min(self.bounds) < 0:
+            raise ValueError(f"bounds is {tuple(self.bounds)}; both must be positive")
+        data, near, far = self._differences(X, y, pairs)
         delta = torch.cat([near, far])
         sign = torch.cat([torch.ones(len(near)), -torch.ones(len(far))]).to(delta)
-        squared = delta.square().sum(dim=1)
-        upper, lower = self.bounds or (float(squared.quantile(0.05)), float(squared.quantile(0.95)))
-        if min(upper, lower) < 0:
-            raise ValueError(f"bounds is ({upper}, {lower}); both must be positive")
-        bound = torch.cat([torch.full_like(near[:, 0], upper), torch.full_like(far[:, 0], lower)]).clamp_min(1e-9)
-        inverse = inverse_prior(self.prior, np.asarray(X, dtype=np.float64), delta)
+        bound = pair_bounds(near, far, *(self.bounds or (None, None))).clamp_min(1e-9)
+        prior, inverse = prior_metric(self.prior, data)
 
-        def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            value, gradient = logdet_divergence(a, inverse)
-            if not torch.isfinite(value):
-                return value, gradient
-            ratio = (((delta @ a) * delta).sum(dim=1) / bound).clamp_min(1e-300)
+        def cost(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            ratio = (squared_distances(delta, a) / bound).clamp_min(1e-300)
             ratio = torch.where(sign * ratio > sign, ratio, 1.0)  # a bound that holds costs nothing
-            cost = (ratio - ratio.log() - 1).sum()
-            return value + self.gamma * cost, gradient + self.gamma * scatter(delta, (1 - 1 / ratio) / bound)
+            return (ratio - ratio.log() - 1).sum(), scatter(delta, (1 - 1 / ratio) / bound)
 
-        start = torch.linalg.inv(inverse)
-        matrix, history = descend(objective, (start + start.T) / 2, max_iter=self.max_iter, tol=self.tol)
+        objective = regularized(partial(logdet_divergence, inverse=inverse), cost, self.gamma)
+        matrix, history = descend(objective, prior, max_iter=self.max_iter, tol=self.tol)
         return self._set(factor(matrix), history)
 
 
-def inverse_prior(prior: str, samples: Array, like: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of the prior metric A₀.
+def prior_metric(prior: str, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the prior metric A₀ and its inverse.
 
     Args:
         prior: "identity" or "covariance".
-        samples: The samples.
-        like: A tensor of the wanted type and device.
+        data: Centered samples.
     """
-    d = like.shape[1]
+    d = data.shape[1]
+    identity = torch.eye(d).to(data)
     if prior == "identity":
-        return torch.eye(d).to(like)
+        return identity, identity
     if prior == "covariance":
-        covariance = torch.as_tensor(np.cov(samples.T).reshape(d, d)).to(like)
-        return covariance + 1e-9 * covariance.trace() / d * torch.eye(d).to(like)
+        covariance = data.T @ data / (len(data) - 1)
+        covariance = covariance + 1e-9 * covariance.trace() / d * identity
+        inverse = torch.linalg.inv(covariance)
+        return (inverse + inverse.T) / 2, covariance
     raise ValueError(f"prior is {prior!r}; it must be 'identity' or 'covariance'")
 
 
@@ -297,25 +303,21 @@ class LSML(LinearTransformer):
             raise ValueError("LSML requires y to be passed, but the target y is None; quadruplets are the alternative")
         if not len(rows):
             raise ValueError("no comparisons can be drawn from y: no class has two samples")
-        data = tensor(samples - samples.mean(axis=0), self.device)
+        data = centered(samples, self.device)
         near, far = data[rows[:, 0]] - data[rows[:, 1]], data[rows[:, 2]] - data[rows[:, 3]]
         weight = torch.ones(len(rows)).to(data) if weights is None else tensor(np.asarray(weights), self.device)
         if len(weight) != len(rows):
             raise ValueError(f"weights has {len(weight)} values; there are {len(rows)} comparisons")
-        inverse = inverse_prior(self.prior, samples, data)
+        prior, inverse = prior_metric(self.prior, data)
 
-        def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            value, gradient = logdet_divergence(a, inverse)
-            if not torch.isfinite(value):
-                return value, gradient
-            first, second = (((part @ a) * part).sum(dim=1).clamp_min(1e-24).sqrt() for part in (near, far))
+        def cost(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first, second = (squared_distances(part, a).clamp_min(1e-24).sqrt() for part in (near, far))
             excess = (first - second).clamp_min(0)
             scaled = weight * excess / len(rows)
-            slope = scatter(near, scaled / first) - scatter(far, scaled / second)
-            return value + (scaled * excess).sum(), gradient + slope
+            return (scaled * excess).sum(), scatter(near, scaled / first) - scatter(far, scaled / second)
 
-        start = torch.linalg.inv(inverse)
-        matrix, history = descend(objective, (start + start.T) / 2, max_iter=self.max_iter, tol=self.tol)
+        objective = regularized(partial(logdet_divergence, inverse=inverse), cost)
+        matrix, history = descend(objective, prior, max_iter=self.max_iter, tol=self.tol)
         return self._set(factor(matrix), history)
 
 
@@ -385,7 +387,7 @@ class POLA(_PairMethod):
         return self._learn(X, y, pairs, 1)
 
     def _learn(self, X: ArrayLike, y: ArrayLike | None, pairs: Any, epochs: int) -> Self:
-        near, far = self._differences(X, y, pairs)
+        _, near, far = self._differences(X, y, pairs)
         delta = torch.cat([near, far])
         sign = [1.0] * len(near) + [-1.0] * len(far)
         d = delta.shape[1]

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, check_components, tensor
+from nearfar.estimators.base import LinearTransformer, centered, check_components, principal_directions, tensor
 from nearfar.estimators.solvers import lbfgs, over_rows
 
 Array = NDArray[Any]
@@ -47,7 +47,7 @@ class _SoftmaxNeighbors(LinearTransformer):
         if self.precision not in ("auto", "float32", "float64"):
             raise ValueError(f"precision is {self.precision!r}; it must be 'auto', 'float32' or 'float64'")
         double = self.precision == "float64" or (self.precision == "auto" and len(samples) <= 5000)
-        return tensor(samples - samples.mean(axis=0), self.device, torch.float64 if double else torch.float32)
+        return centered(samples, self.device, torch.float64 if double else torch.float32)
 
     def _minimize(self, data: torch.Tensor, weigh: Weigh) -> Self:
         """Minimize a sum over rows of distances by L-BFGS over G, from the principal directions."""
@@ -56,10 +56,7 @@ class _SoftmaxNeighbors(LinearTransformer):
             value, gradient = over_rows(data @ g.T, weigh)
             return value, gradient.T @ data
 
-        kept = check_components(self.n_components, data.shape[1])
-        start = torch.eye(kept).to(data)
-        if kept < data.shape[1]:
-            start = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
+        start = principal_directions(data, check_components(self.n_components, data.shape[1]))
         return self._set(*lbfgs(objective, start, max_iter=self.max_iter, tol=self.tol))
 
 
@@ -98,9 +95,7 @@ class NCA(_SoftmaxNeighbors):
         Returns:
             The estimator.
         """
-        samples, codes = self._check(X, y)
-        if codes is None:
-            raise ValueError("NCA requires y to be passed, but the target y is None")
+        samples, codes = self._check_labels(X, y)
         data = self._tensor(samples)
         labels = torch.as_tensor(codes, device=data.device)
 
@@ -148,9 +143,7 @@ class MCML(_SoftmaxNeighbors):
         Returns:
             The estimator.
         """
-        samples, codes = self._check(X, y)
-        if codes is None:
-            raise ValueError("MCML requires y to be passed, but the target y is None")
+        samples, codes = self._check_labels(X, y)
         data = self._tensor(samples)
         labels = torch.as_tensor(codes, device=data.device)
         others = (torch.bincount(labels) - 1)[labels].to(data)
@@ -200,9 +193,7 @@ class MLKR(_SoftmaxNeighbors):
         Returns:
             The estimator.
         """
-        samples, numbers = self._check(X, y, numeric=True)
-        if numbers is None:
-            raise ValueError("MLKR requires y to be passed, but the target y is None")
+        samples, numbers = self._check_labels(X, y, numeric=True)
         data = self._tensor(samples)
         targets = tensor(numbers - numbers.mean(), self.device, data.dtype)
 

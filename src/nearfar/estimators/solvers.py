@@ -117,6 +117,52 @@ def lbfgs(objective: Objective, start: torch.Tensor, *, max_iter: int, tol: floa
     return torch.as_tensor(found.x.reshape(start.shape), dtype=torch.float64, device=start.device), values
 
 
+def regularized(regularizer: Objective, cost: Objective, weight: float = 1.0) -> Objective:
+    """Return the sum of a regularizer and a weighted cost, which is not computed where the regularizer is infinite.
+
+    Args:
+        regularizer: Value and gradient of the regularizer.
+        cost: Value and gradient of the cost.
+        weight: The weight of the cost.
+    """
+
+    def objective(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value, gradient = regularizer(matrix)
+        if not torch.isfinite(value):
+            return value, gradient
+        charged, slope = cost(matrix)
+        return value + weight * charged, gradient + weight * slope
+
+    return objective
+
+
+def squared_distances(differences: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return δᵀAδ of each pair.
+
+    Args:
+        differences: δ of each pair, of shape (pairs, d).
+        matrix: A.
+    """
+    return ((differences @ matrix) * differences).sum(dim=1)
+
+
+def pair_bounds(
+    near: torch.Tensor, far: torch.Tensor, upper: float | None = None, lower: float | None = None
+) -> torch.Tensor:
+    """Return the bound of each similar and then of each dissimilar pair's squared distance.
+
+    Args:
+        near: Differences of similar pairs.
+        far: Differences of dissimilar pairs.
+        upper: The bound of similar pairs; by default the 5th percentile of all squared distances.
+        lower: The bound of dissimilar pairs; by default the 95th percentile.
+    """
+    squared = torch.cat([near, far]).square().sum(dim=1)
+    similar = squared.quantile(0.05) if upper is None else squared.new_tensor(upper)
+    dissimilar = squared.quantile(0.95) if lower is None else squared.new_tensor(lower)
+    return torch.cat([similar.expand(len(near)), dissimilar.expand(len(far))])
+
+
 def scatter(differences: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return Σ w δδᵀ.
 
