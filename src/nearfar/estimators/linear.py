@@ -16,6 +16,7 @@ from nearfar.estimators.solvers import (
     descend,
     lbfgs,
     logdet_divergence,
+    over_factor,
     pair_bounds,
     regularized,
     scatter,
@@ -136,13 +137,8 @@ class LinearMetric(LinearTransformer):
             start = torch.eye(data.shape[1]).to(data)
             matrix, history = descend(objective, start, max_iter=self.max_iter, tol=self.tol)
             return self._set(factor(matrix), history)
-
-        def low_rank(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            value, gradient = objective(g.T @ g)
-            return value, 2 * g @ gradient
-
         first = principal_directions(data, check_components(self.n_components, data.shape[1]))
-        return self._set(*lbfgs(low_rank, first, max_iter=self.max_iter, tol=self.tol))
+        return self._set(*lbfgs(over_factor(objective), first, max_iter=self.max_iter, tol=self.tol))
 
     def _check_settings(self) -> None:
         for name, allowed in (

@@ -15,7 +15,9 @@ from nearfar.estimators.base import LinearTransformer, centered, factor, tensor
 from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs
 from nearfar.estimators.solvers import (
     descend,
+    lbfgs,
     logdet_divergence,
+    over_factor,
     pair_bounds,
     project,
     project_diagonal,
@@ -144,7 +146,7 @@ class ITML(_PairMethod):
 
     Differences:
         The paper projects on one constraint after another. Here ξ is eliminated, which leaves γ Σ (t − log t − 1) with
-        t = d_A / ξ₀ over the broken bounds, and A is found by gradient descent on all constraints: the same solution.
+        t = d_A / ξ₀ over the broken bounds, and A = GᵀG is found by L-BFGS on all constraints: the same solution.
 
     Reference:
         Davis et al., "Information-theoretic metric learning", ICML 2007.
@@ -202,9 +204,8 @@ class ITML(_PairMethod):
             ratio = torch.where(sign * ratio > sign, ratio, 1.0)  # a bound that holds costs nothing
             return (ratio - ratio.log() - 1).sum(), scatter(delta, (1 - 1 / ratio) / bound)
 
-        objective = regularized(partial(logdet_divergence, inverse=inverse), cost, self.gamma)
-        matrix, history = descend(objective, prior, max_iter=self.max_iter, tol=self.tol)
-        return self._set(factor(matrix), history)
+        objective = over_factor(regularized(partial(logdet_divergence, inverse=inverse), cost, self.gamma))
+        return self._set(*lbfgs(objective, factor(prior), max_iter=self.max_iter, tol=self.tol))
 
 
 def prior_metric(prior: str, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -316,9 +317,8 @@ class LSML(LinearTransformer):
             scaled = weight * excess / len(rows)
             return (scaled * excess).sum(), scatter(near, scaled / first) - scatter(far, scaled / second)
 
-        objective = regularized(partial(logdet_divergence, inverse=inverse), cost)
-        matrix, history = descend(objective, prior, max_iter=self.max_iter, tol=self.tol)
-        return self._set(factor(matrix), history)
+        objective = over_factor(regularized(partial(logdet_divergence, inverse=inverse), cost))
+        return self._set(*lbfgs(objective, factor(prior), max_iter=self.max_iter, tol=self.tol))
 
 
 class POLA(_PairMethod):

@@ -117,6 +117,20 @@ def lbfgs(objective: Objective, start: torch.Tensor, *, max_iter: int, tol: floa
     return torch.as_tensor(found.x.reshape(start.shape), dtype=torch.float64, device=start.device), values
 
 
+def over_factor(objective: Objective) -> Objective:
+    """Return a function of A as one of G with A = GᵀG, which needs no constraint.
+
+    Args:
+        objective: Value and gradient at a symmetric A.
+    """
+
+    def of_factor(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value, gradient = objective(g.T @ g)
+        return value, 2 * g @ gradient
+
+    return of_factor
+
+
 def regularized(regularizer: Objective, cost: Objective, weight: float = 1.0) -> Objective:
     """Return the sum of a regularizer and a weighted cost, which is not computed where the regularizer is infinite.
 
