@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,7 @@ from nearfar.estimators.solvers import lbfgs
 
 Array = NDArray[Any]
 CHUNK = 1 << 14
+TILE = (1024, 2048)  # distances computed at a time
 REACH = 100  # other samples within reach of a sample, on average, beyond which a step is too long
 
 
@@ -250,21 +252,19 @@ def within_reach(
     limit = target_distances(points, targets).max(dim=1).values + 1
     norms = points.square().sum(dim=1)
     ends = torch.bincount(labels).cumsum(0).tolist()
-    rows, columns = [], []
+    found = []
     start = count = 0
-    for end in ends:
-        for first in range(start, end, 1024):
+    for end in ends:  # each pair of classes once: its distances serve both
+        for first, other in product(range(start, end, TILE[0]), range(end, len(points), TILE[1])):
             if count > most:
                 break
-            part = slice(first, min(first + 1024, end))
-            bound = (limit[part] - norms[part])[:, None]
-            for others in (slice(0, start), slice(end, len(points))):
-                close = torch.addmm(norms[others], points[part], points[others].T, alpha=-2) < bound
-                row, column = close.nonzero(as_tuple=True)
-                rows.append(row + part.start)
-                columns.append(column + others.start)
+            rows, columns = slice(first, min(first + TILE[0], end)), slice(other, other + TILE[1])
+            distances = torch.addmm(norms[columns], points[rows], points[columns].T, alpha=-2).add_(norms[rows, None])
+            for near, transposed in ((distances < limit[rows, None], False), (distances < limit[columns], True)):
+                row, column = near.nonzero(as_tuple=True)
+                pair = (row + first, column + other)
+                found.append(pair[transposed] * len(points) + pair[not transposed])
                 count += len(row)
         start = end
-    found = torch.cat(rows) * len(points) + torch.cat(columns)
-    found = found.sort().values
-    return SparsePairs(found // len(points), found % len(points), len(points))
+    keys = torch.cat(found).sort().values
+    return SparsePairs(keys // len(points), keys % len(points), len(points))
