@@ -19,6 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import nearfar as nf
 from nearfar.estimators import DeepMetric
+from nearfar.reports.run_report import report
 from nearfar.training.run.reader import read_run
 
 X, Y = (array[:400] for array in load_digits(return_X_y=True))
@@ -113,6 +114,20 @@ def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
     assert read_run(run).metrics == fitted.metrics_
     with pytest.raises(FileExistsError, match="exists already"):
         fitted.to_run(run)
+
+
+def test_a_run_without_test_classes_is_evaluated_on_named_data(fitted: DeepMetric, tmp_path: Path) -> None:
+    run = fitted.to_run(tmp_path / "run")
+    for data in (None, str(run / "data.npz")):  # the run's own data, here or where it was
+        with pytest.raises(ValueError, match="has no test classes: its split is 'train_only'"):
+            nf.evaluate(run, data=data, device="cpu")
+    found = nf.evaluate(run, device="cpu", data=f"arrays:{run / 'data.npz'}")
+    assert found["retrieval"]["recall@1"] == pytest.approx(fitted.score(X, Y))
+
+
+def test_a_report_of_a_run(fitted: DeepMetric, tmp_path: Path) -> None:
+    page = report(fitted.to_run(tmp_path / "run"), out=tmp_path / "page.html").read_text()
+    assert "multi_similarity" in page
 
 
 def test_a_temporary_run_is_removed_with_its_estimator() -> None:

@@ -92,6 +92,17 @@ def test_the_validation_classes_choose_the_epoch_and_the_test_does_not(
     assert state["epoch"] == 1
 
 
+@pytest.mark.parametrize(("every", "patience", "epochs"), [(1, 2, 4), (1, 1, 3), (1, 5, 6), (2, 1, 6)])
+def test_training_ends_when_the_validation_classes_no_longer_improve(
+    every: int, patience: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, [0.1, 0.9, 0.5, 0.9, 0.9, 0.9], [0.0] * 6)
+    settings = {"split__name": "fixed_validation", "split__share": 0.34, "evaluation__every": every}
+    chosen = recipe(vectors(tmp_path), training__epochs=6, selection__patience=patience, **settings)
+    train(chosen, tmp_path / "run")
+    assert max(line["epoch"] for line in read_log(tmp_path / "run" / "log.jsonl") if "loss" in line) == epochs - 1
+
+
 def test_the_chosen_network_is_the_one_of_that_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = vectors(tmp_path)
     settings = {"split__name": "fixed_validation", "split__share": 0.34}

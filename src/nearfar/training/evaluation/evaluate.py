@@ -459,7 +459,13 @@ def _open_data(
     dataset = open_dataset(recipe)
     store = open_store(recipe, dataset, cache, watch)
     rows = split_rows(create_split(recipe, dataset), store)
-    return dataset, store, {part: own for part, own in rows.items() if part not in ("train", "validation")}
+    tested = {part: own for part, own in rows.items() if part not in ("train", "validation")}
+    if not tested:
+        raise ValueError(
+            f"{run.folder} has no test classes: its split is {recipe.split.name!r}; name a dataset to test it on with "
+            "data, as NAME:ROOT"
+        )
+    return dataset, store, tested
 
 
 def _is_own(recipe: Recipe, name: str, root: str) -> bool:
