@@ -15,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)")
 CODE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.md"))
+EXAMPLES = sorted([*(ROOT / "docs" / "examples").glob("*.md"), ROOT / "docs" / "distributed.md"])
 
 
 def anchors(page: Path) -> set[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nearfar import (
         bench,
         data,
+        distributed,
         engine,
         estimators,
         losses,
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "bench",
     "data",
+    "distributed",
     "engine",
     "estimators",
     "evaluate",

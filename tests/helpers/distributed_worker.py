@@ -11,14 +11,16 @@ from typing import Any
 import cases
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from nearfar import networks
 from nearfar.data.loader import Batch
+from nearfar.distributed import World, gather, global_loss, init_world
 from nearfar.losses import Loss
-from nearfar.training.loop.distributed import World, global_loss, init_world
 from nearfar.training.loop.step import Learner, TrainStep
 
 ROWS, FEATURES, DIM, STEPS = 24, 6, 4, 10
+SHARED = ("raw", "normalized_softmax", "proxy_anchor", "group")  # in every mode
 TRAINED = ("multi_similarity", "contrastive", "triplet", "proxy_anchor", "normalized_softmax", "group")
 
 
@@ -39,24 +41,56 @@ def own_share(there: World, *tensors: Tensor) -> list[Tensor]:
     return [tensor.chunk(there.ranks)[there.rank] for tensor in tensors]
 
 
-def backward(
-    there: World, model: nn.Module, loss: Loss, step: int, dtype: torch.dtype, how: str | None = None
-) -> Tensor:
-    inputs, labels = own_share(there, *batch(step, dtype))
-    value = global_loss(loss, model(inputs), labels, there, seed=step, how=how)
-    value.backward()
-    there.reduce_gradients([*model.parameters(), *loss.parameters()])
-    return value.detach()
+class Model(nn.Module):
+    """A network and its loss, as someone would wrap them in DistributedDataParallel."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.network, self.loss = network(torch.float64), loss.double()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        return global_loss(self.loss, self.network(inputs), labels, seed=0)
 
 
-def gradients(there: World, case: cases.Case, how: str | None = None) -> dict[str, Tensor]:
+class GatheringModel(Model):
+    """Computes the loss of all embeddings in every process."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        embeddings, labels = gather(self.network(inputs)), gather(labels)
+        torch.manual_seed(0)
+        return self.loss(embeddings, labels)
+
+
+def gradients(there: World, case: cases.Case, kind: type[Model] = Model, *, ddp: bool = False) -> dict[str, Tensor]:
     """Value and gradients of one step of a case, in float64 so that only what is wrong differs."""
-    model, loss = network(torch.float64), case.create(dim=DIM).double()
-    found = {"value": backward(there, model, loss, 0, torch.float64, how)}
-    for name, module in (("network", model), ("loss", loss)):
-        for key, parameter in module.named_parameters():
-            assert parameter.grad is not None
-            found[f"{name}.{key}"] = parameter.grad
+    model = kind(case.create(dim=DIM))
+    wrapped = DistributedDataParallel(model) if ddp else model  # kept: its hooks run in the backward pass
+    value = wrapped(*own_share(there, *batch(0, torch.float64)))
+    value.backward()
+    if not ddp:
+        there.average_gradients(model.parameters())
+    found = {"value": value.detach()}
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        found[key] = parameter.grad
+    return found
+
+
+def refused(there: World) -> dict[str, str]:
+    """Errors of calls whose result would not be that of the global batch."""
+    calls = {
+        "rows": lambda: gather(torch.zeros(2 + there.rank, 1)),
+        "share": lambda: global_loss(
+            cases.create("softmax", {}), torch.zeros(2 + there.rank, 4), torch.zeros(2).long()
+        ),
+        "seed": lambda: global_loss(cases.create("group", {}), torch.zeros(2, 4), torch.tensor([0, 1])),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except ValueError as error:
+            found[name] = str(error)
     return found
 
 
@@ -66,7 +100,9 @@ def trained(there: World, key: str) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD([{"params": model.parameters()}, *loss.param_groups(0.0005)], lr=0.003, momentum=0.9)
     for step in range(STEPS):
         optimizer.zero_grad()
-        backward(there, model, loss, step, torch.float32)
+        inputs, labels = own_share(there, *batch(step))
+        global_loss(loss, model(inputs), labels, seed=step, world=there).backward()
+        there.average_gradients([*model.parameters(), *loss.parameters()])
         optimizer.step()
     return {
         f"{number}.{key}": value
@@ -115,23 +151,22 @@ def other_words(there: World) -> dict[str, Any]:
     nn.init.constant_(model.weight, there.rank + 1.0)
     model.running_mean.fill_(there.rank + 1.0)
     there.broadcast(model)
-    everyone, labels, positions = there.gather(torch.full((2, 1), float(there.rank)), torch.tensor([there.rank] * 2))
     return {
         "weight": model.weight.tolist(),
         "mean": model.running_mean.tolist(),
         "any": there.any(there.rank == there.ranks - 1),
         "none": there.any(False),
         "said": there.share({"rank": there.rank}),
-        "gathered": everyone.flatten().tolist(),
-        "labels": labels.tolist(),
-        "positions": positions.tolist(),
+        "gathered": gather(torch.tensor([[there.rank], [10]])).flatten().tolist(),
     }
 
 
 def everything(there: World) -> dict[str, Any]:
-    found: dict[str, Any] = {"words": other_words(there)}
+    found: dict[str, Any] = {"words": other_words(there), "refused": refused(there)}
     found["gradients"] = {case.id: gradients(there, case) for case in cases.CASES}
-    found["whole"] = {key: gradients(there, cases.Case(key), "whole") for key in ("raw", "normalized_softmax")}
+    found["gathered"] = {key: gradients(there, cases.Case(key), GatheringModel) for key in SHARED}
+    # The first DistributedDataParallel imports torch's compiler: four seconds in every process.
+    found["ddp"] = {key: gradients(there, cases.Case(key), ddp=True) for key in SHARED if there.ranks == 2}
     found["trained"] = {key: trained(there, key) for key in TRAINED}
     found["stepped"] = {key: stepped(there, key) for key in DRAWING}
     found["skipped"] = skipped(there)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import CLASSES, DEFAULTS, Case, create
 from checks import SPREADS, Outcome, Watch, assert_close, assert_finite, assert_same, make_batch, run, seeded
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
 import nearfar as nf
@@ -413,3 +413,15 @@ def test_proxies_that_repel_through_a_large_batch_do_not_overflow() -> None:
     samples = sum(1 for i in range(4096) if i % 5 == 0)
     pull = (math.log1p(samples * math.exp(-32 * 0.9)) + 4 * math.log1p((samples - 1) * math.exp(-32 * 0.9))) / 5
     assert outcome.value.item() == pytest.approx(32 * (4096 + 0.1) + math.log(4) + pull, rel=1e-5)
+
+
+def test_the_groups_of_a_module_have_every_parameter_once_and_those_of_losses_at_their_own_rate() -> None:
+    network, loss = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), create("proxy_anchor", {"lr_multiplier": 3.0})
+    network[0].requires_grad_(False)
+    module = nn.ModuleDict({"network": network, "loss": loss, "again": loss, "margin": nf.losses.Margin()})
+    groups = nf.losses.param_groups(module, 0.1)
+    assert [group["lr"] for group in groups] == pytest.approx([0.1, 0.3, 5e-5])
+    trained = [each for each in module.parameters() if each.requires_grad]
+    assert [id(each) for group in groups for each in group["params"]] == [id(each) for each in trained]
+    assert [group.get("weight_decay") for group in groups] == [None, 0.0, 0.0]
+    assert nf.losses.param_groups(nf.losses.Contrastive(), 0.1) == []

@@ -9,7 +9,7 @@
 
 from nearfar.losses.angular import Angular
 from nearfar.losses.arcface import ArcFace
-from nearfar.losses.base import Loss, PairLoss
+from nearfar.losses.base import Loss, PairLoss, param_groups
 from nearfar.losses.binomial_deviance import BinomialDeviance
 from nearfar.losses.circle import Circle
 from nearfar.losses.contrastive import Contrastive
@@ -50,5 +50,5 @@ __all__ = [
     "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin", "Memory", "MultiSimilarity", "NPair", "NTXent",
     "NormalizedSoftmax", "PairLoss", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList",
     "Raw", "RelationalDistillation", "SmoothAP", "SoftTriple", "Softmax", "SpectralClustering", "SupCon", "Triplet",
-    "create", "defaults", "describe", "get", "names", "register", "summary",
+    "create", "defaults", "describe", "get", "names", "param_groups", "register", "summary",
 ]  # fmt: skip

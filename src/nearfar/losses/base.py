@@ -297,6 +297,50 @@ class PairLoss(Loss, RowLoss):
         return embeddings, gallery, {"anchor_values": anchor_values, "noise": noise}
 
 
+def param_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """Return optimizer groups of a module that holds a network and losses.
+
+    The parameters of losses, such as proxies, keep their own learning rates and have no weight decay. All others have
+    the learning rate ``lr``; frozen ones are left out.
+
+    Args:
+        module: A module that holds both, such as a ``LightningModule``; or one of them.
+        lr: Learning rate of the network.
+
+    Example:
+        >>> from nearfar import losses
+        >>> module = nn.ModuleList([nn.Linear(8, 4), losses.ProxyAnchor(num_classes=3, dim=4)])
+        >>> [(group["name"], group["lr"]) for group in param_groups(module, lr=0.5)]
+        [('network', 0.5), ('loss', 50.0)]
+    """
+    of_losses = loss_groups(module, lr)
+    known = {id(parameter) for group in of_losses for parameter in group["params"]}
+    rest = [each for each in module.parameters() if each.requires_grad and id(each) not in known]
+    return [*([{"name": "network", "params": rest, "lr": lr}] if rest else []), *of_losses]
+
+
+def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -> list[dict[str, Any]]:
+    """Return the parameter groups of all losses in a module, each parameter once.
+
+    Args:
+        losses: A loss, or a module that contains losses.
+        lr: The learning rate of the optimizer.
+        multiplier: Factor of the learning rate, instead of the losses' own.
+    """
+    found = [(path, module) for path, module in losses.named_modules() if isinstance(module, Loss)]
+    seen: set[int] = set()
+    groups = []
+    for path, loss in found:
+        for group in loss.param_groups(lr):
+            params = [each for each in group["params"] if id(each) not in seen]
+            seen.update(map(id, params))
+            if params:
+                rate = group.get("lr", lr) if multiplier is None else lr * multiplier
+                name = "loss" if len(found) == 1 else f"loss.{path}"
+                groups.append({"weight_decay": 0.0, **group, "name": name, "params": params, "lr": rate})
+    return groups
+
+
 def _graph_key(owner: Loss | Mining) -> Hashable:
     """The public attributes by name; None if the class does not allow it or an attribute could change unnoticed."""
     if not owner.cuda_graph:

@@ -81,7 +81,7 @@ def start(
     Returns:
         The run folder and its metrics.
     """
-    from nearfar.training.loop import distributed
+    from nearfar import distributed
     from nearfar.training.loop.trainer import Trainer
 
     if resume is not None and out is not None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from nearfar.data.datasets.base import open as open_data_set
+from nearfar.distributed import World
 from nearfar.networks import Ensemble
 from nearfar.training import load_recipe
 from nearfar.training.loop.builder import Parts, build, output_dims
-from nearfar.training.loop.distributed import World
 from nearfar.training.loop.state import Session
 from nearfar.training.run import provenance
 

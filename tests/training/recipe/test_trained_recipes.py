@@ -11,10 +11,10 @@ import pytest
 import torch
 from test_recipes import FILES, FOLDER
 
+from nearfar.distributed import World
 from nearfar.training import load_recipe
 from nearfar.training.evaluation.embeddings import Evaluator
 from nearfar.training.loop.builder import build
-from nearfar.training.loop.distributed import World
 from nearfar.training.loop.state import Session
 from nearfar.training.recipe.schema import Recipe
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearfar.losses import Loss
+from nearfar.losses.base import loss_groups
 from nearfar.networks import Embedder, Ensemble
 from nearfar.training.recipe.schema import OptimizerSection, ScheduleSection
 from nearfar.utils.validation import positive, whole
@@ -51,28 +51,6 @@ def create_optimizer(
         "adamw": torch.optim.AdamW,
     }
     return kinds[section.name](groups, **settings, **fused)
-
-
-def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -> list[dict[str, Any]]:
-    """Return the parameter groups of all losses in a module, each parameter once.
-
-    Args:
-        losses: A loss, or a module that contains losses.
-        lr: The learning rate of the optimizer.
-        multiplier: Factor of the learning rate, instead of the losses' own.
-    """
-    found = [(path, module) for path, module in losses.named_modules() if isinstance(module, Loss)]
-    seen: set[int] = set()
-    groups = []
-    for path, loss in found:
-        for group in loss.param_groups(lr):
-            params = [each for each in group["params"] if id(each) not in seen]
-            seen.update(map(id, params))
-            if params:
-                rate = group.get("lr", lr) if multiplier is None else lr * multiplier
-                name = "loss" if len(found) == 1 else f"loss.{path}"
-                groups.append({"weight_decay": 0.0, **group, "name": name, "params": params, "lr": rate})
-    return groups
 
 
 class LearningRateSchedule:

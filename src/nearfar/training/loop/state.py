@@ -12,10 +12,10 @@ from torch import Tensor
 
 from nearfar.data.loader import Batch
 from nearfar.data.store.fingerprint import KIND
+from nearfar.distributed import World
 from nearfar.losses import Memory
 from nearfar.networks.embedder import Embedder
 from nearfar.training.loop.builder import LossStage, Parts, members_of, output_dims
-from nearfar.training.loop.distributed import World
 from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
 from nearfar.training.loop.step import Learner, StepResult, TrainStep, check_chunks, combine_seeds
 from nearfar.training.run import checkpoints

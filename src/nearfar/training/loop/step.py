@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from nearfar.data.loader import Batch
+from nearfar.distributed import World, draws, global_loss
 from nearfar.losses import Memory
 from nearfar.networks.backbones.base import batchnorm_layers
 from nearfar.networks.embedder import Embedder
-from nearfar.training.loop.distributed import World, draws, global_loss
 from nearfar.utils.validation import one_of, positive, whole
 
 PRECISIONS = ("float32", "bfloat16")
@@ -208,7 +208,7 @@ class TrainStep:
             loss, memory = learner.losses[level], learner.memories.get(level)
             start = None if seed is None or not draws(loss) else combine_seeds(*seed, number)
             if memory is None:
-                values.append(global_loss(loss, points, labels, self.world, seed=start))
+                values.append(global_loss(loss, points, labels, seed=start, world=self.world))
                 continue
 
             def with_memory(points: Tensor, labels: Tensor, loss: nn.Module = loss, memory: Memory = memory) -> Tensor:
@@ -216,7 +216,7 @@ class TrainStep:
                 memory.add(points, labels)
                 return value
 
-            values.append(global_loss(with_memory, points, labels, self.world, seed=start))
+            values.append(global_loss(with_memory, points, labels, seed=start, world=self.world))
         value = values[0] if len(values) == 1 else torch.stack(values).sum()
         return value * torch.nan if replaced else value
 
@@ -232,9 +232,9 @@ class TrainStep:
     # --- update ------------------------------------------------------------------------------------------------
 
     def _reduce_and_clip(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Sum the gradients over all processes, clip them, and return their norm before clipping."""
+        """Average the gradients over all processes, clip them, and return their norm before clipping."""
         parameters = [each for each in parameters if each.grad is not None]
-        self.world.reduce_gradients(parameters)
+        self.world.average_gradients(parameters)
         norm = get_total_norm([each.grad for each in parameters if each.grad is not None])
         if self.clip is not None:
             clip_grads_with_norm_(parameters, self.clip, norm)

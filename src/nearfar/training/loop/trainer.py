@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from nearfar.data.store.store import Store
+from nearfar.distributed import World
 from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator, PerQuery
 from nearfar.training.loop.builder import build
-from nearfar.training.loop.distributed import World
 from nearfar.training.loop.state import Session
 from nearfar.training.loop.step import StepLog, StepSummary, StepTimer, kernels
 from nearfar.training.recipe.files import to_dict, to_toml
@@ -124,7 +124,7 @@ class Trainer:
         resume: Whether to resume the run in ``folder`` from its last checkpoint.
         loggers: "tensorboard" or "mlflow", which are opened here and closed at the end; or objects with their methods.
         display: Shows the progress, see ``nearfar.training.run.console``.
-        world: The processes that share the work, see ``nearfar.training.loop.distributed``.
+        world: The processes that share the work, see ``nearfar.distributed``.
         cache: Where decoded images are stored.
     """
 

@@ -33,9 +33,9 @@ import nearfar
 from nearfar import losses
 from nearfar.data.store import duplicates
 from nearfar.data.store.store import Store
+from nearfar.distributed import World
 from nearfar.networks.weights import save
 from nearfar.training.loop.builder import Parts
-from nearfar.training.loop.distributed import World
 from nearfar.training.recipe.files import to_dict, upgrade
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder, finite

@@ -1,8 +1,19 @@
 """Distributed training: several processes make the update of a single process on the same global batch.
 
 ``torchrun`` starts a process for each GPU. All build the same network and the same loss, each embeds its share of
-the batch, and :func:`global_loss` gives each the gradient of the loss of the *whole* batch with respect to its share.
-The sum over the processes is the gradient with respect to the network's parameters.
+the batch, and :func:`global_loss` gives each the loss of the *whole* batch. Gradients are then averaged over the
+processes, as ``DistributedDataParallel`` does. To let it average the gradients of the loss too (proxies and other
+parameters), wrap network and loss together:
+
+>>> class Model(nn.Module):
+...     def __init__(self, network, loss):
+...         super().__init__()
+...         self.network, self.loss = network, loss
+...
+...     def forward(self, inputs, labels, step):
+...         return global_loss(self.loss, self.network(inputs), labels, seed=step)
+>>> model = Model(nn.Linear(8, 4), losses.ProxyAnchor(num_classes=3, dim=4))  # or DistributedDataParallel(Model(...))
+>>> model(torch.randn(6, 8), torch.arange(6) % 3, step=0).backward()
 
 How the work is divided depends on what the class of the loss declares (``mean_over_anchors``, ``deterministic`` and
 ``shared_columns``, see :class:`nearfar.losses.Loss`). There are three modes:
@@ -37,8 +48,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nearfar import losses
-from nearfar.utils.tensors import as_device
-from nearfar.utils.validation import one_of
+from nearfar.utils.tensors import as_device, readable
 
 CPU = torch.device("cpu")
 TIMEOUT = timedelta(hours=2)  # the other processes wait while the main one evaluates
@@ -71,30 +81,21 @@ class World:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def gather(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gather the embeddings and labels of all processes.
-
-        The gradient of each embedding is the sum over all processes, so all of them must run the backward pass.
-
-        Args:
-            embeddings: [m, d], the same number of rows in each process.
-            labels: [m].
-
-        Returns:
-            All embeddings, all labels, and the positions of this process's rows among them.
-        """
-        positions = torch.arange(len(labels), device=embeddings.device) + self.rank * len(labels)
+    def gather(self, rows: Tensor) -> Tensor:
+        """Gather the rows of all processes, as :func:`gather` does."""
         if self.ranks == 1:
-            return embeddings, labels, positions
-        return _Gather.apply(self, embeddings), self._collect(labels), positions  # type: ignore[no-untyped-call]
+            return rows
+        gathered: Tensor = _Gather.apply(self, rows)  # type: ignore[no-untyped-call]
+        return gathered
 
-    def reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients of parameters by their sums over all processes."""
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace the gradients of parameters by their means over all processes."""
         if self.ranks == 1:
             return
         for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             distributed.all_reduce(flat)
+            flat /= self.ranks
             start = 0
             for gradient in bucket:
                 gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
@@ -133,9 +134,38 @@ class World:
     def _collect(self, rows: Tensor) -> Tensor:
         """Gather the rows of all processes, without gradient."""
         rows = rows.detach().contiguous()
+        self._check_equal(rows)
         everyone = rows.new_empty((self.ranks * len(rows), *rows.shape[1:]))
         distributed.all_gather(list(everyone.chunk(self.ranks)), rows)
         return everyone
+
+    def _check_equal(self, rows: Tensor) -> None:
+        """Raise if the processes have different numbers of rows. On a GPU, the host would have to wait for that."""
+        if not readable(rows):
+            return
+        counts = torch.zeros(self.ranks, dtype=torch.int64)
+        counts[self.rank] = len(rows)
+        distributed.all_reduce(counts)
+        if (counts != len(rows)).any():
+            raise ValueError(
+                f"the processes have {', '.join(map(str, counts.tolist()))} rows; all must have the same number: "
+                "drop the last, smaller batch"
+            )
+
+
+def current_world(device: torch.device = CPU) -> World:
+    """Return the processes of ``torch.distributed``; a world of one if it is not initialized.
+
+    Args:
+        device: The device of this process.
+
+    Example:
+        >>> current_world().ranks
+        1
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return World(device=device)
+    return World(distributed.get_rank(), distributed.get_world_size(), device)
 
 
 def init_world(device: str = "auto") -> World:
@@ -190,50 +220,73 @@ def sharing_mode(loss: LossFunction) -> str:
     return "columns" if loss.shared_columns else "rows"
 
 
+def gather(rows: Tensor) -> Tensor:
+    """Gather the rows of all processes of ``torch.distributed``, with their gradients.
+
+    The gradient of each row is the sum over all processes, so all of them must run the backward pass. Where each
+    process computes a loss from the gathered rows and gradients are averaged over processes, the result is the
+    gradient of the mean of these losses. :func:`global_loss` needs less time for most losses.
+
+    Args:
+        rows: [m, …], the same number of rows in each process.
+
+    Returns:
+        [ranks · m, …], in the order of the ranks.
+
+    Example:
+        >>> gather(torch.eye(2)).shape  # of a single process
+        torch.Size([2, 2])
+    """
+    return current_world(rows.device).gather(rows)
+
+
 def global_loss(
-    loss: LossFunction,
-    embeddings: Tensor,
-    labels: Tensor,
-    world: World,
-    *,
-    seed: int | None = None,
-    how: str | None = None,
+    loss: LossFunction, embeddings: Tensor, labels: Tensor, *, seed: int | None = None, world: World | None = None
 ) -> Tensor:
     """Compute the loss of the global batch in every process.
 
-    After ``backward`` in every process, :meth:`World.reduce_gradients` over the parameters of network and loss gives
-    exactly the gradients of a single process. In a world of one it is ``loss(embeddings, labels)``.
+    After ``backward`` in every process, the mean over processes of the gradients of network and loss is exactly the
+    gradient of a single process. ``DistributedDataParallel`` computes this mean, or :meth:`World.average_gradients`.
+    In a single process it is ``loss(embeddings, labels)``.
 
     Args:
         loss: A loss, or any function of all embeddings and labels, [M, d] and [M] (such as a loss with a memory
             as gallery that is the same in all processes).
         embeddings: [m, d], this process's share; the same number of rows in each process.
         labels: [m], their labels.
-        world: The processes.
-        seed: Seed of what the loss draws (anchors, negatives, classes). None: torch's global generator, which must
-            then be in the same state in all processes.
-        how: "columns", "rows" or "whole" instead of what :func:`sharing_mode` returns; for tests.
+        seed: Seed of what the loss draws (anchors, negatives, classes), such as the number of the step. Several
+            processes need it for losses that draw, so that all draw the same.
+        world: The processes; those of ``torch.distributed`` by default.
+
+    Example:
+        >>> loss = losses.Contrastive()
+        >>> global_loss(loss, torch.eye(2), torch.tensor([0, 1])) == loss(torch.eye(2), torch.tensor([0, 1]))
+        tensor(True)
     """
+    world = current_world(embeddings.device) if world is None else world
+    if seed is None and world.ranks > 1 and isinstance(loss, losses.Loss) and loss.draws:
+        raise ValueError(
+            f"seed is None and {type(loss).__name__} may draw random numbers, which must be the same in all "
+            f"{world.ranks} processes; use the number of the step as seed"
+        )
     with _seeded(seed, embeddings.device):
         if world.ranks == 1:
             return loss(embeddings, labels)
-        how = sharing_mode(loss) if how is None else one_of("how", how, ("columns", "rows", "whole"))
+        how = sharing_mode(loss)
         if how == "whole":
             before, own, after = _pieces(world, embeddings)
             everyone = torch.cat([before, _Scaled.apply(own, world.ranks), after])  # type: ignore[no-untyped-call]
-            value = loss(everyone, world._collect(labels))
-            # Parameters of the loss have their full gradient in every process, and gradients are summed over processes.
-            shared: Tensor = _Scaled.apply(value, 1.0 / world.ranks)  # type: ignore[no-untyped-call]
-            return shared
+            return loss(everyone, world.gather(labels))
         if how == "columns":
-            gallery, gallery_labels, positions = world.gather(embeddings, labels)
             assert isinstance(loss, losses.Loss)
-            part = loss(embeddings, labels, gallery, gallery_labels, positions=positions) / world.ranks
+            positions = torch.arange(len(labels), device=embeddings.device) + world.rank * len(labels)
+            part = loss(embeddings, labels, world.gather(embeddings), world.gather(labels), positions=positions)
         else:
-            part = loss(embeddings, labels) / world.ranks
-    total = part.detach().clone()
-    distributed.all_reduce(total)
-    whole: Tensor = part + (total - part.detach())
+            world._check_equal(embeddings)
+            part = loss(embeddings, labels)
+    mean = part.detach() / world.ranks
+    distributed.all_reduce(mean)
+    whole: Tensor = part + (mean - part.detach())
     return whole
 
 

@@ -1,4 +1,4 @@
-"""Two processes make the update a single one makes with the same global batch."""
+"""Two or four processes make the update a single one makes with the same global batch."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import torch
 from torch import nn
 
 import nearfar as nf
-from nearfar.training.loop.distributed import World, draws, global_loss, init_world, sharing_mode
+from nearfar.distributed import World, draws, gather, global_loss, init_world, sharing_mode
 
 CASES = {case.id: case for case in cases.CASES}
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of several processes found."""
+    folder, numbers = tmp_path_factory.mktemp("ranks"), [str(rank) for rank in range(request.param)]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    surroundings = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    surroundings = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(len(numbers))}
     surroundings |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
     running = []
-    for rank in ("0", "1"):
+    for rank in numbers:
         command = [sys.executable, worker.__file__, str(folder / rank)]
         process = subprocess.Popen(
             command, env=surroundings | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
@@ -38,71 +38,90 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         running.append(process)
     try:
         for process in running:
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=300)
             assert process.returncode == 0, errors.decode()
     finally:
         for process in running:
             process.kill()
-    return [torch.load(folder / rank) for rank in ("0", "1")]
+    return [torch.load(folder / rank) for rank in numbers]
+
+
+def check_gradients(alone: dict[str, torch.Tensor], ranks: list[dict[str, torch.Tensor]]) -> None:
+    """Every process has the value and the gradients of a single one."""
+    for found in ranks:
+        assert alone.keys() == found.keys()
+        for part, value in alone.items():
+            torch.testing.assert_close(found[part], value, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("key", worker.TRAINED)
-def test_ten_steps_lead_where_a_single_process_gets(two: list[dict[str, Any]], key: str) -> None:
+def test_ten_steps_lead_where_a_single_process_gets(ranks: list[dict[str, Any]], key: str) -> None:
     alone = worker.trained(World(), key)
-    assert alone.keys() == two[0]["trained"][key].keys()
+    assert alone.keys() == ranks[0]["trained"][key].keys()
     start = worker.network().state_dict()
     for name, value in alone.items():
-        torch.testing.assert_close(two[0]["trained"][key][name], value, rtol=0, atol=1e-6)
-        assert torch.equal(two[0]["trained"][key][name], two[1]["trained"][key][name]), "processes have drifted apart"
+        torch.testing.assert_close(ranks[0]["trained"][key][name], value, rtol=0, atol=1e-6)
+        assert torch.equal(ranks[0]["trained"][key][name], ranks[-1]["trained"][key][name]), (
+            "processes have drifted apart"
+        )
         if name.startswith("0."):
             assert not torch.allclose(value, start[name[2:]], rtol=0, atol=1e-4), "nothing was learned"
 
 
 @pytest.mark.parametrize("key", worker.DRAWING)
-def test_what_a_step_draws_is_the_same_in_all_processes(two: list[dict[str, Any]], key: str) -> None:
+def test_what_a_step_draws_is_the_same_in_all_processes(ranks: list[dict[str, Any]], key: str) -> None:
     alone = worker.stepped(World(), key)
-    for rank in two:
+    for rank in ranks:
         assert alone.keys() == rank["stepped"][key].keys()
         for name, value in alone.items():
             torch.testing.assert_close(rank["stepped"][key][name], value, rtol=0, atol=1e-6)
 
 
-def test_all_processes_forget_a_batch_that_is_no_number_for_one(two: list[dict[str, Any]]) -> None:
-    for found in (rank["skipped"] for rank in two):
+def test_all_processes_forget_a_batch_that_is_no_number_for_one(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["skipped"] for rank in ranks):
         assert bool(found["before.finite"])
         assert not bool(found["after.finite"])
         assert torch.equal(found["before.mean"], found["after.mean"])
-    assert not torch.equal(two[0]["skipped"]["after.mean"], two[1]["skipped"]["after.mean"]), "each has its own"
+    assert not torch.equal(ranks[0]["skipped"]["after.mean"], ranks[-1]["skipped"]["after.mean"]), "each has its own"
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_value_and_gradients_are_those_of_the_global_batch(two: list[dict[str, Any]], name: str) -> None:
+def test_value_and_gradients_are_those_of_the_global_batch(ranks: list[dict[str, Any]], name: str) -> None:
     alone = worker.gradients(World(), CASES[name])
-    for rank in two:
-        assert alone.keys() == rank["gradients"][name].keys()
-        for part, value in alone.items():
-            torch.testing.assert_close(rank["gradients"][name][part], value, rtol=1e-9, atol=1e-11)
+    assert any(key.startswith("loss.") for key in alone) == any(True for _ in CASES[name].create().parameters())
+    check_gradients(alone, [rank["gradients"][name] for rank in ranks])
 
 
-@pytest.mark.parametrize("key", ["raw", "normalized_softmax"])
-def test_the_quick_ways_find_what_computing_the_whole_does(two: list[dict[str, Any]], key: str) -> None:
-    assert sharing_mode(cases.create(key, {})) != "whole"
-    for part, value in two[0]["whole"][key].items():
-        torch.testing.assert_close(two[0]["gradients"][f"{key}()"][part], value, rtol=1e-9, atol=1e-11)
+@pytest.mark.parametrize("key", worker.SHARED)
+def test_gathered_embeddings_give_the_gradients_of_the_global_batch(ranks: list[dict[str, Any]], key: str) -> None:
+    check_gradients(worker.gradients(World(), cases.Case(key)), [rank["gathered"][key] for rank in ranks])
 
 
-def test_what_processes_tell_each_other(two: list[dict[str, Any]]) -> None:
-    for rank, found in enumerate(found["words"] for found in two):
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+@pytest.mark.parametrize("key", worker.SHARED)
+def test_ddp_averages_to_the_gradients_of_the_global_batch(ranks: list[dict[str, Any]], key: str) -> None:
+    check_gradients(worker.gradients(World(), cases.Case(key)), [rank["ddp"][key] for rank in ranks])
+
+
+def test_what_processes_tell_each_other(ranks: list[dict[str, Any]]) -> None:
+    for found in (found["words"] for found in ranks):
         assert found == {
             "weight": [1.0, 1.0],
             "mean": [1.0, 1.0],
             "any": True,
             "none": False,
             "said": {"rank": 0},
-            "gathered": [0.0, 0.0, 1.0, 1.0],
-            "labels": [0, 0, 1, 1],
-            "positions": [2 * rank, 2 * rank + 1],
+            "gathered": [number for rank in range(len(ranks)) for number in (rank, 10)],
         }
+
+
+def test_unequal_shares_and_unequal_draws_are_refused(ranks: list[dict[str, Any]]) -> None:
+    counts = ", ".join(str(2 + rank) for rank in range(len(ranks)))
+    for found in (found["refused"] for found in ranks):
+        assert found.keys() == {"rows", "share", "seed"}
+        for name in ("rows", "share"):
+            assert found[name].startswith(f"the processes have {counts} rows; all must have the same number")
+        assert found["seed"].startswith("seed is None and Group may draw random numbers")
 
 
 def test_losses_with_other_denominators_than_anchors_are_computed_whole() -> None:
@@ -153,13 +172,11 @@ def test_a_loss_of_ones_own_may_draw_random_numbers_unless_it_says_no() -> None:
 def test_a_world_of_one_changes_nothing() -> None:
     alone, loss = World(), nf.losses.create("raw")
     embeddings, labels = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2])
-    assert torch.equal(global_loss(loss, embeddings, labels, alone), loss(embeddings, labels))
-    everyone, _, positions = alone.gather(embeddings, labels)
-    assert everyone is embeddings
-    assert positions.tolist() == list(range(6))
+    assert torch.equal(global_loss(loss, embeddings, labels, world=alone), loss(embeddings, labels))
+    assert gather(embeddings) is embeddings
     layer = nn.Linear(2, 2)
     layer(torch.ones(1, 2)).sum().backward()
-    alone.reduce_gradients(layer.parameters())
+    alone.average_gradients(layer.parameters())
     alone.broadcast(layer)
     alone.close()
     assert layer.bias.grad is not None
@@ -173,7 +190,7 @@ def test_a_seed_decides_what_a_loss_draws_and_nothing_else() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    first, again, other = (global_loss(loss, embeddings, labels, World(), seed=seed) for seed in (5, 5, 6))
+    first, again, other = (global_loss(loss, embeddings, labels, seed=seed) for seed in (5, 5, 6))
     assert first == again != other
     assert torch.equal(torch.rand(2), expected)
 
