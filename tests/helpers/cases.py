@@ -128,6 +128,10 @@ def _angular(**settings: Any) -> Case:
     return Case("angular", settings, family="triple", tiled=False)
 
 
+def _nca(**settings: Any) -> Case:
+    return Case("nca", settings, "squared_euclidean", normalize=settings.get("normalize", False))
+
+
 def _hierarchical(**settings: Any) -> Case:
     return Case("hierarchical_triplet", settings, "squared_euclidean")
 
@@ -257,6 +261,17 @@ CASES = [
     _cosine("nt_xent", symmetric=True),
     _cosine("nt_xent", learn_temperature=True, mining="valid_triplet"),
     _cosine("nt_xent", symmetric=True, learn_temperature=True, temperature=0.2),
+    _nca(),
+    _nca(form="probability", scale=0.5),
+    _nca(normalize=True, scale=10.0),
+    _cosine("tuplet_margin"),
+    _cosine("tuplet_margin", slack=0.4, scale=8.0),
+    _cosine("tuplet_margin", slack=0.0, mining="valid_triplet"),
+    _cosine("threshold_consistent_margin"),
+    _cosine("threshold_consistent_margin", positive_margin=0.6, negative_margin=0.1),
+    _cosine("threshold_consistent_margin", positive_weight=2.0, negative_weight=0.5),
+    _cosine("cosent"),
+    _cosine("cosent", scale=3.0),
     _angular(),
     _angular(angle=15.0),
     _angular(angle=70.0),

@@ -403,6 +403,47 @@ def nt_xent(
     return mean(there + back if both else there, view.embeddings)
 
 
+def nca(view: View, *, form: str = "log", scale: float = 1.0) -> Tensor:
+    terms = []
+    for i in view.anchors:
+        if view.positives[i]:
+            near = log_sum_exp([-scale * view.value(i, j) for j in view.positives[i]])
+            everybody = log_sum_exp([-scale * view.value(i, j) for j in view.positives[i] + view.negatives[i]])
+            terms.append(everybody - near if form == "log" else 1 - torch.exp(near - everybody))
+    return mean(terms, view.embeddings)
+
+
+def tuplet_margin(view: View, *, slack: float = 0.1, scale: float = 64.0) -> Tensor:
+    terms = []
+    for i in view.anchors:
+        for j in view.positives[i]:
+            near = torch.cos(torch.acos(view.value(i, j).clamp(-1, 1)) - slack)
+            gaps = [scale * (view.value(i, k) - near) for k in view.negatives[i]]
+            terms.append(log_one_plus_sum_exp(gaps, view.embeddings))
+    return mean(terms, view.embeddings)
+
+
+def threshold_consistent_margin(
+    view: View,
+    *,
+    positive_margin: float = 0.9,
+    negative_margin: float = 0.5,
+    positive_weight: float = 1.0,
+    negative_weight: float = 1.0,
+) -> Tensor:
+    pull, push = [], []
+    for i in view.anchors:
+        pull += [positive_margin - view.value(i, j) for j in view.positives[i] if view.value(i, j) < positive_margin]
+        push += [view.value(i, j) - negative_margin for j in view.negatives[i] if view.value(i, j) > negative_margin]
+    return positive_weight * mean(pull, view.embeddings) + negative_weight * mean(push, view.embeddings)
+
+
+def cosent(view: View, *, scale: float = 20.0) -> Tensor:
+    near = [view.value(i, j) for i in view.anchors for j in view.positives[i]]
+    far = [view.value(i, j) for i in view.anchors for j in view.negatives[i]]
+    return log_one_plus_sum_exp([scale * (n - p) for p in near for n in far], view.embeddings)
+
+
 def angular(view: View, *, angle: float = 40.0) -> Tensor:
     square, terms = math.tan(math.pi * angle / 180) ** 2, []
     for i in view.anchors:

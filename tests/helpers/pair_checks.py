@@ -214,6 +214,8 @@ def check_weights_of_a_gallery(case: Case) -> None:
 MOVE_PAIRS_AGAINST_THEIR_CLASS = {
     "nra": "the nearest and the farthest neighbor",
     "sup_con": "a positive that is much nearer than the others",
+    "nca": "a positive that is much nearer than the others",
+    "tuplet_margin": "a positive that is nearer than the slack",
     "smooth_ap": "a positive that is in the way of another",
     "fast_ap": "a positive, to where positives are denser",
 }

@@ -198,6 +198,21 @@ def test_nt_xent(temperature: float) -> None:
     assert_agree(nf.losses.NTXent(temperature=temperature), losses.NTXentLoss(temperature=temperature))
 
 
+@either
+def test_nca(normalize: bool) -> None:
+    theirs = losses.NCALoss(softmax_scale=2, distance=squared_distance(normalize))
+    assert_agree(nf.losses.NCA(scale=2.0, normalize=normalize), theirs)
+
+
+@pytest.mark.parametrize("slack", [0.1, 0.4])
+def test_tuplet_margin(slack: float) -> None:
+    assert_agree(nf.losses.TupletMargin(slack=slack), losses.TupletMarginLoss(margin=math.degrees(slack)))
+
+
+def test_threshold_consistent_margin() -> None:
+    assert_agree(nf.losses.ThresholdConsistentMargin(), losses.ThresholdConsistentMarginLoss())
+
+
 @pytest.mark.parametrize("angle", [30.0, 40.0])
 def test_angular_of_unit_vectors(angle: float) -> None:
     theirs = losses.AngularLoss(alpha=angle)  # which takes negatives as they are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -90,12 +90,24 @@ class NPair(PairLoss):
         return self.l2 * embeddings.square().sum(dim=1).mean() if self.l2 else None
 
 
-def against_negatives(sim: Tensor, pos: Tensor, neg: Tensor, scale: float = 1.0) -> tuple[Row, Tensor]:
-    """Compute Σ_{j∈P} log(1 + Σ_{k∈N} e^(scale (s_k − s_j))) of each row, and the number of its positives."""
+def against_negatives(
+    sim: Tensor,
+    pos: Tensor,
+    neg: Tensor,
+    scale: float = 1.0,
+    shift: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> tuple[Row, Tensor]:
+    """Compute Σ_{j∈P} log(1 + Σ_{k∈N} e^(scale (s_k − s_j))) of each row, and the number of its positives.
+
+    ``shift`` computes what is used as s_j from the similarities of positives, and the derivatives.
+    """
     negatives = row_logsumexp(sim, neg, scale)
     columns, filled = positive_columns(pos)
-    gap = masked(negatives.value.unsqueeze(1) - scale * sim.gather(1, columns), filled, FLOOR)
+    near, slopes = sim.gather(1, columns), None
+    if shift is not None:
+        near, slopes = shift(near)
+    gap = masked(negatives.value.unsqueeze(1) - scale * near, filled, FLOOR)
     share = gap.sigmoid()
     ((_, weights),) = negatives.parts  # zero at the positives
-    weights.mul_(share.sum(dim=1, keepdim=True)).scatter_add_(1, columns, -share)
+    weights.mul_(share.sum(dim=1, keepdim=True)).scatter_add_(1, columns, -share if slopes is None else -share * slopes)
     return Row(softplus(gap).sum(dim=1), [(scale, weights)]), filled.sum(dim=1, dtype=sim.dtype)
