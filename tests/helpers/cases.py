@@ -18,12 +18,15 @@ CLASSES = 20  # more than a batch has embeddings, so that there are classes to l
 
 
 def create(key: str, settings: Mapping[str, Any], *, dim: int = 4, num_classes: int = CLASSES) -> Loss:
-    """A loss by key; one with class vectors has as many and as long ones as asked for, the same every time."""
+    """A loss by key; one with class vectors has as many and as long ones as asked for, the same every time.
+
+    It is in evaluation mode, so that running statistics of earlier batches have no effect.
+    """
     sizes = {"num_classes": num_classes, "dim": dim}
     required = [name for name, default in nf.losses.defaults(key).items() if default is inspect.Parameter.empty]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nf.losses.create(key, **{name: sizes[name] for name in required} | dict(settings))
+        return nf.losses.create(key, **{name: sizes[name] for name in required} | dict(settings)).eval()
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,10 @@ def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
 
 def _proxy(key: str, **settings: Any) -> Case:
     return Case(key, settings, family="proxy")
+
+
+def _adaface(**settings: Any) -> Case:
+    return Case("adaface", settings, family="proxy", derivative=False)
 
 
 def _group(**settings: Any) -> Case:
@@ -315,6 +322,13 @@ CASES = [
     _proxy("cosface"),
     _proxy("cosface", margin=0.1, scale=8.0),
     _proxy("cosface", sample_rate=0.65),
+    _proxy("sphereface"),
+    _proxy("sphereface", margin=3, scale=8.0),
+    _proxy("sphereface", margin=2, sample_rate=0.65),
+    _adaface(),
+    _adaface(margin=1.2, concentration=2.0, scale=8.0),  # many angles are beyond 0 or π
+    _adaface(sample_rate=0.65, momentum=0.5),
+    Case("center", {}, family="proxy", tiled=False),
     _proxy("soft_triple"),
     _proxy("soft_triple", centers=3, alpha=5.0, gamma=2.0, tau=1.0, margin=0.01),
     _proxy("soft_triple", centers=1),

@@ -123,6 +123,43 @@ def cosface(scene: Scene, *, margin: float = 0.35, scale: float = 64.0) -> Tenso
     return mean(terms, scene.embeddings)
 
 
+def sphereface(scene: Scene, *, margin: int = 4, scale: float | None = None) -> Tensor:
+    terms = []
+    for i in scene.samples:
+        own = scene.labels[i]
+        factor = scene.embeddings[i].square().sum().sqrt() if scale is None else scale
+        if scale is None and factor == 0:
+            factor = scene.embeddings[i].sum()  # no length, and no direction
+        angle = torch.acos(scene.cosine(i, own))
+        k = min(int(angle.item() * margin / math.pi), margin - 1)
+        psi = (-1) ** k * torch.cos(margin * angle) - 2 * k
+        logits = {c: factor * scene.cosine(i, c) for c in scene.classes}
+        terms.append(cross_entropy(logits | {own: factor * psi}, own))
+    return mean(terms, scene.embeddings)
+
+
+def adaface(
+    scene: Scene, *, margin: float = 0.4, concentration: float = 0.333, scale: float = 64.0, momentum: float = 0.99
+) -> Tensor:
+    """The lengths of this batch are those that are known."""
+    lengths = [row.square().sum().sqrt().item() for row in scene.embeddings]
+    middle = sum(lengths) / len(lengths)
+    spread = math.sqrt(sum((length - middle) ** 2 for length in lengths) / max(1, len(lengths) - 1))
+    terms = []
+    for i in scene.samples:
+        quality = max(-1.0, min(1.0, (lengths[i] - middle) / (spread + 1e-3) * concentration))
+        angle = torch.acos(scene.cosine(i, scene.labels[i])) - margin * quality
+        target = torch.cos(angle.clamp(0, math.pi)) - (margin * quality + margin)
+        logits = {c: scale * scene.cosine(i, c) for c in scene.classes}
+        terms.append(cross_entropy(logits | {scene.labels[i]: scale * target}, scene.labels[i]))
+    return mean(terms, scene.embeddings)
+
+
+def center(scene: Scene) -> Tensor:
+    squares = [compare(scene.embeddings[i], scene.proxies[scene.labels[i]], "squared_euclidean") for i in scene.samples]
+    return mean(squares, scene.embeddings) / 2
+
+
 def soft_triple(
     scene: Scene,
     *,

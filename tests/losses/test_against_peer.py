@@ -201,7 +201,7 @@ def test_nt_xent(temperature: float) -> None:
 @either
 def test_nca(normalize: bool) -> None:
     theirs = losses.NCALoss(softmax_scale=2, distance=squared_distance(normalize))
-    assert_agree(nf.losses.NCA(scale=2.0, normalize=normalize), theirs)
+    assert_agree(nf.losses.NeighborhoodComponents(scale=2.0, normalize=normalize), theirs)
 
 
 @pytest.mark.parametrize("slack", [0.1, 0.4])
@@ -262,6 +262,8 @@ PROXY_PEERS: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
         losses.SubCenterArcFaceLoss(num_classes=7, embedding_size=4, margin=math.degrees(0.5), sub_centers=3),
     ),
     ("cosface", {}, losses.CosFaceLoss(7, 4)),
+    ("sphereface", {}, losses.SphereFaceLoss(7, 4)),
+    ("sphereface", {"margin": 3}, losses.SphereFaceLoss(7, 4, margin=3)),
     ("soft_triple", {"tau": 0.0}, losses.SoftTripleLoss(7, 4, gamma=1 / 10, margin=0.1)),
     ("soft_triple", {"tau": 0.0, "gamma": 2.0, "centers": 3}, losses.SoftTripleLoss(7, 4, 3, gamma=1 / 2, margin=0.1)),
     ("proxy_anchor", {}, losses.ProxyAnchorLoss(7, 4)),

@@ -98,6 +98,15 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
         "sample_rate": SAMPLE_RATE,
     },
     "cosface": {"margin": (0.0, 0.35, 100.0), "scale": SHARPNESS, "sample_rate": SAMPLE_RATE},
+    "sphereface": {"margin": (1, 2, 4, 9), "scale": (None, *SHARPNESS), "sample_rate": SAMPLE_RATE},
+    "adaface": {
+        "margin": (0.0, 0.4, 1.57),
+        "concentration": (1e-3, 0.333, 100.0),
+        "scale": SHARPNESS,
+        "momentum": (0.0, 0.99),
+        "sample_rate": SAMPLE_RATE,
+    },
+    "center": {},
     "soft_triple": {
         "centers": (1, 2, 10),
         "alpha": SHARPNESS,

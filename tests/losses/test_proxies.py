@@ -16,7 +16,9 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 import nearfar as nf
 
 PROXY_CASES = [case for case in DEFAULTS if case.family == "proxy"]
-SAMPLING_KEYS = ["softmax", "normalized_softmax", "proxy_nca", "arcface", "cosface", "soft_triple"]
+SAMPLING_KEYS = [
+    "softmax", "normalized_softmax", "proxy_nca", "arcface", "cosface", "sphereface", "adaface", "soft_triple",
+]  # fmt: skip
 POOLING_KEYS = ["arcface", "soft_triple"]
 LR_MULTIPLIERS = {
     "softmax": 10.0,
@@ -24,6 +26,9 @@ LR_MULTIPLIERS = {
     "proxy_nca": 100.0,
     "arcface": 10.0,
     "cosface": 10.0,
+    "sphereface": 10.0,
+    "adaface": 10.0,
+    "center": 10.0,
     "soft_triple": 100.0,
     "proxy_anchor": 100.0,
     "proxy_repel": 100.0,

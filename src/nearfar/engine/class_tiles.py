@@ -46,6 +46,10 @@ class ClassLoss(Protocol):
         """Whether the own class is part of the log-sum-exp, as in a cross-entropy."""
 
     @property
+    def raw_embeddings(self) -> bool:
+        """Whether embeddings keep their lengths even if proxies are normalized."""
+
+    @property
     def pools(self) -> bool:
         """Whether a class has several proxies, whose similarities ``pool`` combines."""
 
@@ -62,6 +66,9 @@ class ClassLoss(Protocol):
 
     def target(self, own: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the logit of the own class given its scaled similarity, [m], and the derivative; None: 1."""
+
+    def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same given also the loss's own number for each embedding, [m], and the derivatives by both."""
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
@@ -95,7 +102,7 @@ class _TiledClasses:
         self.tiles = self._slices(len(embeddings), len(proxies))
         self.factors: Tensor | None = None  # [m, 1], factors from embeddings to ``scaled``
         self.scaled = embeddings if self.prescale == 1.0 else embeddings * self.prescale
-        if loss.comparison.normalize:
+        if loss.comparison.normalize and not loss.raw_embeddings:
             lengths = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
             self.factors = inverse(lengths) if self.prescale == 1.0 else inverse(lengths).mul_(self.prescale)
             self.scaled = embeddings * self.factors
@@ -128,7 +135,7 @@ class _TiledClasses:
         proxies = self.proxies[classes].flatten(0, -2)
         values = torch.mm(self.scaled, proxies.T, out=self._buffer("values", len(proxies)))
         lengths, slopes = None, None
-        if self.factors is not None:
+        if self.loss.comparison.normalize:
             lengths = inverse(torch.linalg.vector_norm(proxies, dim=1))
             values.mul_(lengths)
         logits = values
@@ -180,26 +187,39 @@ class _TiledClasses:
         return cost / len(self.proxies), moves / len(self.proxies)
 
 
-def _slopes(loss: ClassLoss, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _slopes(
+    loss: ClassLoss, own: Tensor, others: Tensor, anchor_values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The loss of the batch, log(e^target + e^others) − target, and its derivatives by the scaled similarities.
 
-    The derivative is the last result, [m, 1], times the probability of another class, or times the second result for
-    the own class.
+    The derivative is the third result, [m, 1], times the probability of another class, or times the second result for
+    the own class. The last one is the derivative by the anchor values, [m].
     """
-    target, slope = loss.target(own)
+    by_anchor_values = None
+    if anchor_values is None:
+        target, slope = loss.target(own)
+    else:
+        target, slope, by_anchor_values = loss.anchored_target(own, anchor_values.unsqueeze(1))
     gap, share = others - target, 1.0 / len(own)
     if loss.include_positive:
         value, by_others = softplus(gap, threshold=50.0).mean(), gap.sigmoid_().mul_(share)
     else:
         present = ~(others <= FLOOR / 2)  # without another class the loss is 0; NaN stays NaN
         value, by_others = masked(gap, present).mean(), present.to(gap.dtype).mul_(share)
-    return value, torch.full_like(own, -1.0) if slope is None else slope.neg(), by_others
+    if by_anchor_values is not None:
+        by_anchor_values = (by_anchor_values * by_others).squeeze(1).neg_()
+    return value, torch.full_like(own, -1.0) if slope is None else slope.neg(), by_others, by_anchor_values
 
 
 def _compute(
-    loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, needed: Needed
+    loss: ClassLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    proxies: Tensor,
+    anchor_values: Tensor | None,
+    needed: Needed,
 ) -> tuple[Tensor, Gradients]:
-    """The loss and the needed gradients by embeddings and proxies."""
+    """The loss and the needed gradients by embeddings, proxies and anchor values."""
     batch = _TiledClasses(loss, embeddings, labels, proxies)
     # A label beyond the classes is in no tile, so its loss stays NaN.
     own, sums, costs, kept = embeddings.new_full((len(labels), 1), math.nan), [], [], None
@@ -212,10 +232,10 @@ def _compute(
         kept = tile if len(batch.tiles) == 1 else None
         del tile  # the next one uses its memory
     others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
-    value, by_own, by_others = _slopes(loss, own, others)
-    gradients: Gradients = [None, None]
+    value, by_own, by_others, by_anchor_values = _slopes(loss, own, others, anchor_values)
+    gradients: Gradients = [None, None, None]
     if any(needed):
-        gradients = _gradients(batch, kept, others, by_own, by_others, needed, costs)
+        gradients = [*_gradients(batch, kept, others, by_own, by_others, needed, costs), by_anchor_values]
     return value + torch.stack(costs).sum() if costs else value, gradients
 
 
@@ -275,9 +295,15 @@ def _gradients(
 
 
 def class_loss(
-    loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, sampled: Tensor | None = None
+    loss: ClassLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    proxies: Tensor,
+    sampled: Tensor | None = None,
+    *,
+    anchor_values: Tensor | None = None,
 ) -> Tensor:
-    """Compute the mean loss of a batch against proxies, differentiable once by both.
+    """Compute the mean loss of a batch against proxies, differentiable once by embeddings, proxies and anchor values.
 
     Args:
         loss: The loss.
@@ -285,24 +311,27 @@ def class_loss(
         labels: Class numbers, [m].
         proxies: Proxies of all classes, [C, d] or [C, k, d].
         sampled: The classes to compare with, [s], which include those of the batch; None: all.
+        anchor_values: The loss's own number for each embedding, [m], for ``anchored_target``; None: ``target`` is used.
 
     Returns:
         The loss, a scalar.
     """
 
     def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
-        (embeddings, proxies), (labels, sampled) = inputs, constants
+        (embeddings, proxies, anchor_values), (labels, sampled) = inputs, constants
         assert embeddings is not None
         assert proxies is not None
         assert labels is not None
         if sampled is None:
-            return _compute(loss, embeddings, labels, proxies, needed)
+            return _compute(loss, embeddings, labels, proxies, anchor_values, needed)
         place = torch.empty(len(proxies), dtype=torch.long, device=labels.device)
         place[sampled] = torch.arange(len(sampled), device=labels.device)
-        value, (by_embeddings, by_some) = _compute(loss, embeddings, place.gather(0, labels), proxies[sampled], needed)
+        value, (by_embeddings, by_some, by_anchor_values) = _compute(
+            loss, embeddings, place.gather(0, labels), proxies[sampled], anchor_values, needed
+        )
         by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
-        return value, [by_embeddings, by_proxies]
+        return value, [by_embeddings, by_proxies, by_anchor_values]
 
     pairs = len(embeddings) * len(proxies)
     computation = LossComputation(compute, (labels, sampled), loss, loss.graph_key, pairs, static=(1,))
-    return differentiable(computation, (embeddings, proxies))
+    return differentiable(computation, (embeddings, proxies, anchor_values))

@@ -7,10 +7,12 @@
 >>> value.backward()
 """
 
+from nearfar.losses.adaface import AdaFace
 from nearfar.losses.angular import Angular
 from nearfar.losses.arcface import ArcFace
 from nearfar.losses.base import Loss, PairLoss, param_groups
 from nearfar.losses.binomial_deviance import BinomialDeviance
+from nearfar.losses.center import Center
 from nearfar.losses.circle import Circle
 from nearfar.losses.contrastive import Contrastive
 from nearfar.losses.cosent import CoSENT
@@ -26,7 +28,7 @@ from nearfar.losses.margin import Margin
 from nearfar.losses.memory import Memory
 from nearfar.losses.multi_similarity import MultiSimilarity
 from nearfar.losses.n_pair import NPair
-from nearfar.losses.nca import NCA
+from nearfar.losses.nca import NeighborhoodComponents
 from nearfar.losses.normalized_softmax import NormalizedSoftmax
 from nearfar.losses.nra import NRA
 from nearfar.losses.nt_xent import NTXent
@@ -43,17 +45,18 @@ from nearfar.losses.smooth_ap import SmoothAP
 from nearfar.losses.soft_triple import SoftTriple
 from nearfar.losses.softmax import Softmax
 from nearfar.losses.spectral_clustering import SpectralClustering
+from nearfar.losses.sphereface import SphereFace
 from nearfar.losses.sup_con import SupCon
 from nearfar.losses.threshold_consistent_margin import ThresholdConsistentMargin
 from nearfar.losses.triplet import Triplet
 from nearfar.losses.tuplet_margin import TupletMargin
 
 __all__ = [
-    "NCA", "NRA", "AdversarialRegularizer", "Angular", "ArcFace", "BinomialDeviance", "Circle", "ClassificationLoss",
-    "CoSENT", "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP", "Group", "HierarchicalTriplet",
-    "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin", "Memory", "MultiSimilarity",
-    "NPair", "NTXent", "NormalizedSoftmax", "PairLoss", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "ProxyRepel",
-    "Quadruplet", "RankedList", "Raw", "RelationalDistillation", "SmoothAP", "SoftTriple", "Softmax",
-    "SpectralClustering", "SupCon", "ThresholdConsistentMargin", "Triplet", "TupletMargin", "create", "defaults",
-    "describe", "get", "names", "param_groups", "register", "summary",
+    "NRA", "AdaFace", "AdversarialRegularizer", "Angular", "ArcFace", "BinomialDeviance", "Center", "Circle",
+    "ClassificationLoss", "CoSENT", "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP", "Group",
+    "HierarchicalTriplet", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin", "Memory",
+    "MultiSimilarity", "NPair", "NTXent", "NeighborhoodComponents", "NormalizedSoftmax", "PairLoss", "ProxyAnchor",
+    "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList", "Raw", "RelationalDistillation", "SmoothAP",
+    "SoftTriple", "Softmax", "SpectralClustering", "SphereFace", "SupCon", "ThresholdConsistentMargin", "Triplet",
+    "TupletMargin", "create", "defaults", "describe", "get", "names", "param_groups", "register", "summary",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from nearfar.utils.validation import one_of, positive
 
 
 @register
-class NCA(PairLoss):
+class NeighborhoodComponents(PairLoss):
     """Increases the probability that a random neighbor, near ones more likely, is of the anchor's class.
 
     Formula:
@@ -38,7 +38,7 @@ class NCA(PairLoss):
     Example:
         >>> import torch, nearfar as nf
         >>> labels = torch.tensor([0, 0, 1, 1])
-        >>> nf.losses.NCA()(torch.eye(4), labels)
+        >>> nf.losses.NeighborhoodComponents()(torch.eye(4), labels)
         tensor(1.0986)
     """
 

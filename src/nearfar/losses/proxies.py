@@ -101,6 +101,7 @@ class ClassificationLoss(ProxyLoss):
 
     measure: str = "cosine"
     normalize: bool = True  # scale embeddings and proxies to length one before they are compared
+    raw_embeddings: bool = False  # embeddings keep their lengths even so
     pools: bool = False  # a class has several proxies: see `pool`
     penalizes: bool = False  # a term for the proxies of each class is added: see `penalty`
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
@@ -132,6 +133,23 @@ class ClassificationLoss(ProxyLoss):
         """Return the logit of the own class given its scaled similarity, [m], and the derivative; None: 1."""
         return own, None
 
+    def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the same given also a number for each embedding, and the derivatives by both; see ``anchor_values``.
+
+        Args:
+            own: Scaled similarity to the own class, [m, 1].
+            anchor_values: What ``anchor_values`` returned, [m, 1].
+        """
+        raise NotImplementedError(f"{type(self).__name__} returns anchor_values and must define anchored_target")
+
+    def anchor_values(self, embeddings: Tensor) -> Tensor | None:
+        """Return a number for each embedding, [m], that the logit of the own class depends on; None: there is none.
+
+        Args:
+            embeddings: The batch, [m, dim].
+        """
+        return None
+
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
         raise NotImplementedError(f"{type(self).__name__} sets pools and must define pool(similarities)")
@@ -149,4 +167,4 @@ class ClassificationLoss(ProxyLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
-        return class_loss(self, embeddings, labels, proxies, sampled)
+        return class_loss(self, embeddings, labels, proxies, sampled, anchor_values=self.anchor_values(embeddings))
