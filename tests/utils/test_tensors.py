@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -47,6 +48,24 @@ def test_arrays_are_not_copied(dtype: Any) -> None:
 def test_views(view: Any) -> None:
     array = VECTORS.numpy()[view]
     assert as_vectors("embeddings", array).tolist() == array.tolist()
+
+
+def test_tables_and_columns_of_pandas() -> None:
+    frame = pandas.DataFrame({"height": [1, 2, 3], "width": [0.5, 0.25, 0.125]})
+    assert as_vectors("X", frame).tolist() == [[1.0, 0.5], [2.0, 0.25], [3.0, 0.125]]
+    for labels in (["jay", "wren", "jay"], pandas.Categorical(["jay", "wren", "jay"])):
+        assert as_labels("labels", pandas.Series(labels, index=[7, 8, 9]), 3).tolist() == [0, 1, 0]
+    numbers = pandas.Series([3, 1, 3])
+    assert as_labels("labels", numbers).tolist() == [3, 1, 3]
+    assert as_label_pair("a", numbers, 3, "b", torch.tensor([3]), 1)[0].tolist() == [3, 1, 3]
+
+
+def test_columns_that_hold_no_numbers_are_named() -> None:
+    frame = pandas.DataFrame({"height": [1, 2], "kind": ["a", "b"], "wide": [True, False]})
+    with pytest.raises(TypeError, match="X has 'kind' of object, 'wide' of bool; all columns must hold numbers"):
+        as_vectors("X", frame)
+    with pytest.raises(TypeError, match="labels is of object; whole numbers or text are needed"):
+        as_labels("labels", pandas.Series(["jay", None]))
 
 
 def test_a_field_of_records() -> None:

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize as to_unit
 
 from nearfar.metrics.kmeans import MEMORY_BUDGET, kmeans
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, as_labels, as_vectors, check_finite
+from nearfar.utils.tensors import ArrayInput, as_labels, as_vectors, check_finite
 from nearfar.utils.validation import one_of, whole
 
 BACKENDS = ("torch", "faiss")
@@ -30,8 +30,8 @@ CHUNK = 1 << 20  # probabilities held at a time
 
 
 def clustering(
-    embeddings: Array,
-    labels: Array,
+    embeddings: ArrayInput,
+    labels: ArrayInput,
     *,
     k: int | None = None,
     restarts: int = 5,
@@ -124,7 +124,7 @@ class _Sizes(NamedTuple):
         return not {len(self.classes), len(self.clusters)}.isdisjoint((1, self.samples))
 
 
-def nmi(labels: Array, assignment: Array, *, normalization: str = "arithmetic") -> float:
+def nmi(labels: ArrayInput, assignment: ArrayInput, *, normalization: str = "arithmetic") -> float:
     """Compute the normalized mutual information of classes and clusters.
 
     Args:
@@ -155,7 +155,7 @@ def nmi(labels: Array, assignment: Array, *, normalization: str = "arithmetic") 
     return information / scale
 
 
-def ami(labels: Array, assignment: Array) -> float:
+def ami(labels: ArrayInput, assignment: ArrayInput) -> float:
     """Compute the mutual information of classes and clusters, adjusted for chance.
 
     Formula:
@@ -187,7 +187,7 @@ def ami(labels: Array, assignment: Array) -> float:
     return (of_shared - expected) / ((of_classes + of_clusters) / 2 - expected)
 
 
-def f1(labels: Array, assignment: Array) -> float:
+def f1(labels: ArrayInput, assignment: ArrayInput) -> float:
     """Compute the F1 score of pairs of samples.
 
     A pair in one cluster is predicted positive; a pair of one class is positive.
@@ -228,7 +228,7 @@ def _faiss_kmeans(vectors: Tensor, k: int, restarts: int, iterations: int, seed:
     return torch.from_numpy(model.index.search(array, 1)[1][:, 0])
 
 
-def _sizes(labels: Array, assignment: Array) -> _Sizes:
+def _sizes(labels: ArrayInput, assignment: ArrayInput) -> _Sizes:
     """Count without a table of all classes by all clusters."""
     codes = as_labels("labels", labels).cpu()
     _, classes, class_sizes = torch.unique(codes, return_inverse=True, return_counts=True)

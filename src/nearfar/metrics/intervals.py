@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.utils.tensors import Array
+from nearfar.utils.tensors import ArrayInput, as_array
 from nearfar.utils.validation import number
 
 PRIOR = 2.0  # degrees of freedom of the usual spread of seeds; benchmarks/significance.py shows what it does
@@ -191,7 +191,9 @@ def by_class(values: Values, classes: NDArray[Any]) -> Values:
     return found
 
 
-def class_intervals(values: Mapping[str, Array], classes: Array, *, confidence: float = 0.95) -> dict[str, Interval]:
+def class_intervals(
+    values: Mapping[str, ArrayInput], classes: ArrayInput, *, confidence: float = 0.95
+) -> dict[str, Interval]:
     """Compute intervals of metrics of one embedding: what other classes would give.
 
     They do not cover the variation between trainings, which takes several seeds (``nearfar.bench.compare``).
@@ -238,7 +240,8 @@ def class_intervals(values: Mapping[str, Array], classes: Array, *, confidence: 
     return found
 
 
-def _array(name: str, values: Array) -> NDArray[Any]:
+def _array(name: str, values: ArrayInput) -> NDArray[Any]:
+    values = as_array(name, values)
     if not isinstance(values, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is required")
     found: NDArray[Any] = values.detach().cpu().numpy() if isinstance(values, Tensor) else values

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import BLOCK_BYTES, Array, as_vectors, blocks, check_finite, full_precision, unit_rows
+from nearfar.utils.tensors import BLOCK_BYTES, ArrayInput, as_vectors, blocks, check_finite, full_precision, unit_rows
 from nearfar.utils.validation import non_negative, whole
 
 MEMORY_BUDGET = 256 * 1024 * 1024
@@ -39,7 +39,7 @@ class KMeans(NamedTuple):
 
 @torch.no_grad()
 def kmeans(
-    vectors: Array,
+    vectors: ArrayInput,
     k: int,
     *,
     restarts: int = 5,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.utils.tensors import Array, as_label_pair, as_labels, as_vectors, check_finite, unit_rows
+from nearfar.utils.tensors import ArrayInput, as_label_pair, as_labels, as_vectors, check_finite, unit_rows
 from nearfar.utils.validation import one_of, whole
 
 MEASURES = ("cosine", "euclidean")
@@ -104,10 +104,10 @@ class QueryGallery(NamedTuple):
 
 
 def as_query_gallery(
-    embeddings: Array,
-    labels: Array,
-    gallery: Array | None,
-    gallery_labels: Array | None,
+    embeddings: ArrayInput,
+    labels: ArrayInput,
+    gallery: ArrayInput | None,
+    gallery_labels: ArrayInput | None,
     *,
     measure: str,
     memory_budget: int | None,
@@ -133,7 +133,7 @@ def as_query_gallery(
     return QueryGallery(query_points, classes[: len(queries)], gallery_points, classes[len(queries) :], budget)
 
 
-def _vectors(name: str, array: Array) -> Tensor:
+def _vectors(name: str, array: ArrayInput) -> Tensor:
     vectors = as_vectors(name, array)
     check_finite(name, vectors)
     return vectors

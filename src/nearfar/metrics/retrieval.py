@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar.metrics.points import SAME, QueryGallery, as_query_gallery
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, as_label_pair, as_labels, full_precision
+from nearfar.utils.tensors import Array, ArrayInput, as_array, as_label_pair, as_labels, full_precision
 from nearfar.utils.validation import one_of
 
 AT_K = ("recall", "precision", "map")
@@ -22,17 +22,17 @@ AT_K = ("recall", "precision", "map")
 
 @torch.no_grad()
 def retrieval(
-    embeddings: Array,
-    labels: Array,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
+    embeddings: ArrayInput,
+    labels: ArrayInput,
+    gallery: ArrayInput | None = None,
+    gallery_labels: ArrayInput | None = None,
     *,
     ks: int | Sequence[int] | Array = (1, 2, 4, 8),
     at_k: Sequence[str] = ("recall",),
     measure: str = "cosine",
-    positions: Array | None = None,
-    groups: Array | None = None,
-    gallery_groups: Array | None = None,
+    positions: ArrayInput | None = None,
+    groups: ArrayInput | None = None,
+    gallery_groups: ArrayInput | None = None,
     per_query: bool = False,
     memory_budget: int | None = None,
     progress: Progress | None = None,
@@ -45,9 +45,9 @@ def retrieval(
     are excluded from the means and counted.
 
     Args:
-        embeddings: [m, d], a tensor, NumPy array or memory map of 16, 32 or 64 bits. The computation runs on its
-            device.
-        labels: [m], integers, or strings in a NumPy array.
+        embeddings: [m, d], a tensor, NumPy array, memory map or table of pandas, of 16, 32 or 64 bits. The computation
+            runs on its device.
+        labels: [m], integers, or strings in a NumPy array or a column of pandas.
         gallery: [n, d], items to search instead of the embeddings themselves.
         gallery_labels: [n], labels of the gallery.
         ks: Numbers of neighbors, each ≥ 1, or a single number. A k beyond the number of items uses all of them.
@@ -124,10 +124,11 @@ def _values(statistics: dict[str, Tensor], ks: Sequence[int], at_k: Sequence[str
     return {**values, "precision@1": recall_at(1), **always, "mrr": 1.0 / (first + 1.0)}
 
 
-def _positions(positions: Array, inputs: QueryGallery) -> Tensor:
+def _positions(positions: ArrayInput, inputs: QueryGallery) -> Tensor:
     """Check the index of each query in the gallery, [m]."""
     if inputs.gallery is None:
         raise ValueError("positions are indices into a gallery; no gallery was given")
+    positions = as_array("positions", positions)
     if isinstance(positions, np.ndarray) and positions.dtype.kind not in "iu":
         raise TypeError(f"positions is of {positions.dtype}; integers are required")
     classes, gallery_classes = inputs.query_classes, inputs.gallery_classes
@@ -147,7 +148,7 @@ def _positions(positions: Array, inputs: QueryGallery) -> Tensor:
     return own
 
 
-def _kinds(groups: Array | None, gallery_groups: Array | None, inputs: QueryGallery) -> tuple[Tensor, Tensor]:
+def _kinds(groups: ArrayInput | None, gallery_groups: ArrayInput | None, inputs: QueryGallery) -> tuple[Tensor, Tensor]:
     """Number the combinations of class and group: of the queries, [m], and of the gallery, [n]."""
     classes, gallery_classes = inputs.query_classes, inputs.gallery_classes
     if inputs.gallery is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nearfar.metrics.points import SAME, Points, QueryGallery, as_query_gallery
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, full_precision
+from nearfar.utils.tensors import Array, ArrayInput, full_precision
 from nearfar.utils.validation import number
 
 CPU_SIDE = 2048  # rows and columns of a tile
@@ -26,10 +26,10 @@ CPU_SIDE = 2048  # rows and columns of a tile
 
 @torch.no_grad()
 def verification(
-    embeddings: Array,
-    labels: Array,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
+    embeddings: ArrayInput,
+    labels: ArrayInput,
+    gallery: ArrayInput | None = None,
+    gallery_labels: ArrayInput | None = None,
     *,
     rates: float | Sequence[float] | Array = (1e-2, 1e-3),
     measure: str = "cosine",
@@ -43,9 +43,9 @@ def verification(
     1e-12 are equal.
 
     Args:
-        embeddings: [m, d], a tensor, NumPy array or memory map of 16, 32 or 64 bits. The computation runs on its
-            device.
-        labels: [m], integers, or strings in a NumPy array.
+        embeddings: [m, d], a tensor, NumPy array, memory map or table of pandas, of 16, 32 or 64 bits. The computation
+            runs on its device.
+        labels: [m], integers, or strings in a NumPy array or a column of pandas.
         gallery: [n, d], items to pair the embeddings with instead of each other.
         gallery_labels: [n], labels of the gallery.
         rates: False accept rates, each ≥ 0 and < 1, or a single rate.

@@ -1,7 +1,7 @@
 """Vectors, labels and devices: validation with errors that name the argument, and exact float32 arithmetic.
 
 Losses take tensors only (``check_vectors``). Metrics also take NumPy arrays and memory maps, which they read one block
-at a time.
+at a time, and tables and columns of pandas (``as_array``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Array = Tensor | np.ndarray[Any, np.dtype[Any]]
+
+
+class Frame(Protocol):
+    """A table or column of pandas, or of another library that converts to NumPy in the same way."""
+
+    def to_numpy(self) -> Any:
+        """Return the values as a NumPy array."""
+
+
+ArrayInput = Array | Frame
 
 TORCH_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NUMPY_FLOATS = (np.float16, np.float32, np.float64)  # in native byte order
@@ -76,6 +86,30 @@ def check_input(x: Tensor, network: str, channels: int, *, images: bool) -> None
         raise ValueError(f"input has shape {tuple(x.shape)}; {network} reads {needed}")
 
 
+def as_array(name: str, values: Any) -> Any:
+    """Convert a table or column, such as a DataFrame or a Series of pandas, to a NumPy array.
+
+    Anything else is returned as it is, for the checks that follow.
+
+    Args:
+        name: The name of the argument in error messages.
+        values: A table of numbers, or a column.
+
+    Example:
+        >>> import pandas
+        >>> as_array("X", pandas.DataFrame({"height": [1, 2], "width": [0.5, 0.25]})).tolist()
+        [[1.0, 0.5], [2.0, 0.25]]
+    """
+    if isinstance(values, (Tensor, np.ndarray)) or not hasattr(values, "to_numpy"):
+        return values
+    array = values.to_numpy()
+    if array.ndim == 2 and array.dtype.kind not in "fiu":
+        kinds = {key: values[key].to_numpy().dtype for key in values.columns}
+        wrong = [f"{key!r} of {kind}" for key, kind in kinds.items() if kind.kind not in "fiu"]
+        raise TypeError(f"{name} has {', '.join(wrong)}; all columns must hold numbers")
+    return array
+
+
 def check_values(name: str, array: Array) -> None:
     """Raise TypeError unless an array has a value in every place: no meta, sparse or nested tensor, no masked array."""
     if isinstance(array, Tensor):
@@ -98,7 +132,7 @@ def is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-def as_vectors(name: str, array: Array) -> Tensor:
+def as_vectors(name: str, array: ArrayInput) -> Tensor:
     """Convert vectors [n, d] to a tensor of the same dtype on the same device; a memory map is not read.
 
     Call :func:`check_finite` afterwards, which reads them.
@@ -107,21 +141,19 @@ def as_vectors(name: str, array: Array) -> Tensor:
         >>> as_vectors("embeddings", np.zeros((2, 3), dtype=np.float16)).dtype
         torch.float16
     """
-    if not isinstance(array, (Tensor, np.ndarray)):
-        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
-    check_values(name, array)
+    array = _checked_array(name, array)
     _check_shape(name, array, "n")
     if array.dtype not in (NUMPY_FLOATS if isinstance(array, np.ndarray) else TORCH_FLOATS):
         raise TypeError(f"{name} is of {array.dtype}; floating point of 16, 32 or 64 bits is needed")
     return _from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
 
 
-def as_labels(name: str, array: Array, count: int | None = None) -> Tensor:
+def as_labels(name: str, array: ArrayInput, count: int | None = None) -> Tensor:
     """Convert labels to an int64 tensor. Text is numbered in sorted order.
 
     Args:
         name: The name of the argument in error messages.
-        array: [count]: whole numbers, or text as a NumPy array.
+        array: [count]: whole numbers, or text as a NumPy array or a column of pandas.
         count: The required length; None for any length but 0.
 
     Example:
@@ -133,7 +165,7 @@ def as_labels(name: str, array: Array, count: int | None = None) -> Tensor:
 
 
 def as_label_pair(
-    name: str, array: Array, count: int, other_name: str, other: Array, other_count: int
+    name: str, array: ArrayInput, count: int, other_name: str, other: ArrayInput, other_count: int
 ) -> tuple[Tensor, Tensor]:
     """Convert two arrays of labels consistently: the same text gets the same number in both."""
     array, other = _checked_labels(name, array, count), _checked_labels(other_name, other, other_count)
@@ -187,11 +219,17 @@ def _from_numpy(array: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
             return torch.from_numpy(array.copy())
 
 
-def _checked_labels(name: str, array: Array, count: int | None) -> Array:
-    """Validate labels; return numbers as an int64 tensor, and text as it is."""
+def _checked_array(name: str, values: ArrayInput) -> Array:
+    array: Array = as_array(name, values)
     if not isinstance(array, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
     check_values(name, array)
+    return array
+
+
+def _checked_labels(name: str, array: ArrayInput, count: int | None) -> Array:
+    """Validate labels; return numbers as an int64 tensor, and text as it is."""
+    array = _checked_array(name, array)
     if array.ndim != 1 or (len(array) != count if count is not None else len(array) == 0):
         needed = "[n] with n ≥ 1" if count is None else f"[{count}], one for each vector"
         raise ValueError(f"{name} has shape {tuple(array.shape)}; needed is {needed}")

@@ -16,18 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.utils.tensors import Array, as_labels
+from nearfar.utils.tensors import ArrayInput, as_array, as_labels
 from nearfar.utils.validation import check_settings, defaults_of, known, whole
 
 Indices = NDArray[np.int64]
-Labels = Array | Sequence[int]
+Labels = ArrayInput | Sequence[int]
 
 
 class Sampler(ABC):
     """Draws batches of positions in ``labels``.
 
     Args:
-        labels: Integer labels [n], one per item: an array, a tensor or a list. Batches hold positions 0 to n − 1.
+        labels: Integer labels [n], one per item: an array, a tensor, a list or a Series. Batches hold positions, from 0
+            to n − 1.
         batch_size: Items per batch, over all ranks.
         steps: Batches per epoch; None for n // batch_size.
         seed: Seed of all random draws.
@@ -210,7 +211,7 @@ def checked_labels(labels: Labels) -> Indices:
         >>> checked_labels([3, 1]).tolist()
         [3, 1]
     """
-    found = np.array(labels) if isinstance(labels, (list, tuple)) else labels
+    found = np.array(labels) if isinstance(labels, (list, tuple)) else as_array("labels", labels)
     if not isinstance(found, (Tensor, np.ndarray)):
         raise TypeError(f"labels is a {type(labels).__name__}; an array, a tensor or a list of whole numbers is needed")
     if isinstance(found, np.ndarray) and found.size and found.dtype.kind not in "iu":

@@ -24,7 +24,7 @@ from nearfar.search.storage import files, trust, upgrade
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import as_vectors, check_finite, check_values, unit_rows
+from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values, unit_rows
 
 SMALLEST = 1e-30  # squared length below which vectors are normalized in float64
 
@@ -209,6 +209,7 @@ def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> V
         [[0.6000000238418579, 0.800000011920929]]
     """
     points: Vectors
+    vectors = as_array(name, vectors)
     check_values(name, vectors)
     if isinstance(vectors, np.ndarray) and vectors.dtype == np.float32 and vectors.ndim == 2 and vectors.size:
         points = np.ascontiguousarray(vectors)
