@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ import numpy as np
 from nearfar.utils.tensors import Array
 
 ENDINGS = (".npy", ".npz", ".safetensors", ".parquet")
-NAMES = {"embeddings": ("embeddings", "embedding"), "labels": ("labels", "label")}  # of tensors and columns
+# Names of tensors and columns.
+NAMES = {"embeddings": ("embeddings", "embedding", "X"), "labels": ("labels", "label", "y")}
+DETAILS = {"names": ("names", "name"), "classes": ("classes",), "split": ("split",)}
 
 
 def read(file: Path, what: str, key: str | None = None, *, shared: bool = False) -> Array:
@@ -41,17 +44,53 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
     return reader(file, what, key, shared)
 
 
-def marks_none(file: Path) -> bool:
-    """Whether the label −1 means no class, as in files of ``nearfar embed``, which contain class names."""
-    if file.suffix == ".npz":
-        with _load(file) as arrays:
-            return "classes" in arrays
+def has(file: Path, what: str) -> bool:
+    """Whether a file has embeddings or labels under one of their names.
+
+    Args:
+        file: The file.
+        what: "embeddings" or "labels".
+    """
+    return not set(NAMES[what]).isdisjoint(_names(file))
+
+
+def read_details(file: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+    """Read what a file says about its rows: their "names", the "classes" that labels number, and the "split".
+
+    Args:
+        file: The file. A .safetensors file, as ``nearfar embed`` writes it, has them in its metadata.
+
+    Returns:
+        What there is, as text.
+    """
     if file.suffix == ".safetensors":
         from safetensors import safe_open
 
-        with safe_open(file, framework="pt") as tensors:
-            return "classes" in (tensors.metadata() or {})
-    return False
+        with _reading(file), safe_open(file, framework="pt") as tensors:
+            about = tensors.metadata() or {}
+            return {what: np.array(json.loads(about[what]), dtype=str) for what in DETAILS if what in about}
+    there = set(_names(file))
+    found = {what: next((name for name in names if name in there), None) for what, names in DETAILS.items()}
+    reader = {".npz": _read_npz, ".parquet": _read_parquet}.get(file.suffix)
+    if reader is None:
+        return {}
+    return {what: np.asarray(reader(file, what, name, False)) for what, name in found.items() if name is not None}
+
+
+def _names(file: Path) -> list[str]:
+    """Return the names of the arrays, tensors or columns of a file."""
+    if file.suffix == ".npz":
+        with _load(file) as arrays:
+            return list(getattr(arrays, "files", ()))
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with _reading(file), safe_open(file, framework="pt") as tensors:
+            return list(tensors.keys())
+    if file.suffix == ".parquet":
+        with _reading(file), _parquet(file) as table:
+            return list(table.schema_arrow.names)
+    return []
 
 
 @contextmanager
@@ -89,19 +128,23 @@ def _read_safetensors(file: Path, what: str, key: str | None, shared: bool) -> A
 
 
 def _read_parquet(file: Path, what: str, key: str | None, shared: bool) -> Array:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
-    with _reading(file), parquet.ParquetFile(file) as table:
+    with _reading(file), _parquet(file) as table:
         name = _choose(file, what, key, shared, table.schema_arrow.names)
         column = table.read(columns=[name]).column(name)
     if column.null_count:
         raise ValueError(f"{file} has no value in {column.null_count} of {len(column)} rows of {name!r}")
-    if what == "labels":
+    if what != "embeddings":
         labels: np.ndarray[Any, np.dtype[Any]] = column.to_numpy()
         return labels
     return _stack(file, name, column)
+
+
+def _parquet(file: Path) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(f"{file} needs pyarrow; install it with: pip install 'nearfar[parquet]'") from error
+    return parquet.ParquetFile(file)
 
 
 def _stack(file: Path, name: str, column: Any) -> Array:

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from PIL import Image
 from trees_on_disk import write, write_tar, write_zip
 
 from nearfar import data
 from nearfar.data import from_arrays
+from nearfar.data.store.decode import decode
+from nearfar.search.embedding_files import EmbeddedImages
 
 # --- folder --------------------------------------------------------------------------------------------------------
 
@@ -278,9 +282,58 @@ def test_arrays_from_a_file(tmp_path: Path) -> None:
     assert vectors.parts["test"].tolist() == [1, 2]
 
 
+def test_tables_of_pandas_are_vectors() -> None:
+    frame = pandas.DataFrame({"height": [1, 2, 3], "width": [0.5, 0.25, 0.125]}, index=[5, 6, 7])
+    found = from_arrays(frame, pandas.Series(["b", "a", "a"]), split=pandas.Series(["train", "test", "test"]))
+    assert found.source.array.tolist() == frame.to_numpy().tolist()  # type: ignore[attr-defined]
+    assert (found.labels.tolist(), found.parts["test"].tolist()) == ([1, 0, 0], [1, 2])
+
+
+def test_pillow_images_of_any_size_and_pixels_of_several() -> None:
+    images = [Image.new("RGB", (8, 4), "red"), Image.new("L", (3, 3)), Image.new("CMYK", (2, 2))]
+    found = from_arrays(images, [0, 0, 1])
+    assert [decode(found.source.read(row), channels=3).shape for row in range(3)] == [(4, 8, 3), (3, 3, 3), (2, 2, 3)]
+    assert decode(found.source.read(0), channels=3)[0, 0].tolist() == [255, 0, 0]
+    pixels = [np.zeros((4, 8, 3), dtype=np.uint8), np.zeros((5, 5, 3), dtype=np.uint8)]
+    assert len(from_arrays(pixels, [0, 1]).source.read(1)) > 0
+    assert from_arrays(pixels[:1] * 2, [0, 1]).source.array.shape == (2, 4, 8, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("as_series", [False, True])
+def test_paths_are_read_below_the_folder_they_share(as_series: bool, tmp_path: Path) -> None:
+    for name in ("a/1.png", "b/c/2.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / name)
+    paths = [str(tmp_path / "a/1.png"), str(tmp_path / "b/c/2.png")]
+    source = from_arrays(pandas.Series(paths) if as_series else paths, ["jay", "wren"]).source
+    assert [source.name(row) for row in range(2)] == ["a/1.png", "b/c/2.png"]
+    with pytest.raises(FileNotFoundError, match=r"X has '.*3\.png'; 1 of its files do not exist"):
+        from_arrays([*paths, tmp_path / "3.png"], [0, 0, 1])
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_embeddings_that_nearfar_wrote_are_arrays(ending: str, tmp_path: Path) -> None:
+    vectors = np.eye(4, dtype=np.float32)
+    written = EmbeddedImages(vectors, tuple("abcd"), ("wren", None, "jay", "wren"), (), "the model")
+    written.write(tmp_path / f"e{ending}")
+    found = data.open("arrays", tmp_path / f"e{ending}")
+    assert found.source.array.tolist() == vectors[[0, 2, 3]].tolist()  # type: ignore[attr-defined]
+    assert (found.classes, found.labels.tolist()) == (("jay", "wren"), [1, 0, 1])
+    assert found.columns["name"].tolist() == ["a", "c", "d"]
+    assert found.left_out == ["row 1: no class; left out"]
+
+
+def test_vectors_in_parquet(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"embedding": [[1.0, 2.0], [3.0, 4.0]], "label": ["b", "a"], "split": ["train", "test"]})
+    frame.to_parquet(tmp_path / "v.parquet")
+    found = data.open("arrays", tmp_path / "v.parquet")
+    assert found.source.array.tolist() == [[1, 2], [3, 4]]  # type: ignore[attr-defined]
+    assert (found.labels.tolist(), found.parts["train"].tolist()) == ([1, 0], [0])
+
+
 def test_files_of_other_arrays_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", X=np.eye(3), labels=np.arange(3))
-    with pytest.raises(ValueError, match=r"a\.npz cannot be used as arrays: it has no y; it has X, labels"):
+    np.savez(tmp_path / "a.npz", X=np.eye(3), targets=np.arange(3))
+    with pytest.raises(ValueError, match=r"a\.npz cannot be used as arrays: it has no y and no labels"):
         data.open("arrays", tmp_path / "a.npz")
     np.save(tmp_path / "a.npy", np.eye(3))
     with pytest.raises(ValueError, match=r"a\.npy cannot be used as arrays"):
@@ -297,7 +350,7 @@ def test_files_of_other_arrays_are_refused(tmp_path: Path) -> None:
         (np.array([[np.nan], [1.0]]), [0, 1], ValueError, "X contains NaN"),
         (np.zeros((2, 3, 3)), [0, 1], ValueError, r"X: .*needed is uint8 .*vectors are \[n, d\]"),
         ("words", [0], TypeError, "X is a str"),
-        (None, [0], TypeError, "arrays needs X and y"),
+        (None, [0], TypeError, "X is a NoneType"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(X: Any, y: Any, error: type[Exception], message: str) -> None:

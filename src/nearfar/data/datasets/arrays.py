@@ -1,16 +1,21 @@
-"""Vectors or images in memory or in an .npz file."""
+"""Vectors or images in memory, or in a file of arrays."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+from torch import Tensor
 
-from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, register
-from nearfar.data.store.sources import Arrays, Vectors
-from nearfar.utils.tensors import as_vectors, check_finite, check_values
+from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, left_out, register
+from nearfar.data.store.sources import Arrays, Files, Pictures, Source, Vectors
+from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values
+from nearfar.utils.vector_files import has, read, read_details
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,13 +29,18 @@ def arrays(
     split: Sequence[str] | Array | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """Vectors [n, d] or images [n, h, w] or [n, h, w, 3] from memory or an .npz file.
+    """Vectors [n, d] or images [n, h, w] or [n, h, w, 3] from memory or a file of arrays.
 
     Vectors are converted to float32; images must be uint8. Labels are integers or text; classes are sorted by them.
+    Rows of a file that ``nearfar embed`` wrote without a class are noted and left out.
+
+    Layouts:
+        An .npz, .safetensors or .parquet file with X and y, or embeddings and labels, as ``nearfar embed`` writes them;
+        optionally with split, names and classes. A vector is a list in a Parquet file.
 
     Args:
-        root: An .npz file with the arrays X, y and optionally split, in place of these arguments.
-        X: Vectors or images: an array, a tensor or a list.
+        root: The file, in place of the other arguments.
+        X: Vectors or images; see ``from_arrays``.
         y: Label of each row.
         split: Part of each row: train, validation, test, query or gallery; None if there are no parts.
         name: Name of the dataset in results.
@@ -39,27 +49,40 @@ def arrays(
         >>> arrays(X=np.eye(4), y=["jay", "jay", "wren", "wren"])
         Dataset('arrays': 4 of 2 classes; all 4; 0 notes)
     """
-    if root is not None:
-        if X is not None or y is not None:
-            raise TypeError("root and X or y were given; pass either a file or arrays")
-        X, y, split = _load(Path(root), split)
-    if X is None or y is None:
-        raise TypeError("arrays needs X and y, or root, an .npz file that contains them")
-    values, targets = _as_array("X", X), _as_array("y", y)
-    if targets.ndim != 1 or len(targets) != len(values):
-        raise ValueError(f"y has shape {list(targets.shape)}; needed is [{len(values)}], one label for each row of X")
-    if targets.dtype.kind not in "iuUO" or (targets.dtype.kind == "O" and not all(isinstance(w, str) for w in targets)):
-        raise TypeError(f"y is of {targets.dtype}; whole numbers or text are needed")
-    classes, labels = encode_labels(targets)
-    return Dataset(name, _source(values), labels, classes, encode_parts(split, len(labels)))
+    if root is None:
+        if X is None or y is None:
+            raise TypeError("arrays needs X and y, or root, a file that contains them")
+        return from_arrays(X, y, split=split, name=name)
+    if X is not None or y is not None:
+        raise TypeError("root and X or y were given; pass either a file or arrays")
+    content = read_arrays(Path(root))
+    if content.labels is None:
+        raise ValueError(f"{root} cannot be used as arrays: it has no y and no labels")
+    targets = np.array(["" if label is None else label for label in content.labels])
+    kept = np.flatnonzero([label is not None for label in content.labels])
+    if not len(kept):
+        raise ValueError(f"{root} cannot be used as arrays: none of its {len(targets):,} rows has a class")
+    words = content.split if split is None else np.asarray(split)
+    classes, labels = encode_labels(targets[kept])
+    notes = [left_out(f"row {row}", "no class") for row in np.setdiff1d(np.arange(len(targets)), kept)]
+    return Dataset(
+        name,
+        _source(content.values if len(kept) == len(targets) else content.values[kept]),
+        labels,
+        classes,
+        encode_parts(None if words is None else words[kept], len(kept)),
+        {} if content.names is None else {"name": content.names[kept]},
+        tuple(notes),
+    )
 
 
 def from_arrays(X: Any, y: Any, *, split: Sequence[str] | Array | None = None, name: str = "arrays") -> Dataset:
-    """Create a dataset from vectors [n, d] or images [n, h, w] or [n, h, w, 3] in memory.
+    """Create a dataset from vectors or images in memory, or from the paths of image files.
 
     Args:
-        X: Vectors, converted to float32, or uint8 images: an array, a tensor or a list.
-        y: Label of each row, integers or text.
+        X: Vectors [n, d], converted to float32: an array, a tensor, a list or a DataFrame. Or images: uint8 [n, h, w]
+            or [n, h, w, 3], or a list or Series of Pillow images, of uint8 arrays, or of paths.
+        y: Label of each row, integers or text: an array, a tensor, a list or a Series.
         split: Part of each row: train, validation, test, query or gallery; None if there are no parts.
         name: Name of the dataset in results.
 
@@ -68,7 +91,47 @@ def from_arrays(X: Any, y: Any, *, split: Sequence[str] | Array | None = None, n
         >>> data.classes, data.labels
         (('3', '7'), array([1, 1, 1, 0, 0, 0]))
     """
-    return arrays(X=X, y=y, split=split, name=name)
+    source, targets = as_source(X), _as_numpy("y", y)
+    if targets.ndim != 1 or len(targets) != len(source):
+        raise ValueError(f"y has shape {list(targets.shape)}; needed is [{len(source)}], one label for each row of X")
+    if targets.dtype.kind not in "iuUO" or (targets.dtype.kind == "O" and not all(isinstance(w, str) for w in targets)):
+        raise TypeError(f"y is of {targets.dtype}; whole numbers or text are needed")
+    classes, labels = encode_labels(targets)
+    return Dataset(name, source, labels, classes, encode_parts(as_array("split", split), len(labels)))
+
+
+def as_source(X: Any) -> Source:
+    """Convert vectors, images or paths, as ``from_arrays`` takes them, to a source.
+
+    Example:
+        >>> [type(as_source(X)).__name__ for X in (np.zeros((6, 8)), [Image.new("L", (8, 8))])]
+        ['Vectors', 'Pictures']
+    """
+    if isinstance(X, (str, bytes, os.PathLike)) or not hasattr(X, "__len__"):
+        raise TypeError(f"X is a {type(X).__name__}; an array, a tensor, a list or a DataFrame is needed")
+    values = as_array("X", X)
+    if isinstance(values, Tensor) or (isinstance(values, np.ndarray) and values.dtype.kind != "O"):
+        values = _as_numpy("X", values)
+        return _files(values.tolist()) if values.dtype.kind == "U" else _source(values)
+    items = list(values)
+    if items and all(isinstance(item, (str, os.PathLike)) for item in items):
+        return _files(items)
+    pixels = [_as_numpy("X", item) for item in items if isinstance(item, (Tensor, np.ndarray))]
+    if len(pixels) == len(items) and len({one.shape for one in pixels}) == 1:
+        return _source(np.stack(pixels))
+    if items and all(isinstance(item, (bytes, Image.Image, np.ndarray)) for item in items):
+        return Pictures(items)
+    return _source(_as_numpy("X", items))
+
+
+def _files(paths: Sequence[str | os.PathLike[str]]) -> Files:
+    """Return a source of files below the folder that contains all of them."""
+    found = [os.path.abspath(path) for path in paths]
+    missing = [path for path, place in zip(paths, found, strict=True) if not os.path.isfile(place)]
+    if missing:
+        raise FileNotFoundError(f"X has {os.fspath(missing[0])!r}; {len(missing):,} of its files do not exist")
+    root = os.path.commonpath([os.path.dirname(path) for path in found])
+    return Files(root, [Path(path).relative_to(root).as_posix() for path in found])
 
 
 def _source(values: Array) -> Arrays:
@@ -85,31 +148,49 @@ def _source(values: Array) -> Arrays:
     return Vectors(values if values.dtype == np.float32 else values.astype(np.float32))
 
 
-def _as_array(name: str, value: Any) -> Array:
-    if hasattr(value, "detach") or isinstance(value, np.ndarray):
+def _as_numpy(name: str, value: Any) -> Array:
+    value = as_array(name, value)
+    if isinstance(value, (Tensor, np.ndarray)):
         check_values(name, value)
-    if hasattr(value, "detach"):  # a tensor
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, (list, tuple)):
+        return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return np.asarray(value)
-    raise TypeError(f"{name} is a {type(value).__name__}; a NumPy array, a tensor or a list is needed")
+    raise TypeError(f"{name} is a {type(value).__name__}; an array, a tensor, a list or a column of pandas is needed")
 
 
-def _load(file: Path, split: Any) -> tuple[Array, Array, Any]:
+@dataclass(frozen=True)
+class ArrayFile:
+    """Contents of a file of arrays.
+
+    Args:
+        values: Vectors [n, d], or images.
+        labels: Class of each row, None for a row without one; None if the file has no labels.
+        names: Name of each row, if there are names.
+        split: Part of each row, if there are parts.
+    """
+
+    values: Array
+    labels: list[str | None] | None
+    names: Array | None
+    split: Array | None
+
+
+def read_arrays(file: Path) -> ArrayFile:
+    """Read vectors or images, and what is known of each, from an .npy, .npz, .safetensors or .parquet file.
+
+    Args:
+        file: A file with X and y, or one that ``nearfar embed`` wrote.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"root is {file}; there is no such file")
-    try:
-        loaded = np.load(file, mmap_mode="r", allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise ValueError("it contains one array; X and y are needed")
-        with loaded as content:
-            missing = [key for key in ("X", "y") if key not in content]
-            if missing:
-                raise ValueError(
-                    f"it has no {' and no '.join(missing)}; it has {', '.join(content.files) or 'nothing'}"
-                )
-            return content["X"], content["y"], content["split"] if split is None and "split" in content else split
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{file} cannot be used as arrays: {error}") from error
+    values = _as_numpy("X", read(file, "embeddings", shared=has(file, "labels")))
+    about = read_details(file)
+    labels: list[str | None] | None = None
+    if has(file, "labels"):
+        codes, classes = _as_numpy("labels", read(file, "labels", shared=True)).tolist(), about.get("classes")
+        # With names of classes, labels are their numbers, and −1 means none.
+        labels = [str(code) if classes is None else None if code < 0 else str(classes[code]) for code in codes]
+    for name, column in (("labels", labels), ("names", about.get("names")), ("split", about.get("split"))):
+        if column is not None and len(column) != len(values):
+            raise ValueError(f"{file} has {len(column)} {name} for {len(values)} rows")
+    return ArrayFile(values, labels, about.get("names"), about.get("split"))

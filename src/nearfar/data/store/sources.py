@@ -9,12 +9,14 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import os
 import threading
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
@@ -315,6 +317,55 @@ class Vectors(Arrays):
     @staticmethod
     def _fits(array: Anything) -> bool:
         return bool(array.dtype == np.float32 and array.ndim == 2 and array.size)
+
+
+class Pictures(Source):
+    """Images of any sizes in memory.
+
+    Args:
+        images: Pillow images, uint8 arrays [h, w] or [h, w, 3], or the bytes of image files.
+
+    Example:
+        >>> from PIL import Image
+        >>> Pictures([Image.new("RGB", (8, 4))]).read(0)[1:4]
+        b'PNG'
+    """
+
+    def __init__(self, images: Sequence[Any]) -> None:
+        self.images = tuple(images)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        return str(range(len(self))[index])
+
+    def read(self, index: int) -> bytes:
+        image = self.images[index]
+        return image if isinstance(image, bytes) else encode_image(image)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            digest.update(hashlib.sha256(self.read(index)).digest())
+        return digest.hexdigest()
+
+
+def encode_image(image: Any) -> bytes:
+    """Return a Pillow image or uint8 pixels as the bytes of an upright, lossless image file.
+
+    Args:
+        image: The image.
+    """
+    from PIL import Image, ImageOps
+
+    if not isinstance(image, Image.Image):
+        image = Image.fromarray(image)
+    with suppress(Exception):  # broken EXIF data does not make an image unusable
+        image = ImageOps.exif_transpose(image)
+    file = io.BytesIO()
+    image.save(file, "TIFF" if image.mode in ("F", "I", "CMYK", "LAB", "YCbCr") else "PNG")
+    return file.getvalue()
 
 
 def is_inside(path: str) -> bool:

@@ -38,7 +38,7 @@ from nearfar.utils.preprocessing import Preprocessing
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import Array, as_device, as_vectors
 from nearfar.utils.validation import one_of, whole
-from nearfar.utils.vector_files import marks_none, read
+from nearfar.utils.vector_files import read, read_details
 
 SIDE = 256  # images are decoded at this side before networks that read smaller ones
 
@@ -232,7 +232,8 @@ def load_files(
     vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
     file = labels or embeddings
     found = read(file, "labels", labels_key, shared=shared)
-    if labels_key is None and marks_none(file) and len(found) == len(vectors):
+    # In files of ``nearfar embed``, which contain the names of classes, the label −1 means no class.
+    if labels_key is None and "classes" in read_details(file) and len(found) == len(vectors):
         labeled = torch.as_tensor(found) >= 0
         if not labeled.any():
             raise ValueError(f"{file} has no class for any of its {len(vectors):,} embeddings")
