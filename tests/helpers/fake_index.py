@@ -23,6 +23,8 @@ DIM = 3 * SIDE * SIDE
 class FakeIndex:
     """Vectors are tiny images, centered and of unit length."""
 
+    in_dim: int | None = None
+
     def __init__(self, count: int = 0, classes: int = 4, *, model: str | None = "fake") -> None:
         self._lock = threading.Lock()
         self._items: dict[int, Item] = {}

@@ -13,10 +13,12 @@ from nearfar.cli.output import print_list, say
 from nearfar.utils.progress import bars
 
 
-@app.command(name="embed", short_help="Write the embeddings of images.")
+@app.command(name="embed", short_help="Write the embeddings of images or vectors.")
 def embed_images(
     model: Model,
-    photos: Annotated[Path, Argument(metavar="PHOTOS", help="A folder or archive of images, or one image.")],
+    photos: Annotated[
+        Path, Argument(metavar="PHOTOS", help="A folder or archive of images, one image, or a file of vectors.")
+    ],
     out: Annotated[Path, Option("--out", "-o", metavar="FILE", help="An .npz, .safetensors or .npy file.")] = Path(
         "embeddings.npz"
     ),
@@ -24,9 +26,11 @@ def embed_images(
     device: Device = "auto",
     batch_size: BatchSize = 64,
 ) -> None:
-    """Write the embeddings, names and classes of images.
+    """Write the embeddings, names and classes of images, or of the vectors in a file.
 
     Example: nearfar embed runs/birds photos/ -o birds.safetensors && nearfar evaluate birds.safetensors
+
+    Example: nearfar embed runs/wines wines.npz -o embeddings.npz
     """
     from nearfar.search.embedding_files import check_file, embed
     from nearfar.training.api import model_folder

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 index = group("index", "Build, change and inspect an index of images.", example="build runs/birds photos/ -o my.index")
 
 Photos = Annotated[
-    Path | None, Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes.")
+    Path | None,
+    Argument(metavar="PHOTOS", help="A folder or archive of images, whose subfolders are the classes; or vectors."),
 ]
 Backend = Annotated[
     str, Option(help="auto, exact, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530.")
@@ -79,14 +80,16 @@ def build(
             watch=watch,
         ) as made,
     ):
-        facts, skipped = made.info(), made.skipped
+        facts, skipped, of_vectors = made.info(), made.skipped, made.in_dim is not None
     recall = facts.get("recall@10")
     say(
-        f"{out}: {facts['count']:,} images of {facts['classes']:,} classes, {facts['dim']} dimensions, "
+        f"{out}: {facts['count']:,} {'vectors' if of_vectors else 'images'} of {facts['classes']:,} classes, "
+        f"{facts['dim']} dimensions, "
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
     print_list("files were skipped", [f"{name}: {reason}" for name, reason in skipped])
-    say(f"Search it with: nearfar search {out} IMAGE, or in a browser with: nearfar serve {out}")
+    query = "--id ID" if of_vectors else "IMAGE"
+    say(f"Search it with: nearfar search {out} {query}, or in a browser with: nearfar serve {out}")
 
 
 @index.command(name="add", short_help="Add images.")

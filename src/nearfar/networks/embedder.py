@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.utils.preprocessing import Normalization
+from nearfar.utils.progress import bars
 from nearfar.utils.tensors import check_input
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
@@ -19,7 +24,44 @@ POOLINGS = (*MAP_POOLINGS, "token")
 HEADS = ("linear", "linear_norm", "mlp", "none")
 
 
-class Embedder(nn.Module):
+class EmbeddingModel(nn.Module):
+    """What embedders and ensembles have in common: embeddings of everything that can be trained with.
+
+    Attributes:
+        dim: Dimensions of an embedding.
+    """
+
+    dim: int
+
+    def embed(self, inputs: Any, *, batch_size: int = 64, progress: bool = False) -> NDArray[np.float32]:
+        """Compute embeddings in evaluation mode, on the device of the network.
+
+        Images are decoded, resized and normalized as in the evaluation of the training.
+
+        Args:
+            inputs: Vectors [n, d]: an array, a tensor, a list or a DataFrame. Or images: uint8 [n, h, w] or
+                [n, h, w, 3], or a list or Series of Pillow images, of uint8 arrays, or of paths.
+            batch_size: Items that pass through the network at once.
+            progress: Whether to show a progress bar.
+
+        Returns:
+            The embeddings [n, dim].
+
+        Example:
+            >>> from nearfar.networks import create
+            >>> create("linear", in_dim=8, dim=2).embed(np.zeros((5, 8))).shape
+            (5, 2)
+        """
+        # Networks know nothing of image files. Whatever decodes them is imported when it is needed.
+        encode = import_module("nearfar.search.encoder").embed
+        with bars() if progress else nullcontext() as watch:
+            found: NDArray[np.float32] = encode(
+                self, inputs, batch_size=batch_size, progress=None if watch is None else watch("embedding")
+            )
+        return found
+
+
+class Embedder(EmbeddingModel):
     """Maps normalized images [b, c, h, w] or vectors [b, d] to embeddings [b, dim].
 
     With several ``levels``, each level has its own pooling and head. In training each level has its own copy of the
@@ -73,6 +115,11 @@ class Embedder(nn.Module):
         self.dim = sum(backbone.channels[level] if kept or dim is None else dim for level in self.levels)
         if freeze_batchnorm:
             backbone.freeze_batchnorm()
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images, or dimensions of the vectors, that the backbone reads."""
+        return self.backbone.in_channels
 
     @property
     def normalization(self) -> Normalization | None:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nearfar.networks.embedder import Embedder
+from nearfar.networks.embedder import Embedder, EmbeddingModel
 from nearfar.utils.preprocessing import Normalization
 
 
-class Ensemble(nn.Module):
+class Ensemble(EmbeddingModel):
     """Concatenates the embeddings of independent members.
 
     Members are trained separately. They get the same input, so all must expect the same normalization.
@@ -49,6 +49,11 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
         self.normalize = normalize
         self.dim = sum(member.dim for member in members)
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images, or dimensions of the vectors, that all members read."""
+        return self._each()[0].in_channels
 
     @property
     def normalization(self) -> Normalization | None:

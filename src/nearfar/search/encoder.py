@@ -1,4 +1,4 @@
-"""From images to vectors: decoding, preprocessing and the model."""
+"""From images or vectors to embeddings: decoding, preprocessing and the model."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from nearfar.data.datasets.arrays import as_source
 from nearfar.data.store.decode import decode, shrink
+from nearfar.data.store.sources import Arrays, encode_image
 from nearfar.data.transforms.view import View, planar, window
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks.weights import save
+from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_device
+from nearfar.utils.validation import whole
 
 Model = Embedder | Ensemble
 Pixels = NDArray[np.uint8]
 Decode = Callable[..., Pixels]  # takes bytes, channels and side, as ``data.store.decode.decode``
-ImageInput = str | Path | bytes | Image.Image | Pixels  # a path, the bytes of an image file, or decoded pixels
+# A path, the bytes of an image file, decoded pixels, or a vector for a model that reads vectors.
+ImageInput = str | Path | bytes | Image.Image | NDArray[Any]
 
 WORKERS = 2  # decoding threads
 THUMBNAIL_SIDE = 160  # pixels of the longer side
@@ -39,104 +45,164 @@ class Encoder:
     """A model in evaluation mode with its preprocessing.
 
     Args:
-        model: A network for images, as ``nearfar.load`` returns it.
+        model: A network for images or for vectors, as ``nearfar.load`` returns it.
         device: Where it computes: "auto", "cpu", "cuda", "cuda:1", …
+
+    Attributes:
+        in_dim: Dimensions of the vectors that the model reads; None if it reads images.
 
     Example:
         >>> from nearfar import networks
         >>> encoder = Encoder(networks.create("small_cnn", dim=4), device="cpu")
         >>> encoder.encode([Image.new("L", (9, 12))]).shape
         (1, 4)
+        >>> Encoder(networks.create("linear", in_dim=3, dim=2), device="cpu").encode(np.eye(3)).shape
+        (3, 2)
     """
 
-    def __init__(self, model: Model, *, device: str = "auto") -> None:
-        found = save.preprocessing_of(model)
-        if found is None:
-            raise ValueError("model takes vectors; an index of images needs a model that takes images")
-        self.preprocessing = found
-        self.device = as_device("device", device)
+    def __init__(self, model: Model, *, device: str | torch.device = "auto") -> None:
+        self.device = device if isinstance(device, torch.device) else as_device("device", device)
         self.model = model.to(self.device).eval()
         self.dim, self.unit = int(model.dim), bool(model.normalize)
-        self.fingerprint = save.fingerprint(model)
+        self._lock = threading.Lock()
+        self.preprocessing = found = save.preprocessing_of(model)
+        self.in_dim = model.in_channels if found is None else None
+        if found is None:
+            return
         self._view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
         self._channels = found.normalization.channels
         self._flips_channels = found.normalization.order == "BGR" and self._channels == 3
         self._factor, self._shift = found.normalization.constants(self.device)  # once: the same for every batch
-        self._lock = threading.Lock()
 
-    def preprocess(self, image: ImageInput) -> Pixels:
-        """Decode, resize and crop an image.
+    @cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of the model."""
+        return save.fingerprint(self.model)
+
+    def preprocess(self, item: ImageInput) -> NDArray[Any]:
+        """Decode, resize and crop an image, or check a vector.
 
         Args:
-            image: The image; a decoded one is used as it is.
+            item: The image; a decoded one is used as it is. Or a vector, if the model reads vectors.
 
         Returns:
-            What the model takes, [channels, height, width], before normalization.
+            What the model takes: pixels [channels, height, width] before normalization, or a vector [in_dim].
         """
-        return self._cropped(decoded(image, self._channels, self.preprocessing.resize))
+        if self.preprocessing is None:
+            return self._vector(item)
+        return self._cropped(decoded(item, self._channels, self.preprocessing.resize))
 
-    def preprocess_with_thumbnail(self, image: ImageInput, decode: Decode = decode) -> tuple[Pixels, bytes]:
+    def preprocess_with_thumbnail(self, item: ImageInput, decode: Decode = decode) -> tuple[NDArray[Any], bytes]:
         """Decode an image once, for the model and for a thumbnail.
 
         Args:
-            image: The image.
+            item: The image, or a vector.
             decode: Decodes the bytes of a file.
 
         Returns:
-            What ``preprocess`` returns, and a JPEG thumbnail.
+            What ``preprocess`` returns, and a JPEG thumbnail; that of a vector is empty.
         """
-        if isinstance(image, (str, Path)):
-            image = Path(image).read_bytes()
-        pixels = decoded(image, self._channels, self.preprocessing.resize, decode)
+        if self.preprocessing is None:
+            return self._vector(item), b""
+        if isinstance(item, (str, Path)):
+            item = Path(item).read_bytes()
+        pixels = decoded(item, self._channels, self.preprocessing.resize, decode)
         # The pixels for the model are enough for a thumbnail, unless they are gray or very small.
         enough = pixels.shape[2] == 3 and self.preprocessing.resize >= THUMBNAIL_SIDE
-        return self._cropped(pixels), thumbnail(pixels if enough else image, decode)
+        return self._cropped(pixels), thumbnail(pixels if enough else item, decode)
 
-    def vectors(self, pixels: Sequence[Pixels]) -> NDArray[np.float32]:
+    def vectors(self, inputs: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[np.float32]:
         """Compute embeddings in one forward pass.
 
         Args:
-            pixels: Results of ``preprocess``.
+            inputs: Results of ``preprocess``, of one shape.
 
         Returns:
             The embeddings [n, dim].
         """
-        if not len(pixels):
+        if not len(inputs):
             return np.empty((0, self.dim), dtype=np.float32)
-        batch = torch.from_numpy(np.stack(pixels)).to(self.device)
+        batch = torch.from_numpy(np.asarray(inputs)).to(self.device)
         with self._lock, torch.inference_mode():
-            images = (batch.flip(1) if self._flips_channels else batch).float() * self._factor - self._shift
-            images = images.contiguous(memory_format=torch.channels_last)
-            found: NDArray[np.float32] = self.model(images).float().cpu().numpy()
+            if self.preprocessing is not None:
+                batch = (batch.flip(1) if self._flips_channels else batch).float() * self._factor - self._shift
+                batch = batch.contiguous(memory_format=torch.channels_last)
+            found: NDArray[np.float32] = self.model(batch).float().cpu().numpy()
         return found
 
-    def encode(self, images: Sequence[ImageInput], *, batch_size: int = 64) -> NDArray[np.float32]:
-        """Compute the embeddings of images.
+    def encode(
+        self, items: Sequence[ImageInput] | NDArray[Any], *, batch_size: int = 64, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        """Compute the embeddings of images or vectors.
 
         Args:
-            images: The images.
-            batch_size: Number of images per forward pass.
+            items: The images, or the vectors [n, in_dim].
+            batch_size: Number of items per forward pass.
+            progress: Called with the number of embeddings done and in total.
 
         Returns:
             The embeddings [n, dim].
         """
-        parts = []
-        for start in range(0, len(images), batch_size):
-            parts.append(self.vectors([self.preprocess(image) for image in images[start : start + batch_size]]))
-        return np.concatenate(parts) if parts else np.empty((0, self.dim), dtype=np.float32)
+        found = np.empty((len(items), self.dim), dtype=np.float32)
+        for start in range(0, len(items), whole("batch_size", batch_size)):
+            inputs: Any = items[start : start + batch_size]
+            if self.preprocessing is None and isinstance(inputs, np.ndarray):
+                self._vector(inputs[0])
+                inputs = inputs.astype(np.float32)
+            else:
+                inputs = [self.preprocess(item) for item in inputs]
+            found[start : start + batch_size] = self.vectors(inputs)
+            if progress is not None:
+                progress(start + len(inputs), len(items))
+        return found
 
-    def encode_with_thumbnail(self, image: ImageInput) -> tuple[NDArray[np.float32], bytes]:
-        """Compute the embedding [dim] of an image, and its thumbnail; the image is decoded once.
+    def encode_with_thumbnail(self, item: ImageInput) -> tuple[NDArray[np.float32], bytes]:
+        """Compute the embedding [dim] of an image or vector, and the thumbnail; an image is decoded once.
 
         Args:
-            image: The image.
+            item: The image or vector.
         """
-        pixels, small = self.preprocess_with_thumbnail(image)
-        return self.vectors([pixels])[0], small
+        inputs, small = self.preprocess_with_thumbnail(item)
+        return self.vectors([inputs])[0], small
 
     def _cropped(self, pixels: Pixels) -> Pixels:
         plan = self._view.plan(np.array([pixels.shape[:2]]))
         return planar(window(pixels, plan, 0))
+
+    def _vector(self, item: Any) -> NDArray[np.float32]:
+        if not isinstance(item, np.ndarray) or item.shape != (self.in_dim,) or item.dtype.kind not in "fiu":
+            given = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
+            raise TypeError(f"the model reads vectors of {self.in_dim} numbers; the input is {given}")
+        return item.astype(np.float32)
+
+
+def embed(model: Model, inputs: Any, *, batch_size: int = 64, progress: Progress | None = None) -> NDArray[np.float32]:
+    """Compute the embeddings of images or vectors in memory, or of image files; see ``Embedder.embed``.
+
+    Args:
+        model: The model; it stays on its device, and its training mode is restored.
+        inputs: What ``nearfar.data.from_arrays`` takes as X.
+        batch_size: Number of items per forward pass.
+        progress: Called with the number of embeddings done and in total.
+    """
+    source, was = as_source(inputs), model.training
+    try:
+        encoder = Encoder(model, device=next(model.parameters(), torch.empty(0)).device)
+        if isinstance(source, Arrays):
+            return encoder.encode(source.array, batch_size=batch_size, progress=progress)
+        found: list[NDArray[np.float32]] = []
+        batch: list[NDArray[Any]] = []
+        rows = range(len(source))
+        for row, item in enumerate(prefetch(lambda row: encoder.preprocess(source.read(row)), rows), start=1):
+            batch.append(item)
+            if len(batch) == whole("batch_size", batch_size) or row == len(rows):
+                found.append(encoder.vectors(batch))
+                batch.clear()
+                if progress is not None:
+                    progress(row, len(rows))
+        return np.concatenate(found)
+    finally:
+        model.train(was)
 
 
 def thumbnail(image: ImageInput, decode: Decode = decode) -> bytes:
@@ -237,10 +303,8 @@ def _with_channels(pixels: Pixels, channels: int) -> Pixels:
 
 def _flattened(image: Image.Image, channels: int) -> Pixels:
     """The pixels of a Pillow image as ``decode`` reads them from its file: upright, on white, with 8 bits."""
+    if image.mode not in ("L", "RGB") or "transparency" in image.info:
+        return decode(encode_image(image), channels=channels)
     with suppress(Exception):  # broken EXIF data does not make an image unusable
         image = ImageOps.exif_transpose(image)
-    if image.mode in ("L", "RGB") and "transparency" not in image.info:
-        return _with_channels(np.asarray(image, dtype=np.uint8), channels)
-    file = io.BytesIO()
-    image.save(file, "TIFF" if image.mode in ("F", "I", "CMYK", "LAB", "YCbCr") else "PNG")
-    return decode(file.getvalue(), channels=channels)
+    return _with_channels(np.asarray(image, dtype=np.uint8), channels)

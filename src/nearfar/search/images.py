@@ -1,4 +1,4 @@
-"""Images to be indexed: where they are, their names, and their classes."""
+"""Images or vectors to be indexed: where they are, their names, and their classes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 
 from nearfar.data import Dataset
 from nearfar.data.datasets.archives import is_archive, open_tree
+from nearfar.data.datasets.arrays import read_arrays
 from nearfar.data.preview import part_rows
 from nearfar.search.encoder import ImageInput
+from nearfar.utils.vector_files import ENDINGS
 
 Labels = str | Mapping[str, str] | None
 
@@ -22,12 +24,12 @@ FOLDER = "folder"
 
 @dataclass(frozen=True)
 class ImageSource:
-    """An image that can be read.
+    """An image, or a vector, that can be read.
 
     Args:
         name: A name that is unique in its list.
         label: Its class.
-        read: Returns the bytes of its file, or pixels; raises OSError if it cannot be read.
+        read: Returns the bytes of its file, pixels, or a vector; raises OSError if it cannot be read.
         explicit: Whether the label was given explicitly, and not taken from the name of the folder.
     """
 
@@ -43,7 +45,9 @@ Images = str | Path | Sequence[str | Path | ImageSource] | Dataset
 def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
     """List the images of a folder or archive, a list of files, or a dataset, in a fixed order.
 
-    Names of files in a folder are paths relative to it; those of a list, or of a single file, are paths as given.
+    Names of files in a folder are paths relative to it; those of a list, or of a single file, are paths as given. An
+    .npy, .npz, .safetensors or .parquet file holds vectors, or images of one size; their names are those in the file,
+    or their row numbers.
     Files and folders that could not be looked at are listed too; they fail to read.
 
     Args:
@@ -54,6 +58,8 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
         return dataset_images(images)
     if isinstance(images, (str, Path)):
         path = Path(images)
+        if path.suffix in ENDINGS and path.is_file():
+            return _rows(path, labels)
         if path.is_file() and not is_archive(path):
             return list_images([path], labels)
         tree = open_tree(path)
@@ -76,7 +82,7 @@ def list_images(images: Images, labels: Labels = FOLDER) -> list[ImageSource]:
 
 
 def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSource]:
-    """List the images of a dataset.
+    """List the images or vectors of a dataset.
 
     Args:
         dataset: The dataset.
@@ -87,8 +93,6 @@ def dataset_images(dataset: Dataset, part: str | None = None) -> list[ImageSourc
         >>> dataset_images(data.open("digits"))[0].label
         '0'
     """
-    if dataset.is_vectors:
-        raise ValueError(f"{dataset.name} contains vectors; an index of images needs images")
     rows = range(len(dataset)) if part is None else part_rows(dataset, part).tolist()
     array = getattr(dataset.source, "array", None)
     read = dataset.source.read if array is None else (lambda row: np.ascontiguousarray(array[row]))
@@ -143,6 +147,23 @@ def _source(name: str, labels: Labels, read: Callable[[], ImageInput]) -> ImageS
     if isinstance(labels, Mapping):
         return _encodable(ImageSource(name, labels.get(name), read))
     return _encodable(ImageSource(name, None if labels is None else folder_label(name), read, explicit=False))
+
+
+def _rows(file: Path, labels: Labels) -> list[ImageSource]:
+    """The rows of a file of arrays."""
+    content = read_arrays(file)
+    names = [str(row) for row in range(len(content.values))] if content.names is None else content.names.tolist()
+    known = content.labels if labels == FOLDER and content.labels is not None else [None] * len(names)
+    if isinstance(labels, Mapping):
+        known = [labels.get(name) for name in names]
+
+    def read(row: int) -> ImageInput:
+        return np.ascontiguousarray(content.values[row])
+
+    return [
+        _encodable(ImageSource(name, label, _reader(read, row)))
+        for row, (name, label) in enumerate(zip(names, known, strict=True))
+    ]
 
 
 def _encodable(each: ImageSource) -> ImageSource:

@@ -31,7 +31,7 @@ from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
 from nearfar.search.update import Update, update
 from nearfar.utils.progress import Watch
-from nearfar.utils.tensors import as_device, check_values
+from nearfar.utils.tensors import ArrayInput, Frame, as_array, as_device, check_values
 from nearfar.utils.validation import one_of, whole
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CACHED_FILTERS = 32
 
-QueryInput = ImageInput | int | NDArray[Any] | Tensor  # an image, the id of an item, or a vector
+QueryInput = ImageInput | int | NDArray[Any] | Tensor | Frame  # an image, the id of an item, or a vector
 
 _hit = partial(tuple.__new__, Hit)  # of an (id, score) pair; faster than calling Hit
 
@@ -130,7 +130,8 @@ class Index:
 
         Args:
             model: A folder with model.safetensors and model.json, or a model as ``nearfar.load`` returns it.
-            images: A folder or archive of images, a list of files, or a ``nearfar.data.Dataset``.
+            images: A folder or archive of images, a list of files, a ``nearfar.data.Dataset``, or a file of vectors for
+                a model that reads vectors.
             out: The new folder of the index.
             backend: "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
                 "milvus:http://host:19530"); "auto" uses exact search for few images and FAISS for many.
@@ -159,7 +160,11 @@ class Index:
         loaded = save.load(model) if isinstance(model, (str, Path)) else model
         encoder = Encoder(loaded, device=device)
         is_new = not out.exists()
-        known = {"name": str(save.describe(loaded).get("name", "ensemble")), "fingerprint": encoder.fingerprint}
+        known: dict[str, Any] = {
+            "name": str(save.describe(loaded).get("name", "ensemble")),
+            "fingerprint": encoder.fingerprint,
+            **({} if encoder.in_dim is None else {"in_dim": encoder.in_dim}),
+        }
         storage = IndexStorage.create(
             out,
             {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known},
@@ -184,12 +189,12 @@ class Index:
     @classmethod
     def from_vectors(
         cls,
-        vectors: NDArray[Any],
+        vectors: ArrayInput,
         *,
         out: str | Path,
-        names: Sequence[str] | None = None,
-        labels: Sequence[str | None] | None = None,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        names: Sequence[str] | Frame | None = None,
+        labels: Sequence[str | None] | Frame | None = None,
+        metadata: Sequence[Mapping[str, Any]] | Frame | None = None,
         backend: str = "auto",
         measure: str = "cosine",
         watch: Watch | None = None,
@@ -197,11 +202,11 @@ class Index:
         """Write a new index of existing vectors. It has no model and is searched by vector or by item.
 
         Args:
-            vectors: The vectors [n, d].
+            vectors: The vectors [n, d]: an array, a tensor or a DataFrame.
             out: The new folder of the index.
             names: A name for each vector; by default its id.
-            labels: A class for each vector.
-            metadata: Additional data for each vector, to filter by.
+            labels: A class for each vector: a list, an array or a Series.
+            metadata: Additional data for each vector, to filter by: a list of tables, or a DataFrame.
             backend: As for ``build``.
             measure: "cosine" or "euclidean".
             watch: Receives the progress.
@@ -391,11 +396,11 @@ class Index:
 
     def add_vectors(
         self,
-        vectors: NDArray[Any],
+        vectors: ArrayInput,
         *,
-        names: Sequence[str] | None = None,
-        labels: Sequence[str | None] | None = None,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
+        names: Sequence[str] | Frame | None = None,
+        labels: Sequence[str | None] | Frame | None = None,
+        metadata: Sequence[Mapping[str, Any]] | Frame | None = None,
     ) -> list[int]:
         """Add vectors of the same model.
 
@@ -476,7 +481,7 @@ class Index:
             return self._encoder
 
     def embed(self, images: Sequence[ImageInput], *, batch_size: int = 64) -> Vectors:
-        """Return the embeddings [n, d] of images.
+        """Return the embeddings [n, d] of images, or of vectors if the model reads vectors.
 
         Args:
             images: Paths, bytes of image files, Pillow images, or uint8 arrays [h, w], [h, w, 1] or [h, w, 3]. Arrays
@@ -484,6 +489,20 @@ class Index:
             batch_size: Number of images per forward pass.
         """
         return self.encoder.encode(images, batch_size=batch_size)
+
+    @property
+    def in_dim(self) -> int | None:
+        """Dimensions of the vectors that the model reads; None if it reads images, or if there is no model."""
+        found: int | None = (self.storage.settings["model"] or {}).get("in_dim")
+        return found
+
+    def embedded(self, vector: NDArray[Any]) -> Vectors:
+        """Return the embedding of a vector if the model reads vectors, and otherwise the vector, as float32.
+
+        Args:
+            vector: The vector [in_dim], or an embedding [dim].
+        """
+        return vector.astype(np.float32) if self.in_dim is None else self.encoder.encode(vector[None])[0]
 
     def search(
         self,
@@ -499,7 +518,8 @@ class Index:
 
         Args:
             query: A path, the bytes of an image file, a Pillow image, uint8 pixels, a vector, or the id of an item,
-                which is not among its own results.
+                which is not among its own results. If the model reads vectors, a vector is embedded first; otherwise it
+                is an embedding.
             k: Number of neighbors.
             where: Only items that pass this filter, such as ``{"label": "jay", "year": {">=": 2019}}``.
             expand: Search again with the mean of the query and this many of its neighbors.
@@ -550,7 +570,7 @@ class Index:
         return answers
 
     def search_vectors(
-        self, vectors: NDArray[Any], k: int = 10, *, where: filters.Where | None = None
+        self, vectors: ArrayInput, k: int = 10, *, where: filters.Where | None = None
     ) -> list[list[Hit]]:
         """Find the ids of the k items nearest to each vector.
 
@@ -565,7 +585,7 @@ class Index:
         scores, ids = self.nearest(vectors, k, allowed=None if where is None else self.select(where))
         return [_hits(*row) for row in zip(ids.tolist(), scores.tolist(), strict=True)]
 
-    def nearest(self, vectors: NDArray[Any], k: int, *, allowed: Ids | None = None) -> tuple[Vectors, Ids]:
+    def nearest(self, vectors: ArrayInput, k: int, *, allowed: Ids | None = None) -> tuple[Vectors, Ids]:
         """Return scores and ids of the k items nearest to each vector, as arrays [q, k].
 
         Args:
@@ -669,14 +689,17 @@ class Index:
             item = table.item(int(query))
             thumbnail = self.thumbnails([item.id]).get(item.id, b"")
             return item.name, table.vector(item.id), item.id, thumbnail, item.label
+        query = as_array("query", query)
         if isinstance(query, (Tensor, np.ndarray)):
             check_values("query", query)
         if isinstance(query, Tensor):
             query = query.detach().cpu().numpy()
-        if isinstance(query, np.ndarray) and query.dtype.kind == "f":
+        if isinstance(query, np.ndarray) and (
+            query.dtype.kind == "f" or (query.ndim == 1 and query.dtype.kind in "iu")
+        ):
             if query.ndim != 1:
-                raise ValueError(f"query has shape {query.shape}; it must be one vector [{self.dim}]")
-            return "a vector", query.astype(np.float32), None, b"", None
+                raise ValueError(f"query has shape {query.shape}; it must be one vector [{self.in_dim or self.dim}]")
+            return "a vector", self.embedded(query), None, b"", None
         if isinstance(query, (str, Path)):
             file = Path(query)
             if not file.is_file():
@@ -734,16 +757,24 @@ def _hits(ids: list[int], scores: list[float]) -> list[Hit]:
 
 def _columns(
     count: int,
-    names: Sequence[str] | None,
-    labels: Sequence[str | None] | None,
-    metadata: Sequence[Mapping[str, Any]] | None,
+    names: Sequence[str] | Frame | None,
+    labels: Sequence[str | None] | Frame | None,
+    metadata: Sequence[Mapping[str, Any]] | Frame | None,
     *,
     first: int,
 ) -> tuple[list[str], list[str | None], list[dict[str, Any]]]:
     """Names, labels and metadata of vectors, one for each."""
-    for name, given in (("names", names), ("labels", labels), ("metadata", metadata)):
-        if given is not None and len(given) != count:
-            raise ValueError(f"{name} has {len(given)} entries; it must have {count}, one for each vector")
-    words = [str(first + row) for row in range(count)] if names is None else [str(name) for name in names]
-    classes = [None if label is None else str(label) for label in ([None] * count if labels is None else labels)]
-    return words, classes, [{} if metadata is None else dict(metadata[row]) for row in range(count)]
+    records: Any = metadata
+    if hasattr(records, "to_dict"):  # a DataFrame
+        records = records.to_dict("records")
+    given = {"names": as_array("names", names), "labels": as_array("labels", labels), "metadata": records}
+    for name, values in given.items():
+        if values is not None and len(values) != count:
+            raise ValueError(f"{name} has {len(values)} entries; it must have {count}, one for each vector")
+    words = range(first, first + count) if names is None else given["names"]
+    classes = [None] * count if labels is None else given["labels"]
+    return (
+        [str(word) for word in words],
+        [None if label is None or label != label else str(label) for label in classes],  # NaN is a missing label
+        [dict(record) for record in ([{}] * count if records is None else records)],
+    )

@@ -105,7 +105,7 @@ def create(
         bodies={
             f"{API}/search": state.limits.upload_bytes,
             f"{API}/items": state.limits.upload_bytes,
-            f"{API}/search/vector": min(state.limits.upload_bytes, search.vector_bytes(state.dim)),
+            f"{API}/search/vector": min(state.limits.upload_bytes, search.vector_bytes(state.vector_dim or state.dim)),
         },
         public=[*page.read_files(), *system.PUBLIC],
         names=hosts,

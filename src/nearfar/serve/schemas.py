@@ -37,7 +37,7 @@ class InfoResponse(BaseModel):
     count: int
     labels: int = Field(description="Number of classes.")
     dim: int
-    pictures: bool = Field(description="Whether the index has a model, so that images can be searched with.")
+    pictures: bool = Field(description="Whether the index has a model that takes images to search with.")
     read_only: bool
     runs: bool = Field(description="Whether the server shows training runs.")
     version: str = Field(description="Changes whenever an item is added or removed.")

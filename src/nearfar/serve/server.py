@@ -293,7 +293,7 @@ def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, start
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            if state.has_model:
+            if state.takes_images:
                 state.uploads.start()
             await super().startup(sockets)
             if self.started:

@@ -40,17 +40,18 @@ class ServerState:
         self.uploads = UploadDecoder(limits, self.metrics)
         info = index.info()
         self.dim = int(info["dim"])
-        self.has_model = info.get("model") is not None
+        self.vector_dim = index.in_dim  # of the vectors that the model reads
+        self.takes_images = info.get("model") is not None and self.vector_dim is None
         self._write_lock = threading.Lock()
-        self.embed: Batcher[Pixels, Vector] = Batcher(index.embed, **self._settings("embed"))
+        self.embed: Batcher[Pixels | Vector, Vector] = Batcher(index.embed, **self._settings("embed"))
         self.search: Batcher[VectorQuery, list[Neighbor]] = Batcher(index.search_batch, **self._settings("search"))
         self.add: Batcher[NewImage, int] = Batcher(self._add, retry=False, **self._settings("add"))
         self._batchers: dict[str, Batcher[Any, Any]] = {"embed": self.embed, "search": self.search, "add": self.add}
         self.metrics.index_items.set_function(lambda: len(index))
         for work, batcher in self._batchers.items():
             self.metrics.waiting.labels(work).set_function(batcher.__len__)
-        if self.has_model:  # load the model now, so that a missing one is reported before anything is served
-            index.embed([np.zeros((64, 64, 3), dtype=np.uint8)])
+        if info.get("model") is not None:  # load it now, so that a missing one is reported before anything is served
+            index.embed([np.zeros((64, 64, 3) if self.vector_dim is None else self.vector_dim, dtype=np.uint8)])
 
     def start(self) -> None:
         """Start the worker threads."""
@@ -105,8 +106,9 @@ class ServerState:
             raise ApiError(403, "this server is read-only", code="read_only")
 
     def no_model(self) -> ApiError:
-        """Return the 409 error for an image sent to an index without a model."""
-        message = "this index was built from vectors and has no model; search by item or vector"
+        """Return the 409 error for an image sent to an index whose model takes none, or that has no model."""
+        why = "has no model" if self.vector_dim is None else "its model reads vectors"
+        message = f"this index was built from vectors and {why}; search by item or vector"
         return ApiError(409, message, code="no_model")
 
     def _add(self, images: list[NewImage]) -> list[int]:

@@ -13,6 +13,8 @@ from fake_index import DIM, FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from nearfar import networks
+from nearfar.data import from_arrays
 from nearfar.search import Index
 from nearfar.serve import Limits
 
@@ -44,6 +46,20 @@ def test_a_vector_finds_its_item(client: Client) -> None:
     index = FakeIndex(12)
     answer = client(index).post(f"{API}/search/vector", json={"vector": index.vector(7).tolist()}, params={"k": 1})
     assert [hit["id"] for hit in answer.json()["hits"]] == [7]
+
+
+def test_a_model_that_reads_vectors_embeds_them(client: Client, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    model = networks.create("linear", in_dim=5, dim=3)
+    dataset = from_arrays(vectors, list("aabbcc"))
+    index = client(Index.build(model, dataset, out=tmp_path / "my.index", device="cpu"))
+    answer = index.post(f"{API}/search/vector", json={"vector": vectors[4].tolist()}, params={"k": 1})
+    assert [hit["id"] for hit in answer.json()["hits"]] == [4]
+    assert index.get(f"{API}/info").json()["pictures"] is False
+    answer = index.post(f"{API}/search/vector", json={"vector": [1.0] * 3})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "vector has 3 numbers; the model reads 5")
+    answer = index.post(f"{API}/search", files=upload(3))
+    assert answer.json()["error"]["message"].endswith("its model reads vectors; search by item or vector")
 
 
 @pytest.mark.parametrize("way", ["", "/id/3", "/vector"])

@@ -37,7 +37,7 @@ export function update(info, known) {
   }
   $("drop").disabled = !facts.pictures;
   if (!facts.pictures) {
-    $("drop").querySelector("span").replaceChildren(make("strong", { textContent: "This index has no model" }), make("span", { textContent: "It was built from vectors: search with its items." }));
+    $("drop").querySelector("span").replaceChildren(make("strong", { textContent: "This index takes no images" }), make("span", { textContent: "It was built from vectors: search with its items." }));
   }
 }
 
@@ -107,7 +107,7 @@ async function showUpload(label) {
 
 /** Search with a file. */
 export function upload(file) {
-  if (!facts?.pictures) return showError(Object.assign(new Error("This index has no model and cannot embed images."), { code: "no_model" }));
+  if (!facts?.pictures) return showError(Object.assign(new Error("This index was built from vectors and takes no images."), { code: "no_model" }));
   if (file.size > facts.limits.bytes) {
     const size = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
     return showError(Object.assign(new Error(`The file has ${size(file.size)}; the limit is ${size(facts.limits.bytes)}.`), { code: "too_large" }));

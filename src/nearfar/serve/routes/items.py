@@ -84,7 +84,7 @@ def router(state: ServerState) -> APIRouter:
     ) -> AddResponse:
         """Add an image. It is on disk when the response is sent."""
         state.check_writable()
-        if not state.has_model:
+        if not state.takes_images:
             raise state.no_model()
         decoded = await state.uploads.read(image)
         clean = visible(label) or None if label is not None else None

@@ -105,7 +105,7 @@ def router(state: ServerState) -> APIRouter:
         settings: SearchSettings = shared,
     ) -> SearchResponse:
         """Find the items nearest to an image."""
-        if not state.has_model:
+        if not state.takes_images:
             raise state.no_model()
         return await search(await state.embed(await state.uploads.read(image)), settings)
 
@@ -116,10 +116,14 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/vector", responses=error_responses(404, 408, 413, 503))
     async def search_by_vector(query: VectorSearchRequest, settings: SearchSettings = shared) -> SearchResponse:
-        """Find the items nearest to a vector."""
-        if len(query.vector) != state.dim:
-            raise ApiError(422, f"vector has {len(query.vector)} numbers; the index has {state.dim}")
+        """Find the items nearest to a vector. If the model of the index reads vectors, it is embedded first."""
+        reads = state.vector_dim
+        if len(query.vector) != (reads or state.dim):
+            needed = f"the index has {state.dim}" if reads is None else f"the model reads {reads}"
+            raise ApiError(422, f"vector has {len(query.vector)} numbers; {needed}")
         vector = np.array(query.vector, dtype=np.float32)
+        if reads is not None:
+            return await search(await state.embed(vector), settings)
         if not vector.any():
             raise ApiError(422, "vector has only zeros; at least one other number is required")
         return await search(vector, settings)
