@@ -17,13 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from nearfar.data import Loader, View
-from nearfar.data.store.store import Store
 from nearfar.estimators.base import MetricLearner
 from nearfar.metrics import retrieval
 from nearfar.networks.weights import save
+from nearfar.networks.weights.save import Model
 from nearfar.training.api import open_model, start
-from nearfar.training.evaluation.embeddings import embed
 from nearfar.training.recipe.files import load
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
@@ -31,7 +29,7 @@ from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import known
 
 Array = NDArray[Any]
-DATA, START = "data.npz", "start"
+START = "start"  # folder of the network that a further training starts from
 # Functions that remove the last temporary run folder of an estimator.
 _TEMPORARY: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -69,7 +67,7 @@ class DeepMetric(MetricLearner):
         (1797, 8)
     """
 
-    model_: torch.nn.Module
+    model_: Model
     run_: str
 
     def __init__(
@@ -153,18 +151,8 @@ class DeepMetric(MetricLearner):
         """
         check_is_fitted(self)
         samples = self._samples(X, reset=False)
-        labels = np.zeros(len(samples), dtype=np.int64)
-        device = as_device("device", self.device)
-        if samples.ndim == 2:
-            loader = Loader(samples.astype(np.float32), labels, device=device, workers=0)
-        else:
-            found = save.preprocessing_of(self.model_)  # type: ignore[arg-type]
-            assert found is not None
-            view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
-            store = Store.of_arrays(samples)
-            loader = Loader(store, labels, view=view, normalization=found.normalization, device=device, workers=0)
-        rows = np.arange(len(samples))
-        return np.asarray(embed(self.model_.to(device), loader, rows).embeddings.cpu())
+        model = self.model_.to(as_device("device", self.device))
+        return np.asarray(model.embed(samples.astype(np.float32) if samples.ndim == 2 else samples))
 
     def score(self, X: ArrayLike, y: ArrayLike) -> float:
         """Search each sample among the others and return the metric; classes may be new.
@@ -225,14 +213,14 @@ class DeepMetric(MetricLearner):
         model = open_model(folder)
         made.n_components = model.dim
         if save.preprocessing_of(model) is None:
-            made.n_features_in_ = int(model.backbone.in_channels)  # type: ignore[union-attr, arg-type]
+            made.n_features_in_ = model.in_channels
         return made._set(model, Path(folder))
 
     @property
     def _n_features_out(self) -> int:
         return int(self.n_components)
 
-    def _set(self, model: torch.nn.Module, folder: Path) -> Self:
+    def _set(self, model: Model, folder: Path) -> Self:
         self.model_, self.run_ = model, str(folder)
         self.metrics_ = read_json(RunFolder(folder).metrics)
         self.n_iter_ = max(1, int(self.metrics_.get("epoch", 0)) + 1)
@@ -247,7 +235,7 @@ class DeepMetric(MetricLearner):
         samples, _ = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
         return np.asarray(samples)
 
-    def _train(self, X: ArrayLike, y: ArrayLike, epochs: int, model: torch.nn.Module | None) -> Self:
+    def _train(self, X: ArrayLike, y: ArrayLike, epochs: int, model: Model | None) -> Self:
         if y is None:
             raise ValueError("DeepMetric requires y to be passed, but the target y is None")
         samples = self._samples(X, y, reset=model is None)
@@ -258,12 +246,10 @@ class DeepMetric(MetricLearner):
         parts = np.full(len(codes), "train", dtype="U10")
         parts[np.isin(codes, self._validation_classes(len(classes), seed))] = "validation"
         folder = self._folder()
-        np.savez(folder / DATA, X=samples, y=classes.astype(str)[codes], split=parts)
         pretrained: dict[str, Any] = {}
         if model is not None:
-            pretrained = {"pretrained": str(save.save(model, folder / START))}  # type: ignore[arg-type]
+            pretrained = {"pretrained": str(save.save(model, folder / START))}
         settings = {
-            "data": {"name": "arrays", "root": str(folder / DATA)},
             "split": {"name": "train_only"},
             "sampler": {"batch_size": self.batch_size, "per_class": self.per_class},
             "augmentation": {"flip": False},
@@ -283,7 +269,8 @@ class DeepMetric(MetricLearner):
         }
         remove = None if self.runs is not None else weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         with _kept_random_state():
-            start(load(settings, overrides=self.recipe or ()), out=folder)
+            data = samples, classes.astype(str)[codes], parts
+            start(load(settings, overrides=self.recipe or ()), out=folder, data=data)
             trained = open_model(folder)
         self.classes_ = classes
         self._set(trained, folder)

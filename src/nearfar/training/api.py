@@ -9,11 +9,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nearfar.data.datasets.huggingface import is_huggingface
+from nearfar.data.datasets.saved import FILES, as_dataset, save_dataset
 from nearfar.networks import Embedder, Ensemble
 from nearfar.training.recipe.files import NAME, Overrides, load
 from nearfar.training.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from nearfar.data import Dataset
     from nearfar.training.loop.trainer import TrainResult
     from nearfar.training.run.console import Display
     from nearfar.training.run.loggers import Logger
@@ -26,6 +29,8 @@ def train(
     recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    *,
+    data: Any = None,
     **overrides: Any,
 ) -> TrainResult:
     """Train a recipe and write a run folder.
@@ -34,6 +39,9 @@ def train(
         recipe: A TOML file, its content as a mapping, or a ``Recipe``; optional when a run is resumed.
         out: The run folder to create; by default runs/ and the name of the recipe.
         resume: A run folder to resume.
+        data: (X, y) or (X, y, split) in place of the recipe's dataset: arrays, tensors, DataFrames, lists of Pillow
+            images or of paths, see ``nearfar.data.from_arrays``; or a dataset of Hugging Face. It is written to the run
+            folder, so that the run can be resumed and evaluated. A table is an override like those of other sections.
         overrides: Settings by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
 
     Returns:
@@ -54,7 +62,9 @@ def train(
         >>> sorted(result.metrics)[:1], result.folder.name
         (['epoch'], 'run')
     """
-    return start(recipe, out=out, resume=resume, overrides=overrides)
+    if isinstance(data, Mapping) and not is_huggingface(data):
+        overrides, data = {**overrides, "data": data}, None
+    return start(recipe, out=out, resume=resume, data=data, overrides=overrides)
 
 
 def start(
@@ -62,6 +72,7 @@ def start(
     *,
     out: str | Path | None = None,
     resume: str | Path | None = None,
+    data: Any = None,
     overrides: Overrides = (),
     display: Display | None = None,
     loggers: Sequence[str | Logger] = (),
@@ -73,6 +84,7 @@ def start(
         recipe: A TOML file, its content as a mapping, or a ``Recipe``; optional when a run is resumed.
         out: The run folder to create.
         resume: A run folder to resume.
+        data: As for ``train``, but no table.
         overrides: As for ``nearfar.training.load_recipe``.
         display: Shows the progress, see ``nearfar.training.run.console``.
         loggers: "tensorboard", "mlflow", or objects with their methods.
@@ -86,6 +98,8 @@ def start(
 
     if resume is not None and out is not None:
         raise ValueError(f"out is {str(out)!r} and resume {str(resume)!r}; a run is resumed in its own folder")
+    if resume is not None and data is not None:
+        raise ValueError(f"data and resume {str(resume)!r} are given; a run is resumed with the data in its folder")
     if recipe is None:
         if resume is None:
             raise ValueError("recipe is missing; a recipe, or a run to resume, is needed")
@@ -93,6 +107,10 @@ def start(
         if not (Path(resume) / NAME).is_file():
             raise FileNotFoundError(f"{resume} holds no run to resume: there is no {NAME}")
     found = load(recipe, overrides=overrides)
+    dataset = None
+    if data is not None:
+        dataset = as_dataset(data)
+        found = load(found, overrides={"data.name": dataset.name})
     world = distributed.init_world(found.training.device)
     with ExitStack() as stack:
         stack.callback(world.close)
@@ -104,6 +122,9 @@ def start(
             folder = free_folder(recipe, found)
             stack.callback(_remove_empty, folder)
         folder = Path(world.share(str(folder)))
+        if dataset is not None:
+            section = _save_data(dataset, folder, stack) if world.is_main else None
+            found = load(found, overrides={"data": world.share(section)})
         trainer = Trainer(
             found,
             folder,
@@ -207,6 +228,22 @@ def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, 
             folder.mkdir()  # fails if another process has created it
             break
     return folder
+
+
+def _save_data(dataset: Dataset, folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Write a dataset to a run folder; it is removed again if no run begins there."""
+    if (folder / NAME).is_file():
+        raise FileExistsError(f"out is {str(folder)!r}, which holds a run already; name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def clean() -> None:
+        if not (folder / NAME).is_file():
+            for name in (*FILES, ".lock"):
+                (folder / name).unlink(missing_ok=True)
+            _remove_empty(folder)
+
+    stack.callback(clean)
+    return save_dataset(dataset, folder)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -56,6 +56,7 @@ IGNORED = (
     "network.version",
     "recipe.data.mode",
     "recipe.data.root",
+    "recipe.data.settings.images",  # where they are; "data.fingerprint" identifies the content
     "recipe.evaluation.batch_size",
     "recipe.evaluation.clustering",
     "recipe.evaluation.ks",
