@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         reports,
         search,
         serve,
+        supervision,
         training,
         utils,
     )
@@ -62,6 +63,7 @@ __all__ = [
     "reports",
     "search",
     "serve",
+    "supervision",
     "train",
     "training",
     "use",

@@ -24,7 +24,7 @@ from nearfar.utils.validation import check_constructor, number, one_of, refuse_u
 CERTAIN = 2.0**52  # the integer that stands for a probability of one: finer than the resolution of float32
 
 
-class Triplets(NamedTuple):
+class MinedTriplets(NamedTuple):
     """For each anchor, k pairs of a positive and a negative column, and which of them are valid."""
 
     positive: Tensor  # [a, k]
@@ -74,7 +74,7 @@ class Mining(ABC):
             tile: Some anchors against all columns.
         """
 
-    def triplets(self, tile: Tile) -> Triplets | None:
+    def triplets(self, tile: Tile) -> MinedTriplets | None:
         """Return the selected triplets, or None for every triplet of the selected sets."""
         return None
 
@@ -87,13 +87,16 @@ Choice = str | Mining | Mapping[str, Any]  # a name, a mining, or a table of a n
 
 
 class All(Mining):
-    """Selects every pair."""
+    """Selects every pair, and every triplet where triplets are given."""
 
     name = "all"
     cuda_graph = True
 
     def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
         return tile.positives, tile.negatives
+
+    def triplets(self, tile: Tile) -> MinedTriplets | None:
+        return None if tile.triplets is None else MinedTriplets(*tile.triplets)
 
 
 class ValidTriplet(Mining):
@@ -131,7 +134,7 @@ class TripletMining(Mining):
     bytes_per_pair = 44
 
     @abstractmethod
-    def triplets(self, tile: Tile) -> Triplets:
+    def triplets(self, tile: Tile) -> MinedTriplets:
         """Return the selected triplets."""
 
     def select(self, tile: Tile) -> tuple[Tensor, Tensor]:
@@ -147,11 +150,11 @@ class Hard(TripletMining):
     cuda_graph = True
     bytes_per_pair = 8
 
-    def triplets(self, tile: Tile) -> Triplets:
+    def triplets(self, tile: Tile) -> MinedTriplets:
         sim = tile.similarity
         far, positive = masked(sim, tile.positives, math.inf).min(dim=1, keepdim=True)
         near, negative = masked(sim, tile.negatives, -math.inf).max(dim=1, keepdim=True)
-        return Triplets(positive, negative, (far < math.inf) & (near > -math.inf))
+        return MinedTriplets(positive, negative, (far < math.inf) & (near > -math.inf))
 
 
 class SemiHard(TripletMining):
@@ -171,7 +174,7 @@ class SemiHard(TripletMining):
     def __init__(self, *, fallback: str = "least_similar") -> None:
         self.fallback = one_of("fallback", fallback, ("least_similar", "none"))
 
-    def triplets(self, tile: Tile) -> Triplets:
+    def triplets(self, tile: Tile) -> MinedTriplets:
         sim = tile.similarity
         positive, filled = positive_columns(tile.positives)
         # Negatives in ascending order of similarity, everything else behind them.
@@ -179,7 +182,7 @@ class SemiHard(TripletMining):
         farther = torch.searchsorted(ordered, sim.gather(1, positive).contiguous())
         negative = order.gather(1, (farther - 1).clamp(min=0))
         has_negative = ordered[:, :1] < math.inf if self.fallback == "least_similar" else farther > 0
-        return Triplets(positive, negative, filled & has_negative)
+        return MinedTriplets(positive, negative, filled & has_negative)
 
 
 class RandomTripletMining(TripletMining):
@@ -194,14 +197,14 @@ class RandomTripletMining(TripletMining):
         As integers: their cumulative sum is exact and deterministic on a GPU.
         """
 
-    def triplets(self, tile: Tile) -> Triplets:
+    def triplets(self, tile: Tile) -> MinedTriplets:
         positive, filled = positive_columns(tile.positives)
         cumulative = self.cumulative(tile)
         total = cumulative[:, -1:]
         drawn = (tile.uniform().gather(1, positive) * total).to(cumulative.dtype)
         negative = torch.searchsorted(cumulative, drawn, right=True).clamp_(max=cumulative.shape[1] - 1)
         # The total is 0 if there is no candidate, and rounding can move a number past the last candidate.
-        return Triplets(positive, negative, filled & (drawn < total))
+        return MinedTriplets(positive, negative, filled & (drawn < total))
 
 
 class RandomNegative(RandomTripletMining):

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nearfar.losses import Loss, PairLoss
+from nearfar.supervision import Supervision
 
 CLASS_SIZES = (5, 3, 2, 1, 1)  # unbalanced, with singletons
 
@@ -98,7 +99,7 @@ class Outcome:
 def run(
     loss: Loss,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Tensor | Supervision,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     positions: Tensor | None = None,
@@ -133,8 +134,10 @@ def record_draws(loss: PairLoss) -> Callable[[int], list[oracles.Pairs]]:
 
     class Recorded(type(loss.mining)):  # type: ignore[misc]
         def triplets(self, tile: Any) -> Any:
-            found = super().triplets(tile)
-            seen.append((tile.rows, found))
+            found = positive, negative, valid = super().triplets(tile)
+            if tile.columns is not None:
+                positive, negative = tile.columns.gather(1, positive), tile.columns.gather(1, negative)
+            seen.append((tile.rows, (positive, negative, valid)))
             return found
 
     recorded = object.__new__(Recorded)
@@ -172,6 +175,7 @@ def run_oracle(
     positions: Tensor | None = None,
     *,
     drawn: list[Any] | None = None,
+    given: oracles.Given | None = None,
 ) -> Outcome:
     """The same from the loops; ``drawn`` tells the triplets, classes or anchors that were drawn."""
     leaves = {"embeddings": embeddings.detach().clone().requires_grad_()}
@@ -186,7 +190,7 @@ def run_oracle(
     if case.family in ("pair", "triple", "quadruple"):
         view = oracles.View(
             leaves["embeddings"], labels.tolist(), columns, column_labels.tolist(), own.tolist(), case.measure,
-            case.normalize, case.query_only, parameters,
+            case.normalize, case.query_only, parameters, given,
         )  # fmt: skip
         if case.paired:
             view.keep_pairs()

@@ -18,6 +18,15 @@ Pairs = list[tuple[int, int]]
 
 
 @dataclass
+class Given:
+    """Positives and negatives of each anchor that do not follow from labels, and triplets where they are given."""
+
+    positives: list[list[int]]
+    negatives: list[list[int]]
+    triplets: list[Pairs] | None = None
+
+
+@dataclass
 class View:
     """A batch seen from its anchors: who is positive, who is negative, and how near everybody is."""
 
@@ -30,6 +39,7 @@ class View:
     normalize: bool
     constant_columns: bool = False
     parameters: dict[str, Tensor] = field(default_factory=dict)
+    given: Given | None = None  # instead of what follows from labels
 
     def __post_init__(self) -> None:
         self.has_gallery = self.columns is not self.embeddings
@@ -45,9 +55,16 @@ class View:
         self.negatives = [
             [j for j, label in enumerate(self.column_labels) if label != self.labels[i]] for i in self.anchors
         ]
+        if self.given is not None:
+            self.positives = [[j for j in self.given.positives[i] if j != self.own[i]] for i in self.anchors]
+            self.negatives = [[j for j in self.given.negatives[i] if j != self.own[i]] for i in self.anchors]
         self.triplets: list[Pairs] = [
             [(p, n) for p in self.positives[i] for n in self.negatives[i]] for i in self.anchors
         ]
+        if self.given is not None and self.given.triplets is not None:
+            self.triplets = [
+                [(p, n) for p, n in self.given.triplets[i] if self.own[i] not in (p, n)] for i in self.anchors
+            ]
 
     def _ready(self, vector: Tensor) -> Tensor:
         length = vector.square().sum()
@@ -246,7 +263,7 @@ def quadruplet(view: View, *, margin: float = 1.0, second_margin: float = 0.5) -
 
 
 def lifted_structure(view: View, *, margin: float = 1.0, squared: bool = True) -> Tensor:
-    """Each unordered positive pair once; with a gallery its pairs are anchor and gallery embedding."""
+    """Each positive pair of an anchor and a column."""
     of_columns: list[list[int]] = [[] for _ in view.column_labels]  # the anchors a column is a negative of
     for i in view.anchors:
         for j in view.negatives[i]:
@@ -254,8 +271,6 @@ def lifted_structure(view: View, *, margin: float = 1.0, squared: bool = True) -
     terms = []
     for i in view.anchors:
         for j in view.positives[i]:
-            if not view.has_gallery and j < i:
-                continue
             ends = [margin - view.value(i, k) for k in view.negatives[i]]
             ends += [margin - view.value(k, j) for k in of_columns[j]]
             violation = hinge(log_sum_exp(ends) + view.value(i, j)) if ends else view.value(i, j) * 0

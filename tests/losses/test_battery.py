@@ -1,4 +1,4 @@
-"""Every registered loss goes through the battery of tests/checks.py, those of pairs through pair_checks.py too."""
+"""Every registered loss goes through the battery of checks.py, those of pairs also through the other two files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from cases import CASES, DEFAULTS, Case
 from checks import CHECKS, assert_close, make_batch
 from pair_checks import PAIR_CHECKS
+from supervision_checks import SUPERVISION_CHECKS
 
 import nearfar as nf
 from nearfar.losses import PairLoss
 
 PAIR_CASES = [case for case in CASES if case.family == "pair"]
+SUPERVISED_CASES = [case for case in PAIR_CASES if case.create().needs_labels is None]
 
 
 def test_every_registered_loss_is_in_the_battery() -> None:
@@ -54,6 +56,12 @@ def test_battery(check: Callable[[Case], None], case: Case) -> None:
 @pytest.mark.parametrize("case", PAIR_CASES, ids=lambda case: case.id)
 @pytest.mark.parametrize("check", PAIR_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_battery_of_pairs(check: Callable[[Case], None], case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", SUPERVISED_CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("check", SUPERVISION_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_battery_of_supervision(check: Callable[[Case], None], case: Case) -> None:
     check(case)
 
 

@@ -21,11 +21,11 @@ from nearfar.engine.rows import (
     scatter_mask,
     slot_chunks,
 )
-from nearfar.engine.tiles import DEFAULT_BUDGET, Mean, RowLoss, Tile, Totals, pair_weights, row_loss
+from nearfar.engine.tiles import DEFAULT_BUDGET, Mean, Relations, RowLoss, Tile, Totals, pair_weights, row_loss
 
 __all__ = [
-    "DEFAULT_BUDGET", "FLOOR", "LossComputation", "Mean", "Measure", "Row", "RowLoss", "SoftHistograms", "Tile",
-    "Totals", "by_autograd", "class_loss", "count", "count_nonzero", "differentiable", "masked", "masked_logsumexp",
-    "masked_sum", "masks", "measure", "pair_weights", "positive_columns", "propagate_nan", "row_hinge",
-    "row_logsumexp", "row_loss", "row_sum", "running_sum", "scatter_mask", "slot_chunks", "unit",
+    "DEFAULT_BUDGET", "FLOOR", "LossComputation", "Mean", "Measure", "Relations", "Row", "RowLoss", "SoftHistograms",
+    "Tile", "Totals", "by_autograd", "class_loss", "count", "count_nonzero", "differentiable", "masked",
+    "masked_logsumexp", "masked_sum", "masks", "measure", "pair_weights", "positive_columns", "propagate_nan",
+    "row_hinge", "row_logsumexp", "row_loss", "row_sum", "running_sum", "scatter_mask", "slot_chunks", "unit",
 ]  # fmt: skip

@@ -86,8 +86,18 @@ class Measure:
         if rows.squares is None or columns.squares is None:
             return rows.points @ columns.points.T
         values = torch.addmm(columns.squares.unsqueeze(0), rows.points, columns.points.T, alpha=-2.0)
-        values.add_(rows.squares.unsqueeze(1)).clamp_(min=SMALLEST_SQUARE)
-        return values.sqrt_() if self.power == 1 else values
+        return self._from_squares(values.add_(rows.squares.unsqueeze(1)))
+
+    def listed(self, rows: PreparedVectors, columns: PreparedVectors, index: Tensor) -> Tensor:
+        """Return the values of every row against its own list of columns, [a, k], given their numbers, [a, k]."""
+        values = torch.bmm(columns.points[index], rows.points.unsqueeze(2)).squeeze(2)
+        if rows.squares is None or columns.squares is None:
+            return values
+        return self._from_squares(values.mul_(-2.0).add_(columns.squares[index]).add_(rows.squares.unsqueeze(1)))
+
+    def _from_squares(self, squares: Tensor) -> Tensor:
+        squares.clamp_(min=SMALLEST_SQUARE)
+        return squares.sqrt_() if self.power == 1 else squares
 
     def to_dot(self, weights: Tensor, values: Tensor) -> Tensor:
         """Convert derivatives by ``values`` to derivatives by the dot products, in place."""

@@ -39,12 +39,21 @@ def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int |
     """
     same = row_labels.unsqueeze(1) == column_labels.unsqueeze(0)
     negatives = ~same
+    return exclude_own(same, own_columns), negatives
+
+
+def exclude_own(mask: Tensor, own_columns: Tensor | int | None) -> Tensor:
+    """Remove the pair of each row with itself from a mask, in place.
+
+    Args:
+        mask: Boolean mask, [a, n].
+        own_columns: As for :func:`masks`.
+    """
     if isinstance(own_columns, int):
-        same.diagonal(own_columns).fill_(False)
+        mask.diagonal(own_columns).fill_(False)
     elif own_columns is not None:
-        columns = torch.arange(column_labels.shape[0], device=column_labels.device)
-        same &= own_columns.unsqueeze(1) != columns
-    return same, negatives
+        mask &= own_columns.unsqueeze(1) != torch.arange(mask.shape[1], device=mask.device)
+    return mask
 
 
 def ordinals(labels: Tensor) -> Tensor:

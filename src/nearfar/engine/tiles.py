@@ -23,12 +23,13 @@ from torch import Tensor
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
 from nearfar.engine.measures import Measure, propagate_nan
 from nearfar.engine.measures import create as measure
-from nearfar.engine.rows import Row, masked, masks, ordinals
+from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
 
 DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
 CPU_TILE_PAIRS = 1 << 20
 CPU_TILE_ROWS = 128
+SPARSE = 8  # lists of columns are used if they are shorter than 1 / SPARSE of all columns
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,25 @@ class Mean:
     count: Tensor
 
 
+class Relations(Protocol):
+    """Who is a positive and who a negative of whom in a batch, where this does not follow from class labels."""
+
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """Return new masks of the positives and negatives of some rows among some columns, [a, c] each."""
+
+    def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return columns of the given positives and negatives, and which are valid, [a, k] each; None: not given."""
+
+    def partners(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the columns of all positives and negatives of each row, ascending, and the masks of both, [m, k] each.
+
+        None if they are not given as a list.
+        """
+
+
 @dataclass
 class Tile:
-    """Some anchors against all columns.
+    """Some anchors against all columns, or each against its own list of columns.
 
     Args:
         values: Similarities or distances, [a, n], differentiable.
@@ -60,6 +77,8 @@ class Tile:
         column_values: The number that ``RowLoss.column_values`` returned for each column, [n].
         labels: Labels of the rows, [a], and of the columns, [n].
         ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
+        triplets: Given triplets: columns of positives and negatives, and which are valid, [a, k] each.
+        columns: The columns of each anchor's list, [a, n]; None: all columns of the batch.
     """
 
     values: Tensor
@@ -73,6 +92,8 @@ class Tile:
     column_values: Tensor | None = None
     labels: tuple[Tensor, Tensor] | None = None
     ordinals: tuple[Tensor, Tensor] | None = None
+    triplets: tuple[Tensor, Tensor, Tensor] | None = None
+    columns: Tensor | None = None
 
     @property
     def similarity(self) -> Tensor:
@@ -156,61 +177,112 @@ class TiledBatch:
     Args:
         loss: The loss to compute.
         inputs: Embeddings [m, d], gallery [n, d] or None, anchor values [m] or None.
-        constants: Labels [m]; labels of the gallery [n], positions of the anchors in it [m] (−1: not in it) and random
+        constants: Labels [m], labels of the gallery [n], positions of the anchors in it [m] (−1: not in it) and random
             numbers in [0, 1) [m + n], or None for each of them.
+        relations: Who is a positive and who a negative of whom; None: labels say so.
         columns_need_grad: Whether a gradient by the columns is needed.
+        lists: Whether tiles may consist of lists of columns.
     """
 
-    def __init__(self, loss: RowLoss, inputs: Tensors, constants: Tensors, *, columns_need_grad: bool = True) -> None:
+    def __init__(
+        self,
+        loss: RowLoss,
+        inputs: Tensors,
+        constants: Tensors,
+        relations: Relations | None = None,
+        *,
+        columns_need_grad: bool = True,
+        lists: bool = False,
+    ) -> None:
         (embeddings, self.gallery, self.anchor_values) = inputs
         labels, gallery_labels, self.positions, self.noise = constants
         assert embeddings is not None
-        assert labels is not None
-        self.loss, self.embeddings, self.labels = loss, embeddings, labels
+        self.loss, self.embeddings, self.labels, self.relations = loss, embeddings, labels, relations
         self.column_labels = labels if gallery_labels is None else gallery_labels
-        self.height, self.width = labels.shape[0], self.column_labels.shape[0]
-        self.columns_need_grad = columns_need_grad and not loss.query_only
-        comparison = loss.comparison
         columns = embeddings if self.gallery is None else self.gallery
+        self.height, self.width = embeddings.shape[0], columns.shape[0]
+        self.columns_need_grad = columns_need_grad and not loss.query_only
+        self.partners: tuple[Tensor, Tensor, Tensor] | None = None
+        if relations is not None and lists and embeddings.device.type == "cpu" and not loss.needs_column_values:
+            partners = relations.partners()
+            self.partners = partners if partners and SPARSE * partners[0].shape[1] <= self.width else None
+        comparison = loss.comparison
         center = comparison.center(columns)
         self.columns = comparison.prepare(columns, center)
         self.anchors = self.columns if self.gallery is None else comparison.prepare(embeddings, center)
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """Split ``height`` rows such that a tile of ``width`` columns fits into its share of the memory budget."""
-        bytes_per_row = self.loss.bytes_per_pair * self.embeddings.element_size() // 4 * width
-        rows = int(share * self.loss.memory_budget) // bytes_per_row
+        bytes_per_pair = self.loss.bytes_per_pair * self.embeddings.element_size() // 4
+        most_pairs = CPU_TILE_PAIRS
+        if self.partners is not None:
+            # The vectors of the columns are gathered for each row, and so are their gradients.
+            dim, width = self.embeddings.shape[1], self.partners[0].shape[1]
+            bytes_per_pair += 2 * dim * self.embeddings.element_size()
+            most_pairs //= dim
+        rows = int(share * self.loss.memory_budget) // (bytes_per_pair * width)
         if self.embeddings.device.type == "cpu":
-            rows = min(rows, max(CPU_TILE_ROWS, CPU_TILE_PAIRS // width))
+            rows = min(rows, max(CPU_TILE_ROWS, most_pairs // width))
         rows = min(max(1, rows), height)
         return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
 
     def tile(self, rows: slice) -> Tile:
-        """Return the tile of some anchors against all columns."""
-        own = rows.start if self.gallery is None else self.positions
-        if isinstance(own, Tensor):
-            own = own[rows]
-        values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
-        positives, negatives = masks(self.labels[rows], self.column_labels, own)
-        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
-        tile.labels = self.labels[rows], self.column_labels
+        """Return the tile of some anchors against all columns, or against their lists of columns."""
+        tile = self._values_and_masks(rows) if self.partners is None else self._lists(rows, *self.partners)
+        if self.labels is not None and self.column_labels is not None:
+            tile.labels = self.labels[rows], self.column_labels
         if self.anchor_values is not None:
             tile.anchor_values = self.anchor_values[rows]
         if self.noise is not None:
             of_rows, of_columns = self.noise[: self.height], self.noise[self.height :]
-            tile.noise = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
+            of_columns = of_columns.unsqueeze(0) if tile.columns is None else of_columns[tile.columns]
+            tile.noise = of_rows[rows].unsqueeze(1), of_columns
         if self.loss.needs_ordinals:
+            assert self.labels is not None
+            assert self.column_labels is not None
             of_rows, of_columns = ordinals(self.labels), ordinals(self.column_labels)
             tile.ordinals = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
         return tile
 
+    def _values_and_masks(self, rows: slice) -> Tile:
+        values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
+        positives, negatives = self._masks(rows, slice(0, self.width))
+        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
+        given = None if self.relations is None else self.relations.triplets(rows)
+        if given is not None:
+            positive, negative, valid = given
+            valid = valid & positives.gather(1, positive) & negatives.gather(1, negative)
+            tile.triplets = positive, negative, valid
+        return tile
+
+    def _lists(self, rows: slice, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
+        columns, positives, negatives = columns[rows], positives[rows], negatives[rows]
+        if self.positions is not None:
+            others = columns != self.positions[rows].unsqueeze(1)
+            positives, negatives = positives & others, negatives & others
+        values = self.loss.comparison.listed(self.anchors.take(rows), self.columns, columns)
+        return Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1], columns=columns)
+
+    def _masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """The positives and negatives of some rows among some columns; a row itself is neither."""
+        own: Tensor | int | None = None
+        if self.gallery is None:
+            own = rows.start - columns.start
+        elif self.positions is not None:
+            own = self.positions[rows] if not columns.start else self.positions[rows] - columns.start
+        if self.relations is None:
+            assert self.labels is not None
+            assert self.column_labels is not None
+            return masks(self.labels[rows], self.column_labels[columns], own)
+        positives, negatives = self.relations.masks(rows, columns)
+        return exclude_own(positives, own), exclude_own(negatives, own)
+
     def column_tile(self, columns: slice) -> Tile:
         """Return the tile of some columns, as its rows, against all anchors."""
-        if self.gallery is None:
+        if self.gallery is None and self.relations is None:
             return self.tile(columns)
-        own = None if self.positions is None else self.positions - columns.start
         values = self.loss.comparison.pairwise(self.columns.take(columns), self.anchors)
-        positives, negatives = masks(self.labels, self.column_labels[columns], own)
+        positives, negatives = self._masks(slice(0, self.height), columns)
         return Tile(values, positives.T, negatives.T, columns, self.loss.comparison, self.embeddings.shape[1])
 
 
@@ -353,6 +425,24 @@ class StreamedGradient:
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared gallery."""
         return self.by_anchors, self.by_gallery
+
+
+class ListedGradient(StreamedGradient):
+    """The same for tiles of lists of columns: gathers the vectors of the pairs and adds up their gradients."""
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile of anchors."""
+        assert tile.columns is not None
+        batch, measure = self.batch, tile.measure
+        weights = measure.to_dot(weights, tile.values.detach())
+        some, theirs = batch.anchors.points[tile.rows].unsqueeze(1), batch.columns.points[tile.columns]
+        if measure.power and not measure.normalize:
+            theirs -= some  # ∂d²/∂a = 2(a − b); see Measure.product
+        self.by_anchors[tile.rows] += torch.bmm(weights.unsqueeze(1), theirs).squeeze(1)
+        if batch.columns_need_grad:
+            by_pairs = theirs.neg_() if measure.power and not measure.normalize else some
+            by_pairs = (weights.unsqueeze(2) * by_pairs)[tile.positives | tile.negatives]
+            self.by_columns.index_add_(0, tile.columns[tile.positives | tile.negatives], by_pairs)
 
 
 A = TypeVar("A", bound=Accumulator)
@@ -552,13 +642,18 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
     return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
-def _compute(loss: RowLoss, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+def _compute(
+    loss: RowLoss, relations: Relations | None, inputs: Tensors, constants: Tensors, needed: Needed
+) -> tuple[Tensor, Gradients]:
     """The loss and the needed gradients by embeddings, gallery and anchor values."""
-    batch = TiledBatch(loss, inputs, constants, columns_need_grad=needed[1] or inputs[1] is None)
+    columns_need_grad = needed[1] or inputs[1] is None
+    batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
     if not any(needed):
         result: LossAndWeights[Any] = evaluate(batch, slices, None)
+    elif batch.partners is not None:
+        result = evaluate(batch, slices, ListedGradient)
     elif len(slices) == 1:
         result = evaluate(batch, slices, MatrixGradient)
     elif 4 * height * width * batch.embeddings.element_size() <= loss.memory_budget:
@@ -579,7 +674,7 @@ def _compute(loss: RowLoss, inputs: Tensors, constants: Tensors, needed: Needed)
 def row_loss(
     loss: RowLoss,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Tensor | Relations,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     positions: Tensor | None = None,
@@ -593,7 +688,7 @@ def row_loss(
     Args:
         loss: The loss.
         embeddings: The anchors, [m, d].
-        labels: Labels of the anchors, [m].
+        labels: Labels of the anchors, [m], or who is a positive and who a negative of whom.
         gallery: The columns, [n, d]; None: the anchors themselves.
         gallery_labels: Labels of the columns, [n]; None: those of the anchors.
         positions: The column of each anchor's own embedding in the gallery, [m]; −1: not in it.
@@ -604,11 +699,11 @@ def row_loss(
     Returns:
         The loss, a scalar.
     """
-    constants = labels, None if gallery is None else gallery_labels, positions, noise
+    relations, known = (None, labels) if isinstance(labels, Tensor) else (labels, None)
+    constants = known, None if gallery is None else gallery_labels, positions, noise
     pairs = len(embeddings) * len(embeddings if gallery is None else gallery)
-    computation = LossComputation(
-        partial(_compute, loss), constants, loss if owner is None else owner, loss.graph_key, pairs
-    )
+    owner = None if relations is not None else loss if owner is None else owner  # a recording reads tensors only
+    computation = LossComputation(partial(_compute, loss, relations), constants, owner, loss.graph_key, pairs)
     return differentiable(computation, (embeddings, gallery, anchor_values))
 
 
@@ -617,7 +712,7 @@ def row_loss(
 def pair_weights(
     loss: RowLoss,
     embeddings: Tensor,
-    labels: Tensor,
+    labels: Tensor | Relations,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     positions: Tensor | None = None,
@@ -630,15 +725,16 @@ def pair_weights(
     Args:
         loss: The loss.
         embeddings: The anchors, [m, d].
-        labels: Labels of the anchors, [m].
+        labels: Labels of the anchors, [m], or who is a positive and who a negative of whom.
         gallery: The columns, [n, d]; None: the anchors themselves.
         gallery_labels: Labels of the columns, [n]; None: those of the anchors.
         positions: The column of each anchor's own embedding in the gallery, [m]; −1: not in it.
         anchor_values: The loss's own number for each anchor, [m].
         noise: Random numbers in [0, 1) for anchors and columns, [m + n], for minings that draw.
     """
-    constants = labels, None if gallery is None else gallery_labels, positions, noise
-    batch = TiledBatch(loss, (embeddings, gallery, anchor_values), constants)
+    relations, known = (None, labels) if isinstance(labels, Tensor) else (labels, None)
+    constants = known, None if gallery is None else gallery_labels, positions, noise
+    batch = TiledBatch(loss, (embeddings, gallery, anchor_values), constants, relations)
     result = evaluate(batch, batch.slices(batch.height, batch.width), WeightMatrix)
     assert result.weights is not None
     return result.weights.matrix

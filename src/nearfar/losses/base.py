@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from nearfar import mining as minings
 from nearfar.engine import Mean, Row, RowLoss, Tile, pair_weights, row_loss
 from nearfar.mining import Choice, Mining
-from nearfar.utils.tensors import check_vectors, is_integer, readable
+from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
+from nearfar.utils.tensors import NOT_PAIRS, check_embeddings, check_vectors, is_integer, readable
 from nearfar.utils.validation import check_constructor
 
 
@@ -77,7 +78,7 @@ class Loss(nn.Module, ABC):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | Supervision,
         gallery: Tensor | None = None,
         gallery_labels: Tensor | None = None,
         *,
@@ -87,16 +88,40 @@ class Loss(nn.Module, ABC):
 
         Args:
             embeddings: Embeddings, [m, d], floating point. Computed in float32 (or float64), also under autocast.
-            labels: Integer labels, [m], of any value.
+            labels: Integer labels, [m], of any value; or another supervision, see :mod:`nearfar.supervision`.
             gallery: Columns to compare with instead of the batch, [n, d]: a memory of earlier batches, or the
                 embeddings of all processes. A gallery that requires a gradient gets one.
-            gallery_labels: Labels of the gallery, [n].
+            gallery_labels: Labels of the gallery, [n]; None with another supervision, which knows the gallery.
             positions: The column of each anchor in the gallery, [m] (−1: not in it), so that it is not its own
                 positive. Checked on a CPU.
         """
+        if isinstance(labels, Hierarchy):
+            self._check_supervision(labels)
+            values = [
+                weight * self.forward(embeddings, level, gallery, theirs, positions=positions)
+                for weight, level, theirs in labels.parts(len(embeddings), None if gallery is None else len(gallery))
+            ]
+            return torch.stack(values).sum()
+        if isinstance(labels, Supervision):
+            self._check_supervision(labels)
+            given = check_supervision(embeddings, labels, gallery, gallery_labels, positions)
+            with no_autocast(embeddings.device.type):
+                return self.compute_supervised(*given)
         batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
         with no_autocast(embeddings.device.type):
             return self.compute(*batch)
+
+    @property
+    def needs_labels(self) -> str | None:
+        """Why the loss needs a class label of each embedding; None: it is enough to know positives and negatives."""
+        return "is defined by classes"
+
+    def _check_supervision(self, supervision: Supervision) -> None:
+        if self.needs_labels is not None:
+            raise TypeError(
+                f"labels is a {type(supervision).__name__}, but {type(self).__name__} {self.needs_labels}; it needs "
+                "integer labels, [m], the class of each embedding"
+            )
 
     @abstractmethod
     def compute(
@@ -108,6 +133,12 @@ class Loss(nn.Module, ABC):
         positions: Tensor | None,
     ) -> Tensor:
         """Compute the loss of checked input; ``gallery_labels`` are ``labels`` if there is no gallery."""
+
+    def compute_supervised(
+        self, embeddings: Tensor, supervision: BatchSupervision, gallery: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        """Compute the loss of checked input and a supervision other than labels, if ``needs_labels`` is None."""
+        raise NotImplementedError(f"{type(self).__name__} must define compute_supervised or needs_labels")
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         """Return optimizer groups for the parameters of the loss, with their own learning rates.
@@ -221,7 +252,12 @@ class PairLoss(Loss, RowLoss):
         """Mine, then call ``rows``. Losses that need more of the tile than its values override this."""
         return self.rows(tile.values, *self.mining.select(tile))
 
-    def anchor_values(self, labels: Tensor) -> Tensor | None:
+    @property
+    def needs_labels(self) -> str | None:
+        """Why the loss needs a class label of each embedding; None: it is enough to know positives and negatives."""
+        return "forms pairs of the members of classes" if self.needs_ordinals else None
+
+    def anchor_values(self, labels: Tensor | BatchSupervision) -> Tensor | None:
         """Return a learned number for each anchor, [m], or None."""
         return None
 
@@ -237,7 +273,23 @@ class PairLoss(Loss, RowLoss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
-        embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery, gallery_labels)
+        return self.loss_of_rows(embeddings, labels, gallery, gallery_labels, positions)
+
+    def compute_supervised(
+        self, embeddings: Tensor, supervision: BatchSupervision, gallery: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        return self.loss_of_rows(embeddings, supervision, gallery, None, positions)
+
+    def loss_of_rows(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | BatchSupervision,
+        gallery: Tensor | None,
+        gallery_labels: Tensor | None,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """Compute the loss of checked input and labels, or another supervision, which has no ``gallery_labels``."""
+        embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery)
         loss = row_loss(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
         penalty = self.penalty(embeddings)
         return loss if penalty is None else loss + penalty
@@ -245,7 +297,7 @@ class PairLoss(Loss, RowLoss):
     def pair_weights(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | Supervision,
         gallery: Tensor | None = None,
         gallery_labels: Tensor | None = None,
         *,
@@ -259,7 +311,7 @@ class PairLoss(Loss, RowLoss):
 
         Args:
             embeddings: Embeddings, [m, d].
-            labels: Integer labels, [m].
+            labels: Integer labels, [m]; or another supervision but a hierarchy, whose levels have weights of their own.
             gallery: Columns to compare with instead of the batch, [n, d].
             gallery_labels: Labels of the gallery, [n].
             positions: The column of each anchor in the gallery, [m]; −1: not in it.
@@ -271,18 +323,41 @@ class PairLoss(Loss, RowLoss):
                     [0.3333, -0.0000, 0.0000],
                     [0.0000, 0.0000, -0.0000]])
         """
-        embeddings, labels, gallery, gallery_labels, positions = check_batch(
-            embeddings, labels, gallery, gallery_labels, positions
-        )
+        checked: Tensor | BatchSupervision
+        if isinstance(labels, Supervision):
+            self._check_supervision(labels)
+            if isinstance(labels, Hierarchy):
+                raise TypeError("labels is a Hierarchy; pair weights are computed for one level: give its labels")
+            embeddings, checked, gallery, positions = check_supervision(
+                embeddings, labels, gallery, gallery_labels, positions
+            )
+        else:
+            embeddings, checked, gallery, gallery_labels, positions = check_batch(
+                embeddings, labels, gallery, gallery_labels, positions
+            )
         # Weights are derivatives, which autograd cannot compute in inference mode.
         with no_autocast(embeddings.device.type), torch.inference_mode(False), torch.no_grad():
-            embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery, gallery_labels)
-            weights = pair_weights(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
-        same = labels.unsqueeze(1) == gallery_labels.unsqueeze(0)
+            return self.weights_of_rows(embeddings, checked, gallery, gallery_labels, positions)
+
+    def weights_of_rows(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | BatchSupervision,
+        gallery: Tensor | None,
+        gallery_labels: Tensor | None,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """Compute the pair weights of checked input, see ``loss_of_rows``."""
+        if isinstance(labels, Tensor):
+            same = labels.unsqueeze(1) == (labels if gallery_labels is None else gallery_labels)
+        else:
+            same, _ = labels.masks(*(slice(0, size) for size in labels.shape))
+        embeddings, gallery, extra = self._engine_inputs(embeddings, labels, gallery)
+        weights = pair_weights(self, embeddings, labels, gallery, gallery_labels, positions, **extra)
         return torch.where(same != self.comparison.is_distance, -weights, weights)
 
     def _engine_inputs(
-        self, embeddings: Tensor, labels: Tensor, gallery: Tensor | None, gallery_labels: Tensor
+        self, embeddings: Tensor, labels: Tensor | BatchSupervision, gallery: Tensor | None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor | None]]:
         """Embeddings, gallery and anchor values in the highest precision of them, and random numbers for the mining."""
         anchor_values = self.anchor_values(labels)
@@ -292,7 +367,7 @@ class PairLoss(Loss, RowLoss):
             gallery = None if gallery is None else gallery.to(dtype)
         noise = None
         if self.mining.draws:
-            count = len(embeddings) + len(gallery_labels)
+            count = len(embeddings) + len(embeddings if gallery is None else gallery)
             noise = torch.rand(count, dtype=embeddings.dtype, device=embeddings.device)
         return embeddings, gallery, {"anchor_values": anchor_values, "noise": noise}
 
@@ -388,32 +463,68 @@ def check_batch(
             raise ValueError("positions are columns of a gallery, but no gallery was given")
         return embeddings, labels, None, labels, None
     if gallery is None or gallery_labels is None:
-        raise ValueError("gallery and gallery_labels must be given together; only one of them was given")
+        raise ValueError(f"gallery and gallery_labels must be given together; only one of them was given{NOT_PAIRS}")
     gallery, gallery_labels = check_vectors("gallery", gallery, "gallery_labels", gallery_labels)
+    _check_gallery(embeddings, gallery)
+    if positions is not None:
+        positions = _check_positions(positions, embeddings, gallery)
+        if readable(positions):
+            _check_own_labels(positions, labels, gallery_labels)
+    return embeddings, labels, gallery.to(embeddings.dtype), gallery_labels, positions
+
+
+def check_supervision(
+    embeddings: Tensor,
+    supervision: Supervision,
+    gallery: Tensor | None,
+    gallery_labels: Tensor | None,
+    positions: Tensor | None,
+) -> tuple[Tensor, BatchSupervision, Tensor | None, Tensor | None]:
+    """Check and convert the arguments of a loss that is given a supervision other than labels."""
+    embeddings = check_embeddings("embeddings", embeddings)
+    if gallery_labels is not None:
+        kind = type(supervision).__name__
+        raise ValueError(
+            f"gallery_labels is given, but labels is a {kind}, which relates the embeddings to the gallery"
+        )
+    if gallery is None:
+        if positions is not None:
+            raise ValueError("positions are columns of a gallery, but no gallery was given")
+        return embeddings, supervision.of_batch(len(embeddings), None, embeddings.device), None, None
+    gallery = check_embeddings("gallery", gallery)
+    _check_gallery(embeddings, gallery)
+    if positions is not None:
+        positions = _check_positions(positions, embeddings, gallery)
+    of_batch = supervision.of_batch(len(embeddings), len(gallery), embeddings.device)
+    return embeddings, of_batch, gallery.to(embeddings.dtype), positions
+
+
+def _check_gallery(embeddings: Tensor, gallery: Tensor) -> None:
     if gallery.shape[1] != embeddings.shape[1]:
         raise ValueError(f"gallery has {gallery.shape[1]} dimensions and embeddings {embeddings.shape[1]}")
     if gallery.device != embeddings.device:
         raise ValueError(f"gallery is on {gallery.device} and embeddings on {embeddings.device}")
-    if positions is not None:
-        if not isinstance(positions, Tensor):
-            raise TypeError(f"positions is a {type(positions).__name__}; a torch.Tensor is needed")
-        if positions.shape != labels.shape or not is_integer(positions):
-            raise ValueError(
-                f"positions has shape {tuple(positions.shape)} of {positions.dtype}; it must have one integer for "
-                f"each of the {labels.shape[0]} anchors"
-            )
-        positions = positions.to(embeddings.device, torch.int64)
-        if readable(positions):
-            _check_positions(positions, labels, gallery_labels)
-    return embeddings, labels, gallery.to(embeddings.dtype), gallery_labels, positions
 
 
-def _check_positions(positions: Tensor, labels: Tensor, gallery_labels: Tensor) -> None:
-    low, high, count = positions.min().item(), positions.max().item(), len(gallery_labels)
-    if low < -1 or high >= count:
+def _check_positions(positions: Tensor, embeddings: Tensor, gallery: Tensor) -> Tensor:
+    if not isinstance(positions, Tensor):
+        raise TypeError(f"positions is a {type(positions).__name__}; a torch.Tensor is needed")
+    if positions.shape != embeddings.shape[:1] or not is_integer(positions):
         raise ValueError(
-            f"positions range from {low} to {high}; allowed are 0 to {count - 1} in a gallery of {count}, and -1"
+            f"positions has shape {tuple(positions.shape)} of {positions.dtype}; it must have one integer for "
+            f"each of the {len(embeddings)} anchors"
         )
+    positions = positions.to(embeddings.device, torch.int64)
+    if readable(positions):
+        low, high, count = positions.min().item(), positions.max().item(), len(gallery)
+        if low < -1 or high >= count:
+            raise ValueError(
+                f"positions range from {low} to {high}; allowed are 0 to {count - 1} in a gallery of {count}, and -1"
+            )
+    return positions
+
+
+def _check_own_labels(positions: Tensor, labels: Tensor, gallery_labels: Tensor) -> None:
     wrong = ((positions >= 0) & (gallery_labels[positions] != labels)).nonzero()
     if len(wrong):
         anchor = int(wrong[0])

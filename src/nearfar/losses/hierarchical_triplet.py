@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar.engine import Mean, Tile, count, unit
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
-from nearfar.losses.triplet import every_triplet
+from nearfar.losses.triplet import every_triplet, listed_triplets
 from nearfar.utils.tensors import check_vectors
 from nearfar.utils.validation import number, whole
 
@@ -102,6 +102,11 @@ class HierarchicalTriplet(PairLoss):
         self.margins.zero_()
         self.margins[rows.unsqueeze(1), rows] = torch.from_numpy(found).to(self.margins)
 
+    @property
+    def needs_labels(self) -> str | None:
+        """Why the loss needs a class label of each embedding, or None."""
+        return None if self.num_classes is None else "has margins for each pair of classes"
+
     def compute(
         self,
         embeddings: Tensor,
@@ -121,5 +126,9 @@ class HierarchicalTriplet(PairLoss):
             of_rows, of_columns = tile.labels
             margins = self.margins[of_rows.unsqueeze(1), of_columns].to(sim.dtype)
             sim = torch.where(neg, sim + margins, sim)
-        total, _ = every_triplet(sim, pos, neg, self.margin)
-        return [Mean(total.chain(0.5 * total.value, -0.5), count(pos, sim) * count(neg, sim))]
+        given, number = self.mining.triplets(tile), count(pos, sim) * count(neg, sim)
+        if given is None:
+            total, _ = every_triplet(sim, pos, neg, self.margin)
+        else:
+            (total, _), number = listed_triplets(sim, given, self.margin, soft=False), count(given.valid, sim)
+        return [Mean(total.chain(0.5 * total.value, -0.5), number)]

@@ -13,6 +13,7 @@ from nearfar.engine import Mean, Row, Tile, masked, row_hinge
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
+from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import non_negative, number, positive, whole
 
 
@@ -81,8 +82,13 @@ class Margin(PairLoss):
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [{"params": [self.beta], "lr": lr if self.beta_lr is None else self.beta_lr, "weight_decay": 0.0}]
 
-    def anchor_values(self, labels: Tensor) -> Tensor:
-        if self.num_classes is None:
+    @property
+    def needs_labels(self) -> str | None:
+        """Why the loss needs a class label of each embedding, or None."""
+        return None if self.num_classes is None else "has a boundary for each class"
+
+    def anchor_values(self, labels: Tensor | BatchSupervision) -> Tensor:
+        if self.num_classes is None or not isinstance(labels, Tensor):
             return self.beta.expand(len(labels))
         check_classes(labels, self.num_classes)
         return self.beta[labels]

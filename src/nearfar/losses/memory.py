@@ -98,6 +98,8 @@ class Memory(nn.Module):
             embeddings: Embeddings of the batch, [m, dim].
             labels: Labels of the batch, [m].
         """
+        if not isinstance(labels, Tensor):
+            raise TypeError(f"labels is a {type(labels).__name__}; a memory stores class labels, so a tensor is needed")
         if not len(self):
             plain: Tensor = loss(embeddings, labels)
             return plain

@@ -15,6 +15,7 @@ from nearfar.losses.base import PairLoss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
+from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import number, positive
 
 LARGEST_SCALE = 100.0  # of a learned temperature, as in CLIP
@@ -86,7 +87,7 @@ class NTXent(PairLoss):
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [] if self.logit_scale is None else [{"params": [self.logit_scale], "lr": lr, "weight_decay": 0.0}]
 
-    def anchor_values(self, labels: Tensor) -> Tensor | None:
+    def anchor_values(self, labels: Tensor | BatchSupervision) -> Tensor | None:
         if self.logit_scale is None:
             return None
         # CLIP limits the parameter after each update, so that an optimizer cannot carry it far beyond the limit.
@@ -101,34 +102,43 @@ class NTXent(PairLoss):
         ((_, weights),) = total.parts
         return [Mean(Row(total.value, [(scale, weights)], by_anchor_values=torch.linalg.vecdot(weights, sim)), number)]
 
-    def compute(
+    def loss_of_rows(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | BatchSupervision,
         gallery: Tensor | None,
-        gallery_labels: Tensor,
+        gallery_labels: Tensor | None,
         positions: Tensor | None,
     ) -> Tensor:
-        loss = super().compute(embeddings, labels, gallery, gallery_labels, positions)
+        loss = super().loss_of_rows(embeddings, labels, gallery, gallery_labels, positions)
         if gallery is None or not self.symmetric:
             return loss
-        back = _inverse(positions, len(gallery))
-        return 0.5 * (loss + super().compute(gallery, gallery_labels, embeddings, labels, back))
+        (theirs, own), back = _exchanged(labels, gallery_labels), _inverse(positions, len(gallery))
+        return 0.5 * (loss + super().loss_of_rows(gallery, theirs, embeddings, own, back))
 
-    def pair_weights(
+    def weights_of_rows(
         self,
         embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None = None,
-        gallery_labels: Tensor | None = None,
-        *,
-        positions: Tensor | None = None,
+        labels: Tensor | BatchSupervision,
+        gallery: Tensor | None,
+        gallery_labels: Tensor | None,
+        positions: Tensor | None,
     ) -> Tensor:
-        weights = super().pair_weights(embeddings, labels, gallery, gallery_labels, positions=positions)
-        if gallery is None or gallery_labels is None or not self.symmetric:
+        weights = super().weights_of_rows(embeddings, labels, gallery, gallery_labels, positions)
+        if gallery is None or not self.symmetric:
             return weights
-        back = _inverse(positions, len(gallery))
-        return 0.5 * (weights + super().pair_weights(gallery, gallery_labels, embeddings, labels, positions=back).T)
+        (theirs, own), back = _exchanged(labels, gallery_labels), _inverse(positions, len(gallery))
+        return 0.5 * (weights + super().weights_of_rows(gallery, theirs, embeddings, own, back).T)
+
+
+def _exchanged(
+    labels: Tensor | BatchSupervision, gallery_labels: Tensor | None
+) -> tuple[Tensor | BatchSupervision, Tensor | None]:
+    """Labels of the gallery and of the batch; or the other supervision with columns as rows."""
+    if isinstance(labels, BatchSupervision):
+        return labels.transposed(), None
+    assert gallery_labels is not None
+    return gallery_labels, labels
 
 
 def _inverse(positions: Tensor | None, columns: int) -> Tensor | None:

@@ -65,6 +65,11 @@ class ProxyLoss(Loss):
         dtype = torch.promote_types(embeddings.dtype, self.proxies.dtype)
         return self.against_proxies(embeddings.to(dtype), labels, self.proxies.to(dtype))
 
+    @property
+    def needs_labels(self) -> str | None:
+        """Why the loss needs a class label of each embedding, or None."""
+        return "learns vectors for each class"
+
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         """Compute the loss of checked input, a scalar.
 

@@ -13,7 +13,7 @@ from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.mining import Choice, TripletMining, Triplets
+from nearfar.mining import Choice, MinedTriplets, TripletMining
 from nearfar.utils.validation import number, one_of
 
 MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
@@ -108,7 +108,7 @@ class Triplet(PairLoss):
         return [Mean(total, active)]
 
 
-def listed_triplets(sim: Tensor, triplets: Triplets, margin: float, *, soft: bool) -> tuple[Row, Tensor]:
+def listed_triplets(sim: Tensor, triplets: MinedTriplets, margin: float, *, soft: bool) -> tuple[Row, Tensor]:
     """Sum [s_n − s_p + margin]+, or its softplus, over each row's triplets; also return the number of active ones."""
     positive, negative, valid = triplets
     gap = sim.gather(1, negative) - sim.gather(1, positive) + margin

@@ -33,6 +33,7 @@ ArrayInput = Array | Frame
 TORCH_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NUMPY_FLOATS = (np.float16, np.float32, np.float64)  # in native byte order
 BLOCK_BYTES = 1 << 24  # bytes of a memory map that are read at once
+NOT_PAIRS = "; to say which pairs are the same, use nearfar.supervision.Pairs"
 
 
 def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,24 +50,37 @@ def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) 
     Returns:
         The vectors as float32 or float64, and the labels as int64 on the same device.
     """
-    for argument, value in ((name, vectors), (labels_name, labels)):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{argument} is a {type(value).__name__}; a torch.Tensor is needed")
-        check_values(argument, value)
-    _check_shape(name, vectors, "m")
-    if not vectors.is_floating_point():
-        raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
+    _check_tensor(labels_name, labels)
+    vectors = check_embeddings(name, vectors)
     if labels.ndim != 1 or labels.shape[0] != vectors.shape[0]:
         raise ValueError(
             f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each row of {name}"
+            f"{NOT_PAIRS}"
         )
     if not is_integer(labels):
-        raise TypeError(f"{labels_name} is of {labels.dtype}; whole numbers are needed")
+        raise TypeError(
+            f"{labels_name} is of {labels.dtype}; whole numbers are needed, the class of each row{NOT_PAIRS}"
+        )
+    return vectors, labels.to(vectors.device, torch.int64)
+
+
+def check_embeddings(name: str, vectors: Tensor) -> Tensor:
+    """Validate the vectors of a loss, [m, d]; return them as float32 or float64."""
+    _check_tensor(name, vectors)
+    _check_shape(name, vectors, "m")
+    if not vectors.is_floating_point():
+        raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
     if vectors.dtype in (torch.float16, torch.bfloat16):
         vectors = vectors.float()
     if readable(vectors):
         check_finite(name, vectors)
-    return vectors, labels.to(vectors.device, torch.int64)
+    return vectors
+
+
+def _check_tensor(name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; a torch.Tensor is needed")
+    check_values(name, value)
 
 
 def check_input(x: Tensor, network: str, channels: int, *, images: bool) -> None:

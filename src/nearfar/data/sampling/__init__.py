@@ -12,13 +12,13 @@ Example:
 """
 
 from nearfar.data.sampling.base import BatchSampler, Sampler, create, fitting_classes, names
-from nearfar.data.sampling.class_balanced import ClassBalanced, Pairs
+from nearfar.data.sampling.class_balanced import ClassBalanced, ClassPairs
 from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.sampling.independent import Independent
 from nearfar.data.sampling.neighbors import HardTriplets, Importance, NeighborClasses, SmartTriplets, hard_items
 from nearfar.data.sampling.random import Random
 
 __all__ = [
-    "BatchSampler", "ClassBalanced", "HardClasses", "HardTriplets", "Importance", "Independent", "NeighborClasses",
-    "Pairs", "Random", "Sampler", "SmartTriplets", "create", "fitting_classes", "hard_items", "names",
+    "BatchSampler", "ClassBalanced", "ClassPairs", "HardClasses", "HardTriplets", "Importance", "Independent",
+    "NeighborClasses", "Random", "Sampler", "SmartTriplets", "create", "fitting_classes", "hard_items", "names",
 ]  # fmt: skip

@@ -112,7 +112,7 @@ class ClassBalanced(Sampler):
 
 
 @register
-class Pairs(ClassBalanced):
+class ClassPairs(ClassBalanced):
     """Draws two items of each of several classes, for the N-pair loss; classes with one item are never drawn.
 
     Args:
@@ -127,7 +127,7 @@ class Pairs(ClassBalanced):
         Sohn, "Improved Deep Metric Learning with Multi-class N-pair Loss Objective", NeurIPS 2016.
 
     Example:
-        >>> sorted(Pairs([0, 0, 1, 1, 2], classes=2).batch(epoch=0, step=0).tolist())
+        >>> sorted(ClassPairs([0, 0, 1, 1, 2], classes=2).batch(epoch=0, step=0).tolist())
         [0, 1, 2, 3]
     """
 

@@ -1,0 +1,481 @@
+"""Supervision: who is a positive and who a negative of whom, where this does not follow from one class per item.
+
+Every pair-based loss takes one of these in the place of labels. Pairs that are neither positive nor negative are
+unknown: no loss, mining or metric uses them.
+
+>>> import torch, nearfar as nf
+>>> embeddings = torch.eye(4, requires_grad=True)
+>>> pairs = nf.supervision.Pairs(torch.tensor([0, 0]), torch.tensor([1, 2]), same=torch.tensor([True, False]))
+>>> nf.losses.Contrastive()(embeddings, pairs)
+tensor(0., grad_fn=<_GradientInForwardBackward>)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar.utils.tensors import Array, as_label_pair, as_labels, check_values, is_integer, readable
+from nearfar.utils.validation import non_negative, one_of
+
+__all__ = ["BatchSupervision", "Hierarchy", "Masks", "MultiLabel", "Pairs", "Supervision", "Triplets"]
+
+
+class BatchSupervision(ABC):
+    """Who is a positive and who a negative of whom in one batch, given one block of rows and columns at a time.
+
+    Args:
+        rows: Number of rows, the anchors or queries.
+        columns: Number of columns they are compared with.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.shape = rows, columns
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """Return the masks of the positives and of the negatives of a block, [a, c] each, as new tensors."""
+
+    def grades(self, rows: slice, columns: slice) -> Tensor:
+        """Return how relevant the columns are to the rows, from 0 to 1, [a, c], float64: 1 for every positive."""
+        return self.masks(rows, columns)[0].double()
+
+    def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return columns of the given positives and negatives of rows, and which are valid, [a, k]; None: not given."""
+        return None
+
+    def partners(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the columns of all positives and negatives of each row, ascending, and the masks of both, [m, k] each.
+
+        None if they are not given as a list.
+        """
+        return None
+
+    def transposed(self) -> BatchSupervision:
+        """Return the same with columns as rows."""
+        return _Transposed(self)
+
+
+class _Transposed(BatchSupervision):
+    def __init__(self, given: BatchSupervision) -> None:
+        super().__init__(*reversed(given.shape))
+        self.given = given
+
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        positives, negatives = self.given.masks(columns, rows)
+        return positives.T, negatives.T
+
+
+class Supervision(ABC):
+    """Who is a positive and who a negative of whom.
+
+    Tensors are moved to the device of the embeddings. Values are checked if they are on a CPU, since reading them from
+    a GPU would make the host wait.
+    """
+
+    @abstractmethod
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+        """Check the supervision against the size of a batch and move it to a device.
+
+        Args:
+            rows: Number of embeddings.
+            columns: Number of gallery embeddings; None: the embeddings are compared with each other.
+            device: Device of the embeddings.
+        """
+
+
+class Pairs(Supervision):
+    """Given pairs. All other pairs are unknown, or negative.
+
+    Without a gallery a pair has no direction: each member is a positive or negative of the other. With a gallery, a
+    pair is a row of the embeddings and a row of the gallery.
+
+    Args:
+        left: Row of the first member of each pair in the embeddings, [p].
+        right: Row of the second member, [p]: in the gallery if there is one, otherwise in the embeddings.
+        same: Whether each pair is positive, [p]: booleans, or 0 and 1. None: all are.
+        others: What the pairs are that are not given: "unknown" or "negative".
+
+    Example:
+        >>> pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([1, 0]))
+        >>> positives, negatives = pairs.of_batch(3, None, torch.device("cpu")).masks(slice(0, 3), slice(0, 3))
+        >>> positives.int().tolist(), negatives.int().tolist()
+        ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 0]])
+    """
+
+    def __init__(self, left: Array, right: Array, same: Array | None = None, *, others: str = "unknown") -> None:
+        self.left = _indices("left", left)
+        self.right = _indices("right", right, len(self.left))
+        self.same = torch.ones_like(self.left, dtype=torch.bool)
+        if same is not None:
+            self.same = _flags("same", same, (len(self.left),)).to(self.left.device)
+        self.others = one_of("others", others, ("unknown", "negative"))
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+        width = rows if columns is None else columns
+        _check_range("left", self.left, rows, "embeddings")
+        _check_range("right", self.right, width, "embeddings" if columns is None else "gallery")
+        row, column, same = self.left, self.right, self.same
+        if columns is None:
+            _check_different("left", row, "right", column)
+            row, column, same = torch.cat([row, column]), torch.cat([column, row]), torch.cat([same, same])
+        listed = readable(row)
+        if listed:
+            row, column, same = _without_duplicates(row, column, same, width)
+        row, column, same = (part.to(device) for part in (row, column, same))
+        return _ListedPairs((rows, width), row, column, same, self.others, listed=listed)
+
+
+class _ListedPairs(BatchSupervision):
+    """Pairs of a row and a column; if they are ``listed``, they are in order and have no duplicates."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        row: Tensor,
+        column: Tensor,
+        same: Tensor,
+        others: str = "unknown",
+        *,
+        listed: bool = False,
+    ) -> None:
+        super().__init__(*shape)
+        self.row, self.column, self.same, self.others, self.listed = row, column, same, others, listed
+
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        row, column = self.row - rows.start, self.column - columns.start
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        spare = height * width  # pairs that are not in the block write to an extra place, which is cut off
+        place = torch.where(inside, row * width + column, spare)
+
+        def mask(chosen: Tensor) -> Tensor:
+            flat = torch.zeros(spare + 1, dtype=torch.bool, device=row.device)
+            return flat.index_fill_(0, torch.where(chosen, place, spare), True)[:spare].view(height, width)
+
+        positives = mask(self.same)
+        return positives, ~positives if self.others == "negative" else mask(~self.same)
+
+    def partners(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        if not self.listed or self.others != "unknown":
+            return None
+        filled, columns, same = _by_row(len(self), self.row, self.column, self.same)
+        return columns, filled & same, filled & ~same
+
+
+class Triplets(Supervision):
+    """Given triplets. The triplet loss with ``mining="all"`` uses exactly these.
+
+    For losses of sets, and for minings, the positives and negatives of an anchor are those of its triplets; all other
+    pairs are unknown. Members of a triplet are not anchors by themselves.
+
+    Args:
+        anchor: Row of the anchor of each triplet in the embeddings, [t].
+        positive: Row of the positive, [t]: in the gallery if there is one, otherwise in the embeddings.
+        negative: Row of the negative, [t], likewise.
+
+    Example:
+        >>> import nearfar as nf
+        >>> triplets = Triplets(torch.tensor([0, 2]), torch.tensor([1, 3]), torch.tensor([2, 1]))
+        >>> nf.losses.Triplet(mining="all")(torch.eye(4), triplets)
+        tensor(0.1000)
+    """
+
+    def __init__(self, anchor: Array, positive: Array, negative: Array) -> None:
+        self.anchor = _indices("anchor", anchor)
+        self.positive = _indices("positive", positive, len(self.anchor))
+        self.negative = _indices("negative", negative, len(self.anchor))
+
+    def __len__(self) -> int:
+        return len(self.anchor)
+
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+        width, place = (rows, "embeddings") if columns is None else (columns, "gallery")
+        _check_range("anchor", self.anchor, rows, "embeddings")
+        for name, index in (("positive", self.positive), ("negative", self.negative)):
+            _check_range(name, index, width, place)
+            if columns is None:
+                _check_different("anchor", self.anchor, name, index)
+        parts = self.anchor, self.positive, self.negative
+        order = self.anchor.argsort(stable=True)
+        filled, *slots = _by_row(rows, *(part[order] for part in parts))
+        same = torch.ones_like(self.anchor, dtype=torch.bool)
+        row, column, same = torch.cat([parts[0], parts[0]]), torch.cat(parts[1:]), torch.cat([same, ~same])
+        if readable(row):
+            row, column, same = _without_duplicates(row, column, same, width)
+        return _ListedTriplets((rows, width), *(part.to(device) for part in (row, column, same, *slots, filled)))
+
+
+class _ListedTriplets(_ListedPairs):
+    def __init__(self, shape: tuple[int, int], row: Tensor, column: Tensor, same: Tensor, *slots: Tensor) -> None:
+        super().__init__(shape, row, column, same)
+        self.slots = slots  # positive, negative and which are filled, [m, k] each
+
+    def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        positive, negative, valid = self.slots
+        return positive[rows], negative[rows], valid[rows]
+
+
+class Masks(Supervision):
+    """Positives and negatives as matrices.
+
+    Args:
+        positives: Whether each column is a positive of each row, [m, n], booleans. Without a gallery n = m.
+        negatives: Whether it is a negative, [m, n]. What is neither is unknown. None: all that is not positive.
+
+    Example:
+        >>> import nearfar as nf
+        >>> positives = torch.tensor([[False, True, False], [True, False, False], [False, False, False]])
+        >>> nf.losses.Contrastive()(torch.eye(3), Masks(positives)) == nf.losses.Contrastive()(
+        ...     torch.eye(3), torch.tensor([0, 0, 1])
+        ... )
+        tensor(True)
+    """
+
+    def __init__(self, positives: Array, negatives: Array | None = None) -> None:
+        self.positives = _flags("positives", positives, (None, None))
+        self.negatives = ~self.positives
+        if negatives is not None:
+            self.negatives = _flags("negatives", negatives, tuple(self.positives.shape)).to(self.positives.device)
+        if negatives is not None and readable(self.positives):
+            both = (self.positives & self.negatives).nonzero()
+            if len(both):
+                raise ValueError(f"positives and negatives are both true at {tuple(both[0].tolist())}; one is allowed")
+
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+        needed = rows, rows if columns is None else columns
+        if tuple(self.positives.shape) != needed:
+            raise ValueError(f"positives has shape {tuple(self.positives.shape)}; needed is {list(needed)}")
+        return _GivenMasks(self.positives.to(device), self.negatives.to(device))
+
+
+class _GivenMasks(BatchSupervision):
+    def __init__(self, positives: Tensor, negatives: Tensor) -> None:
+        super().__init__(*positives.shape)
+        self.positives, self.negatives = positives, negatives
+
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        return self.positives[rows, columns].clone(), self.negatives[rows, columns].clone()
+
+
+class MultiLabel(Supervision):
+    """Any number of labels for each item: positives have a label in common, negatives have none.
+
+    Metrics of graded relevance use the overlap |A ∩ B| / |A ∪ B| of the labels of two items.
+
+    Args:
+        matrix: Which labels each embedding has, [m, L]: booleans, or 0 and 1.
+        gallery_matrix: The same for the gallery, [n, L], if there is one.
+
+    Example:
+        >>> labels = MultiLabel(torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 0]])).of_batch(3, None, torch.device("cpu"))
+        >>> labels.masks(slice(0, 1), slice(0, 3))[1].int().tolist()
+        [[0, 0, 0]]
+        >>> labels.grades(slice(0, 1), slice(0, 3))
+        tensor([[1.0000, 0.3333, 0.5000]], dtype=torch.float64)
+    """
+
+    def __init__(self, matrix: Array, gallery_matrix: Array | None = None) -> None:
+        self.matrix = _flags("matrix", matrix, (None, None))
+        self.gallery_matrix = None
+        if gallery_matrix is not None:
+            self.gallery_matrix = _flags("gallery_matrix", gallery_matrix, (None, self.matrix.shape[1]))
+
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+        _check_sides("matrix", self.matrix, rows, self.gallery_matrix, columns)
+        matrix = self.matrix.to(device)
+        return _SharedLabels(matrix, matrix if self.gallery_matrix is None else self.gallery_matrix.to(device))
+
+
+class _SharedLabels(BatchSupervision):
+    def __init__(self, matrix: Tensor, others: Tensor) -> None:
+        super().__init__(len(matrix), len(others))
+        self.matrix, self.others = matrix.float(), others.float()
+
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        positives = self.matrix[rows] @ self.others[columns].T > 0
+        return positives, ~positives
+
+    def grades(self, rows: slice, columns: slice) -> Tensor:
+        one, other = self.matrix[rows].double(), self.others[columns].double()
+        shared = one @ other.T
+        return shared / (one.sum(dim=1, keepdim=True) + other.sum(dim=1) - shared).clamp_(min=1.0)
+
+
+class Hierarchy(Supervision):
+    """Labels of several levels, from coarse to fine, such as family, genus and species.
+
+    A loss is computed for each level, with the labels of that level. Metrics call items of the same finest class
+    positives; metrics of graded relevance use the share of the levels, by weight, at which two items agree.
+
+    Args:
+        levels: Labels of each level, [m] each, coarsest first; or one matrix, [m, levels].
+        gallery_levels: The same for the gallery, [n] each, if there is one.
+        weights: Weight of each level in the sum of the losses. None: 1 / number of levels, so that it is the mean.
+
+    Example:
+        >>> import nearfar as nf
+        >>> family, species = torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 2])
+        >>> loss, embeddings = nf.losses.Contrastive(), torch.eye(4)
+        >>> loss(embeddings, Hierarchy([family, species], weights=(1.0, 2.0))) == (
+        ...     loss(embeddings, family) + 2 * loss(embeddings, species)
+        ... )
+        tensor(True)
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[Array] | Array,
+        gallery_levels: Sequence[Array] | Array | None = None,
+        *,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        given = _columns(levels)
+        if not given:
+            raise ValueError("levels is empty; at least one level is needed")
+        self.gallery_levels: list[Tensor] | None = None
+        if gallery_levels is None:
+            self.levels = [as_labels(f"levels[{place}]", level, len(given[0])) for place, level in enumerate(given)]
+        else:
+            theirs = _columns(gallery_levels)
+            if len(theirs) != len(given):
+                raise ValueError(f"gallery_levels has {len(theirs)} levels and levels {len(given)}; as many are needed")
+            both = [
+                as_label_pair(f"levels[{i}]", one, len(given[0]), f"gallery_levels[{i}]", other, len(theirs[0]))
+                for i, (one, other) in enumerate(zip(given, theirs, strict=True))
+            ]
+            self.levels, self.gallery_levels = [one for one, _ in both], [other for _, other in both]
+        if weights is not None and len(weights) != len(given):
+            raise ValueError(f"weights has {len(weights)} numbers for {len(given)} levels; one for each is needed")
+        self.weights = tuple(non_negative("weights", weight) for weight in weights or [1.0 / len(given)] * len(given))
+
+    def parts(self, rows: int, columns: int | None) -> Iterator[tuple[float, Tensor, Tensor | None]]:
+        """Return the weight of each level, its labels [rows] and its labels of the gallery [columns].
+
+        Args:
+            rows: Number of embeddings.
+            columns: Number of gallery embeddings; None: there is no gallery.
+        """
+        theirs: Sequence[Tensor | None] = self.gallery_levels or [None] * len(self.levels)
+        _check_sides("levels", self.levels[0], rows, theirs[0], columns)
+        return zip(self.weights, self.levels, theirs, strict=True)
+
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> BatchSupervision:
+        parts = [
+            (weight, level.to(device), (level if other is None else other).to(device))
+            for weight, level, other in self.parts(rows, columns)
+        ]
+        return _Levels(parts)
+
+
+class _Levels(BatchSupervision):
+    def __init__(self, parts: list[tuple[float, Tensor, Tensor]]) -> None:
+        super().__init__(len(parts[0][1]), len(parts[0][2]))
+        self.parts = parts
+
+    def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        _, level, others = self.parts[-1]
+        positives = level[rows].unsqueeze(1) == others[columns]
+        return positives, ~positives
+
+    def grades(self, rows: slice, columns: slice) -> Tensor:
+        agreed = [weight * (one[rows].unsqueeze(1) == other[columns]).double() for weight, one, other in self.parts]
+        return torch.stack(agreed).sum(dim=0) / sum(weight for weight, _, _ in self.parts)
+
+
+def _indices(name: str, array: Array, count: int | None = None) -> Tensor:
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} is of {array.dtype}; whole numbers are needed, rows of the embeddings")
+    return as_labels(name, array, count)
+
+
+def _flags(name: str, array: Array, shape: tuple[int | None, ...]) -> Tensor:
+    """Convert booleans, or 0 and 1, to a tensor of booleans; None stands for any size but 0."""
+    if not isinstance(array, (Tensor, np.ndarray)):
+        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
+    check_values(name, array)
+    flags = torch.from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
+    fits = [
+        size == wanted if wanted is not None else size > 0 for size, wanted in zip(flags.shape, shape, strict=False)
+    ]
+    if flags.ndim != len(shape) or not all(fits):
+        needed = ", ".join("n" if wanted is None else str(wanted) for wanted in shape)
+        raise ValueError(f"{name} has shape {tuple(flags.shape)}; needed is [{needed}]")
+    if flags.dtype != torch.bool and not (is_integer(flags) or flags.is_floating_point()):
+        raise TypeError(f"{name} is of {flags.dtype}; booleans, or 0 and 1, are needed")
+    chosen = flags.bool()
+    if flags.dtype != torch.bool and readable(flags) and bool((chosen != flags).any()):
+        wrong = flags[chosen != flags][0].item()
+        raise ValueError(f"{name} contains {wrong}; allowed are booleans, or 0 and 1")
+    return chosen
+
+
+def _columns(levels: Sequence[Array] | Array) -> Sequence[Array]:
+    """Levels as a sequence, given a sequence or a matrix, [m, levels]."""
+    if not isinstance(levels, (Tensor, np.ndarray)):
+        return levels
+    if levels.ndim != 2:
+        raise ValueError(f"levels has shape {tuple(levels.shape)}; a matrix [m, levels] or a list of labels is needed")
+    return list(levels.T)
+
+
+def _check_range(name: str, index: Tensor, count: int, place: str) -> None:
+    if readable(index):
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= count:
+            raise ValueError(f"{name} ranges from {low} to {high}; allowed are the rows of {place}, 0 to {count - 1}")
+
+
+def _check_different(name: str, index: Tensor, other_name: str, other: Tensor) -> None:
+    if readable(index):
+        equal = (index == other.to(index.device)).nonzero()
+        if len(equal):
+            place = int(equal[0])
+            raise ValueError(f"{name} and {other_name} are both {int(index[place])} at {place}; two rows are needed")
+
+
+def _check_sides(name: str, given: Tensor, rows: int, other: Tensor | None, columns: int | None) -> None:
+    """Check that there is an entry for each embedding, and for each gallery embedding if there is a gallery."""
+    if (other is None) != (columns is None):
+        present = "no gallery was given" if columns is None else "the loss has a gallery"
+        raise ValueError(f"gallery_{name} is {'missing' if other is None else 'given'}, but {present}")
+    for side, part, count in ((name, given, rows), (f"gallery_{name}", other, columns)):
+        if part is not None and len(part) != count:
+            raise ValueError(f"{side} has {len(part)} rows for {count} embeddings; one for each is needed")
+
+
+def _without_duplicates(row: Tensor, column: Tensor, same: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pairs in order; raise if one is given as same and as different."""
+    pairs, order = (row * width + column).sort(stable=True)
+    first = torch.ones_like(same)
+    first[1:] = pairs.diff() != 0
+    kinds = same[order]
+    conflict = (~first[1:] & (kinds[1:] != kinds[:-1])).nonzero()
+    if len(conflict):
+        pair = int(pairs[conflict[0]])
+        raise ValueError(f"the pair of {pair // width} and {pair % width} is given as same and as different")
+    pairs = pairs[first]
+    return pairs // width, pairs % width, kinds[first]
+
+
+def _by_row(count: int, row: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+    """Arrange values, given in the order of their rows, as tables [count, k]; first which places are filled."""
+    sizes = torch.bincount(row, minlength=count)
+    slot = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
+    shape = count, max(1, int(sizes.max()))
+    tables = []
+    for value in (torch.ones_like(row, dtype=torch.bool), *values):
+        table = value.new_zeros(shape)
+        table[row, slot] = value
+        tables.append(table)
+    return tuple(tables)

@@ -1,0 +1,265 @@
+"""Supervision other than labels: what each kind says of a batch, what is refused, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import create
+from checks import Watch, assert_close, make_batch, make_gallery, run
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.engine import autograd
+from nearfar.losses import PairLoss
+from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
+
+CPU = torch.device("cpu")
+EMBEDDINGS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+ONES = torch.ones(2, dtype=torch.bool)
+
+
+def indices(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+def whole(supervision: Supervision, rows: int, columns: int | None = None) -> tuple[Tensor, Tensor]:
+    return supervision.of_batch(rows, columns, CPU).masks(
+        slice(0, rows), slice(0, rows if columns is None else columns)
+    )
+
+
+# --- what is said -------------------------------------------------------------------------------------------
+
+
+def test_pairs_have_no_direction_within_a_batch_and_one_with_a_gallery() -> None:
+    pairs = Pairs(indices(0, 2), indices(1, 0), torch.tensor([True, False]))
+    positives, negatives = whole(pairs, 3)
+    assert positives.tolist() == [[False, True, False], [True, False, False], [False, False, False]]
+    assert negatives.tolist() == [[False, False, True], [False, False, False], [True, False, False]]
+    positives, negatives = whole(pairs, 3, 2)
+    assert positives.tolist() == [[False, True], [False, False], [False, False]]
+    assert negatives.tolist() == [[False, False], [False, False], [True, False]]
+
+
+def test_pairs_without_same_are_positive_and_others_can_be_negative() -> None:
+    positives, negatives = whole(Pairs(indices(0), indices(1), others="negative"), 2, 2)
+    assert positives.tolist() == [[False, True], [False, False]]
+    assert torch.equal(negatives, ~positives)
+
+
+def test_classes_as_any_kind_of_supervision_give_the_loss_of_labels() -> None:
+    embeddings, labels = make_batch()
+    same = labels.unsqueeze(1) == labels
+    left, right = torch.triu_indices(len(labels), len(labels), offset=1)
+    supervisions = [
+        Pairs(left, right, same[left, right]), Masks(same), Masks(same, ~same), Hierarchy([labels]),
+        MultiLabel(torch.nn.functional.one_hot(labels)),
+    ]  # fmt: skip
+    for loss in (nf.losses.MultiSimilarity(), nf.losses.Triplet(), nf.losses.LiftedStructure(), nf.losses.Histogram()):
+        expected = run(loss, embeddings, labels)
+        for supervision in supervisions:
+            actual = run(loss, embeddings, supervision)
+            assert_close(actual.value, expected.value, 1e-12)
+            assert_close(actual.gradients["embeddings"], expected.gradients["embeddings"], 1e-12)
+
+
+def test_the_triplet_loss_uses_given_triplets_and_no_others() -> None:
+    points = torch.nn.functional.normalize(EMBEDDINGS, dim=1)
+    anchor, positive, negative = indices(0, 0, 3), indices(1, 2, 4), indices(4, 5, 0)
+    loss = nf.losses.Triplet(mining="all", margin=2.0)(EMBEDDINGS, Triplets(anchor, positive, negative))
+    gaps = ((points[negative] - points[positive]) * points[anchor]).sum(dim=1) + 2.0
+    assert loss.item() == pytest.approx(gaps.mean().item())
+
+
+def test_a_hierarchy_is_the_weighted_sum_of_the_losses_of_its_levels() -> None:
+    embeddings, labels, gallery, gallery_labels, positions = make_gallery()
+    loss, coarse, gallery_coarse = nf.losses.MultiSimilarity(), labels // 2, gallery_labels // 2
+    fine = run(loss, embeddings, labels, gallery, gallery_labels, positions)
+    rough = run(loss, embeddings, coarse, gallery, gallery_coarse, positions)
+    levels = Hierarchy([coarse, labels], [gallery_coarse, gallery_labels], weights=(0.5, 2.0))
+    actual = run(loss, embeddings, levels, gallery, None, positions)
+    assert_close(actual.value, 0.5 * rough.value + 2.0 * fine.value, 1e-12)
+    for name in ("embeddings", "gallery"):
+        assert_close(actual.gradients[name], 0.5 * rough.gradients[name] + 2.0 * fine.gradients[name], 1e-12)
+
+
+def test_the_levels_of_a_hierarchy_count_equally_unless_weighted() -> None:
+    embeddings, labels = make_batch()
+    loss = nf.losses.Contrastive()
+    mean = (loss(embeddings, labels) + loss(embeddings, labels // 2)) / 2
+    matrix = torch.stack([labels // 2, labels], dim=1)
+    assert_close(loss(embeddings, Hierarchy(matrix)), mean, 1e-12)
+    assert_close(loss(embeddings, Hierarchy(matrix.numpy())), mean, 1e-12)
+
+
+def test_levels_may_be_text() -> None:
+    levels = [np.array(["bird", "bird", "fish"]), np.array(["jay", "wren", "cod"])]
+    grades = Hierarchy(levels, weights=(1, 3)).of_batch(3, None, CPU).grades(slice(0, 3), slice(0, 3))
+    assert grades.tolist() == [[1, 0.25, 0], [0.25, 1, 0], [0, 0, 1]]
+
+
+def test_the_grade_of_items_with_several_labels_is_their_overlap() -> None:
+    labels = MultiLabel(torch.tensor([[1, 1, 0], [0, 0, 0]]), np.array([[True, True, True], [False, False, True]]))
+    assert labels.of_batch(2, 2, CPU).grades(slice(0, 2), slice(0, 2)).tolist() == [[pytest.approx(2 / 3), 0], [0, 0]]
+    assert whole(labels, 2, 2)[1].tolist() == [[False, True], [True, True]]
+
+
+def test_the_grade_of_a_positive_is_one_otherwise() -> None:
+    pairs = Pairs(indices(0, 1), indices(1, 2), torch.tensor([1, 0])).of_batch(3, None, CPU)
+    assert pairs.grades(slice(0, 3), slice(0, 3)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Pairs(indices(0, 1), indices(1)), r"right has shape \(1,\); needed is \[2\]"),
+        (lambda: Pairs(indices(0, 1), indices(1, 2), torch.ones(3)), r"same has shape \(3,\); needed is \[2\]"),
+        (lambda: Pairs(indices(0, 1), indices(1, 2), indices(1, 2)), "same contains 2; allowed are booleans, or 0"),
+        (lambda: Pairs(indices(0, 1), indices(1, 2), torch.tensor([0.5, 1])), "same contains 0.5; allowed"),
+        (lambda: Pairs(indices(0), indices(1), others="positive"), "others is 'positive'; allowed are unknown, negat"),
+        (lambda: Triplets(indices(0), indices(1), indices(2, 3)), r"negative has shape \(2,\)"),
+        (lambda: Masks(torch.ones(2, 2), torch.ones(2, 3)), r"negatives has shape \(2, 3\); needed is \[2, 2\]"),
+        (lambda: Masks(torch.ones(2, 2), torch.eye(2)), r"positives and negatives are both true at \(0, 0\)"),
+        (lambda: Masks(torch.ones(2)), r"positives has shape \(2,\); needed is \[n, n\]"),
+        (lambda: MultiLabel(torch.ones(2, 3), torch.ones(2, 4)), r"gallery_matrix has shape \(2, 4\); .*\[n, 3\]"),
+        (lambda: Hierarchy([]), "levels is empty"),
+        (lambda: Hierarchy([indices(0, 1), indices(0)]), r"levels\[1\] has shape \(1,\); needed is \[2\]"),
+        (lambda: Hierarchy([indices(0, 1)], [indices(0), indices(1)]), "gallery_levels has 2 levels and levels 1"),
+        (lambda: Hierarchy([indices(0, 1)], weights=(1.0, 2.0)), "weights has 2 numbers for 1 levels"),
+        (lambda: Hierarchy(indices(0, 1)), r"levels has shape \(2,\); a matrix \[m, levels\]"),
+    ],
+)
+def test_wrong_supervision(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Pairs(np.array(["a"]), indices(1)), "left is of <U1; whole numbers"),
+        (lambda: Pairs([0], [1]), "left is a list"),  # type: ignore[arg-type]
+        (lambda: Pairs(indices(0), indices(1), [True]), "same is a list"),  # type: ignore[arg-type]
+        (lambda: Pairs(indices(0), indices(1), torch.ones(1, dtype=torch.complex64)), "same is of torch.complex64"),
+    ],
+)
+def test_supervision_of_a_wrong_type(make: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("supervision", "words"),
+    [
+        (Pairs(indices(0, 6), indices(1, 2)), "left ranges from 0 to 6; allowed are the rows of embeddings, 0 to 5"),
+        (Pairs(indices(0, 1), indices(-1, 2)), "right ranges from -1 to 2; allowed are the rows of embeddings, 0 to 5"),
+        (Pairs(indices(0, 3), indices(1, 3)), "left and right are both 3 at 1"),
+        (Pairs(indices(0, 1), indices(1, 0), indices(1, 0)), "the pair of 0 and 1 is given as same and as different"),
+        (Triplets(indices(0), indices(0), indices(1)), "anchor and positive are both 0 at 0"),
+        (Triplets(indices(0), indices(1), indices(1)), "the pair of 0 and 1 is given as same and as different"),
+        (Masks(torch.eye(5)), r"positives has shape \(5, 5\); needed is \[6, 6\]"),
+        (MultiLabel(torch.ones(5, 2)), "matrix has 5 rows for 6 embeddings"),
+        (MultiLabel(torch.ones(6, 2), torch.ones(6, 2)), "gallery_matrix is given, but no gallery was given"),
+        (Hierarchy([indices(0, 1)]), "levels has 2 rows for 6 embeddings"),
+    ],
+)
+def test_supervision_of_another_batch(supervision: Supervision, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        nf.losses.Contrastive()(EMBEDDINGS, supervision)
+
+
+@pytest.mark.parametrize(
+    ("supervision", "keywords", "words"),
+    [
+        (Pairs(indices(0), indices(4)), {}, "right ranges from 4 to 4; allowed are the rows of gallery, 0 to 2"),
+        (
+            Pairs(indices(0), indices(1)),
+            {"gallery_labels": indices(0, 1, 2)},
+            "gallery_labels is given, but labels is a",
+        ),
+        (Pairs(indices(0), indices(1)), {"positions": indices(0, 1)}, r"positions has shape \(2,\).* 6 anchors"),
+        (
+            Pairs(indices(0), indices(1)),
+            {"positions": torch.arange(6)},
+            "positions range from 0 to 5; allowed are 0 to 2",
+        ),
+        (MultiLabel(torch.ones(6, 2)), {}, "gallery_matrix is missing, but the loss has a gallery"),
+        (Hierarchy([torch.arange(6)]), {}, "gallery_levels is missing, but the loss has a gallery"),
+    ],
+)
+def test_supervision_of_another_gallery(supervision: Supervision, keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        nf.losses.Contrastive()(EMBEDDINGS, supervision, EMBEDDINGS[:3], **keywords)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error"),
+    [(ONES[:1].expand(6), TypeError), (torch.ones(6), TypeError), (torch.ones(3).long(), ValueError)],
+)
+def test_labels_of_pairs_are_refused_with_the_name_of_pairs(labels: Tensor, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"nearfar\.supervision\.Pairs"):
+        nf.losses.Contrastive()(EMBEDDINGS, labels)
+    with pytest.raises(error, match=r"nearfar\.supervision\.Pairs"):
+        nf.losses.Contrastive()(EMBEDDINGS, labels, EMBEDDINGS)
+
+
+def test_two_classes_are_still_two_classes() -> None:
+    assert nf.losses.Contrastive()(EMBEDDINGS, indices(0, 1, 0, 1, 0, 1)).isfinite()
+
+
+CLASS_LOSSES = [key for key in nf.losses.names() if not issubclass(nf.losses.get(key), PairLoss)]
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [*((key, {}) for key in CLASS_LOSSES), ("n_pair", {"form": "pairs"})]
+    + [(key, {"num_classes": 3}) for key in ("margin", "hierarchical_triplet")],
+)
+@pytest.mark.parametrize("supervision", [Pairs(indices(0), indices(1)), Hierarchy([torch.arange(6)])])
+def test_a_loss_of_classes_says_what_it_needs(key: str, settings: dict[str, Any], supervision: Supervision) -> None:
+    words = f"labels is a {type(supervision).__name__}, but {nf.losses.get(key).__name__} .*class.*; it needs integer"
+    with pytest.raises(TypeError, match=words):
+        create(key, settings)(EMBEDDINGS, supervision)
+
+
+def test_pair_weights_are_those_of_one_level() -> None:
+    with pytest.raises(TypeError, match="labels is a Hierarchy; pair weights are computed for one level"):
+        nf.losses.Raw().pair_weights(EMBEDDINGS, Hierarchy([torch.arange(6)]))
+
+
+def test_a_memory_keeps_labels() -> None:
+    memory = nf.losses.Memory(4, dim=4)
+    with pytest.raises(TypeError, match="labels is a Pairs; a memory stores class labels"):
+        memory.loss(nf.losses.Raw(), EMBEDDINGS, Pairs(indices(0), indices(1)))  # type: ignore[arg-type]
+
+
+# --- what it costs ------------------------------------------------------------------------------------------
+
+
+def test_few_pairs_of_a_large_batch_are_compared_one_by_one() -> None:
+    embeddings = torch.randn(2000, 8, requires_grad=True)
+    left = torch.arange(0, 2000, 2)
+    pairs = Pairs(left, left + 1, torch.arange(1000) % 2 == 0)
+    with Watch() as watch:
+        nf.losses.MultiSimilarity()(embeddings, pairs).backward()
+    assert watch.largest < 2000 * 2000  # bytes: no matrix of all pairs, not even of booleans
+
+
+def test_supervision_is_never_recorded_as_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def record(computation: Any, inputs: Any, needed: Any) -> Any:
+        seen.append(computation.owner)
+        return computation.compute(inputs, computation.constants, needed)[0], autograd.StoredGradients([])
+
+    monkeypatch.setattr(autograd, "run", record)
+    loss, leaf = nf.losses.Contrastive(), EMBEDDINGS.clone().requires_grad_()
+    loss(leaf, torch.arange(6))
+    loss(leaf, Pairs(indices(0), indices(1)))
+    assert seen == [loss, None]
