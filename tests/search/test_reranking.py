@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from search_cases import vectors
 
+from nearfar.metrics.k_reciprocal import mixed, squared_distances
 from nearfar.search import Index
-from nearfar.search.reranking import mixed, squared_distances
 
 
 def by_sets(points: np.ndarray, k1: int, k2: int, old: float) -> list[float]:

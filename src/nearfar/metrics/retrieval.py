@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.metrics.k_reciprocal import reranked_positives
 from nearfar.metrics.points import SAME, QueryGallery, as_query_gallery
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import Array, ArrayInput, as_array, as_label_pair, as_labels, full_precision
 from nearfar.utils.validation import one_of
 
 AT_K = ("recall", "precision", "map")
+RERANKINGS = ("k_reciprocal",)
 
 
 @torch.no_grad()
@@ -33,6 +35,7 @@ def retrieval(
     positions: ArrayInput | None = None,
     groups: ArrayInput | None = None,
     gallery_groups: ArrayInput | None = None,
+    rerank: str | None = None,
     per_query: bool = False,
     memory_budget: int | None = None,
     progress: Progress | None = None,
@@ -57,6 +60,8 @@ def retrieval(
         groups: [m], integers or strings, such as the camera of each image. Items of the query's class and group are
             ignored, as is usual in re-identification. Without a gallery they apply to both inputs.
         gallery_groups: [n], groups of the gallery.
+        rerank: "k_reciprocal" re-ranks the nearest 100 items of each query by how many neighbors they share with it, as
+            ``Index.search`` does.
         per_query: Also return the values of each query, NaN for those without a match.
         memory_budget: Working memory in bytes, in addition to the input. The default is 256 MiB, or up to 2 GiB of
             free GPU memory.
@@ -88,13 +93,20 @@ def retrieval(
     ks, at_k = _whole_numbers(ks), (at_k,) if isinstance(at_k, str) else at_k
     for name in at_k:
         one_of("at_k", name, AT_K)
+    if rerank is not None:
+        one_of("rerank", rerank, RERANKINGS)
     inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
     own = None if positions is None else _positions(positions, inputs)
     kinds = None if groups is None and gallery_groups is None else _kinds(groups, gallery_groups, inputs)
     ranking = PositiveRanks(inputs, own, kinds)
     counted = ks if {"precision", "map"}.intersection(at_k) else ()
     with full_precision(ranking.order.device):
-        values = _values(ranking.statistics(progress, counted), ks, at_k)
+        if rerank is None:
+            statistics = ranking.statistics(progress, counted)
+        else:
+            ranks = reranked_positives(inputs, ranking.ignored, ranking.positives, progress)
+            statistics = _from_ranks(ranks, ranking.positives, counted)
+        values = _values(statistics, ks, at_k)
     answered = ~values["mrr"].isnan()
     if not bool(answered.any()):
         where = "the gallery has none of the queries' classes" if gallery is not None else "no class has two members"
@@ -279,7 +291,7 @@ class PositiveRanks:
         number = torch.bincount(gallery_kinds, minlength=int(kinds.max()) + 1)[kinds]
         return number - ((self.own >= 0) & (gallery_kinds[self.own] == kinds)).long()
 
-    def _ignored(self, index: Tensor, items: Tensor) -> Tensor:
+    def ignored(self, index: Tensor, items: Tensor) -> Tensor:
         """Return whether queries [b] ignore items, [b, k] or [k]."""
         out = items == self.own[index].unsqueeze(1)
         if self.kinds is not None:
@@ -319,7 +331,7 @@ class PositiveRanks:
             later = self.order[(columns + 1).clamp(max=last)]
             own = self.own[index].unsqueeze(1)
             positives = torch.where((positives == own).cumsum(dim=1) > 0, later, positives)
-            there &= ~self._ignored(index, positives)
+            there &= ~self.ignored(index, positives)
             similarity, order = self._exactly(index, positives).masked_fill_(~there, math.inf).sort(dim=1, stable=True)
             positives, there = positives.gather(1, order), there.gather(1, order)
         above = torch.zeros_like(similarity)
@@ -474,7 +486,7 @@ class PositiveRanks:
             items = self.gallery.exact(some) - self.queries.center
             similarity[:, some] = self.queries.pairwise(queries, items)
             rounding[some] = SMALL * items.square().sum(dim=1)
-        similarity.masked_fill_(self._ignored(index, every), -math.inf)  # so that they are last
+        similarity.masked_fill_(self.ignored(index, every), -math.inf)  # so that they are last
         order = self._in_order(similarity, rounding + SMALL * queries.square().sum(dim=1, keepdim=True))
         hit = self.gallery_classes[order] == self.query_classes[index].unsqueeze(1)
         ignored = self.sizes[self.query_classes[index]] - self.positives[index]

@@ -20,13 +20,14 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data.store.decode import BadImage
+from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks.weights import save
 from nearfar.search import filters, projection
 from nearfar.search.backends import MEASURES, NO_ID, check_name
 from nearfar.search.encoder import Encoder, ImageInput, Model
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images
 from nearfar.search.items import Hit, Item, Items
-from nearfar.search.reranking import RERANKINGS, expanded, k_reciprocal
+from nearfar.search.reranking import expanded, k_reciprocal
 from nearfar.search.results import Neighbor, Results
 from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
 from nearfar.search.update import Update, update

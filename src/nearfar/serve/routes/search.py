@@ -10,10 +10,10 @@ import numpy as np
 from fastapi import APIRouter, Depends, File, Query, UploadFile
 from starlette.concurrency import run_in_threadpool
 
+from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.search.filters import combine, parse
 from nearfar.search.index import VectorQuery
 from nearfar.search.items import Item
-from nearfar.search.reranking import RERANKINGS
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.routes.items import ItemId
