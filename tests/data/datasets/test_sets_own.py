@@ -243,6 +243,46 @@ def test_whole_numbers_written_with_a_point_are_the_same_class(tmp_path: Path) -
     assert birds.notes == ("row 3, jay/2.jpg: no label; left out",)
 
 
+# --- tables of OpenMetricLearning ------------------------------------------------------------------------------------
+
+OML = "label,path,split,is_query,is_gallery"
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        (["wren/1.jpg,train,,", "jay/1.jpg,validation,True,True", "jay/2.jpg,validation,True,True"], {"test": [1, 2]}),
+        (
+            ["wren/1.jpg,train,,", "jay/1.jpg,validation,True,False", "jay/2.jpg,validation,0,1"],
+            {"query": [1], "gallery": [2]},
+        ),
+    ],
+)
+def test_validation_rows_of_oml_are_for_the_test(rows: list[str], parts: dict[str, list[int]], tmp_path: Path) -> None:
+    birds = data.open("table", table(tmp_path, [f"{row.split('/')[0]},{row}" for row in rows], OML))
+    assert {part: found.tolist() for part, found in birds.parts.items()} == {"train": [0], **parts}
+
+
+def test_rows_of_oml_that_are_query_and_gallery_beside_others_are_refused(tmp_path: Path) -> None:
+    rows = ["wren,wren/1.jpg,train,,", "jay,jay/1.jpg,validation,True,True", "jay,jay/2.jpg,validation,False,True"]
+    with pytest.raises(ValueError, match="either all or none must be both"):
+        data.open("table", table(tmp_path, rows, OML))
+
+
+def test_images_are_cut_to_the_boxes_of_oml(tmp_path: Path) -> None:
+    pixels = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
+    Image.fromarray(pixels).save(tmp_path / "both.png")
+    rows = ["a,both.png,1,2,5,6", "b,both.png,0,0,8,3", "c,both.png,,,,", "d,both.png,1,2,5,6"]
+    (tmp_path / "t.csv").write_text("\n".join(["label,path,x_1,y_1,x_2,y_2", *rows]))
+    found = data.open("table", tmp_path / "t.csv")
+    boxes = [pixels[2:6, 1:5], pixels[0:3, 0:8], pixels]
+    for row, expected in enumerate(boxes):
+        np.testing.assert_array_equal(decode(found.source.read(row), channels=3), expected)
+    assert found.left_out == ["row 4, both.png: listed before in row 1 (there with label a, here with d); left out"]
+    whole = data.open("table", tmp_path / "t.csv", boxes=False)
+    np.testing.assert_array_equal(decode(whole.source.read(0), channels=3), pixels)
+
+
 # --- arrays --------------------------------------------------------------------------------------------------------
 
 

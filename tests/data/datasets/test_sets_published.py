@@ -335,6 +335,37 @@ def test_inshop_lists_with_other_parts_are_refused(tmp_path: Path) -> None:
         data.open("inshop", tmp_path)
 
 
+# --- Market-1501 ---------------------------------------------------------------------------------------------------
+
+MARKET = [
+    "bounding_box_train/0007_c3s1_000001_00.jpg",
+    "bounding_box_train/0002_c1s1_000451_03.jpg",
+    "query/0001_c1s1_001051_00.jpg",
+    "bounding_box_test/0001_c6s2_000376_03.jpg",
+    "bounding_box_test/0000_c2s1_000001_00.jpg",
+    "bounding_box_test/-1_c1s1_000401_03.jpg",
+    "gt_bbox/0001_c1s1_001051_00.jpg",
+]
+
+
+@pytest.mark.parametrize("below", ["", "Market-1501-v15.09.15/"])
+def test_market_has_cameras_distractors_and_no_junk(below: str, tmp_path: Path) -> None:
+    market = data.open("market1501", write(tmp_path, [*(below + name for name in MARKET), f"{below}query/Thumbs.jpg"]))
+    assert market.classes == ("0002", "0007", "0000", "0001")
+    assert {part: named(market, part) for part in market.parts} == {
+        "train": ["0002_c1s1_000451_03.jpg", "0007_c3s1_000001_00.jpg"],
+        "query": ["0001_c1s1_001051_00.jpg"],
+        "gallery": ["0000_c2s1_000001_00.jpg", "0001_c6s2_000376_03.jpg"],
+    }
+    by_name = {market.source.name(row).split("/")[-1][:7]: int(market.columns["camera"][row]) for row in range(5)}
+    assert by_name == {"0002_c1": 1, "0007_c3": 3, "0000_c2": 2, "0001_c1": 1, "0001_c6": 6}
+    assert market.left_out == [
+        f"{below}query/Thumbs.jpg: its name does not begin with identity and camera; left out",
+        "1 junk images (identity -1) are left out, as in the protocol",
+    ]
+    assert "gallery has 2 images; published are 15,913" in market.notes
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +376,7 @@ def test_inshop_lists_with_other_parts_are_refused(tmp_path: Path) -> None:
         ("cars196", "cars_annos.mat"),
         ("sop", "Ebay_train.txt"),
         ("inshop", "list_eval_partition.txt"),
+        ("market1501", "bounding_box_train/"),
     ],
 )
 def test_a_layout_nobody_knows_is_refused_with_what_was_looked_for(name: str, looked_for: str, tmp_path: Path) -> None:
@@ -355,7 +387,7 @@ def test_a_layout_nobody_knows_is_refused_with_what_was_looked_for(name: str, lo
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["cub", "cars196", "sop", "inshop"])
+@pytest.mark.parametrize("name", ["cub", "cars196", "sop", "inshop", "market1501"])
 def test_an_empty_folder_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="found nothing"):
         data.open(name, tmp_path)

@@ -7,11 +7,12 @@ from nearfar.data.datasets.digits import digits
 from nearfar.data.datasets.folder import folder
 from nearfar.data.datasets.glyphs import glyphs
 from nearfar.data.datasets.inshop import inshop
+from nearfar.data.datasets.market1501 import market1501
 from nearfar.data.datasets.mnist import fashion_mnist, mnist
 from nearfar.data.datasets.sop import sop
 from nearfar.data.datasets.table import table
 
 __all__ = [
-    "arrays", "cars196", "cub", "digits", "fashion_mnist", "folder", "from_arrays", "glyphs", "inshop", "mnist", "sop",
-    "table",
+    "arrays", "cars196", "cub", "digits", "fashion_mnist", "folder", "from_arrays", "glyphs", "inshop",
+    "market1501", "mnist", "sop", "table",
 ]  # fmt: skip

@@ -12,11 +12,26 @@ from typing import Any
 import numpy as np
 
 from nearfar.data.datasets.archives import open_tree
-from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, is_whole, left_out, register
+from nearfar.data.datasets.base import (
+    PART_WORDS,
+    Dataset,
+    Root,
+    encode_labels,
+    encode_parts,
+    is_whole,
+    left_out,
+    register,
+)
+from nearfar.data.datasets.frames import box_columns, cut_to_boxes
 from nearfar.data.store.sources import Files, Source, is_inside
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Table = dict[str, list[Any]]
+
+# Columns of OpenMetricLearning.
+SIDES = ("is_query", "is_gallery")
+CORNERS = ("x_1", "y_1", "x_2", "y_2")
+LARGEST = 1 << 30  # pixels of a box that contains every image
 
 
 @register
@@ -27,6 +42,7 @@ def table(
     label: str = "label",
     split: str = "split",
     images: Root | None = None,
+    boxes: bool = True,
     name: str = "table",
 ) -> Dataset:
     """Your own images, listed in a CSV or Parquet file with the columns path, label and optionally split.
@@ -35,8 +51,12 @@ def table(
     by name, or by number if all are whole numbers. Rows without a label, without an image, or with an image that was
     listed before are noted and left out.
 
+    Tables of OpenMetricLearning are read as well. Where the columns is_query and is_gallery are, rows of its split
+    "validation" are for the test: a row may be a query, in the gallery, or, like all others, both.
+
     Layouts:
         A .csv file (commas, semicolons or tabs; the first line names the columns), a .tsv or a .parquet file.
+        The columns path, label and split, and those of OpenMetricLearning: is_query, is_gallery, x_1, y_1, x_2, y_2.
 
     Args:
         root: Path of the table.
@@ -44,6 +64,8 @@ def table(
         label: Name of the column of labels.
         split: Name of the optional column of parts: train, validation, test, query or gallery.
         images: Folder, zip or tar file that paths are relative to; None for the folder of the table.
+        boxes: Whether to cut images to the boxes in the columns x_1, y_1, x_2 and y_2, if there are any; rows without
+            numbers are whole images.
         name: Name of the dataset in results.
     """
     file = Path(root)
@@ -55,28 +77,72 @@ def table(
         if column not in content:
             raise ValueError(f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}")
     notes: list[str] = []
+    corners = _corners(file, content) if boxes and all(name in content for name in CORNERS) else None
     source, rows = _find_images(
-        file, Path(images) if images is not None else file.parent, content[path], content[label], notes
+        file, Path(images) if images is not None else file.parent, content[path], content[label], corners, notes
     )
     classes, labels = encode_labels(np.array([_label(content[label][row]) for row in rows]))
-    words = (
-        ["" if content[split][row] is None else str(content[split][row]) for row in rows] if split in content else None
-    )
+    words = [_label(content[split][row]) for row in rows] if split in content else None
+    if words is not None and all(name in content for name in SIDES):
+        words = _sides(file, words, *([_is_true(content[name][row]) for row in rows] for name in SIDES))
     extra = {key: _values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
-    return Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
+    if corners is not None:
+        extra |= {key: np.array(values) for key, values in box_columns(corners[rows]).items()}
+    found = Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
+    return found if corners is None else cut_to_boxes(found)
+
+
+def _corners(file: Path, content: Table) -> Array:
+    """Return the boxes of all rows, [n, 4]; that of a row without numbers contains every image."""
+    columns = []
+    for name, whole in zip(CORNERS, (0, 0, LARGEST, LARGEST), strict=True):
+        values = _values(content[name])
+        if values.dtype.kind not in "fiu":
+            raise ValueError(f"{file} has text in the column {name!r}; boxes are numbers of pixels")
+        columns.append(np.where(np.isnan(values.astype(np.float64)), whole, values))
+    return np.stack(columns, axis=1)
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).strip().lower() in ("true", "1", "1.0")
+
+
+def _sides(file: Path, words: Sequence[str], queries: Sequence[bool], galleries: Sequence[bool]) -> list[str]:
+    """Return the part of each row of a table of OpenMetricLearning."""
+    both = {
+        (query, gallery)
+        for word, query, gallery in zip(words, queries, galleries, strict=True)
+        if PART_WORDS.get(word.lower()) != "train" and (query or gallery)
+    }
+    if (True, True) in both and len(both) > 1:
+        raise ValueError(
+            f"{file} has rows that are both query and gallery, and rows that are one of them; either all or none must "
+            "be both"
+        )
+    parts = {(True, True): "test", (True, False): "query", (False, True): "gallery", (False, False): ""}
+    return [
+        word if PART_WORDS.get(word.lower()) == "train" else parts[query, gallery]
+        for word, query, gallery in zip(words, queries, galleries, strict=True)
+    ]
 
 
 def _find_images(
-    file: Path, images: Path, paths: Sequence[Any], labels: Sequence[Any], notes: list[str]
+    file: Path,
+    images: Path,
+    paths: Sequence[Any],
+    labels: Sequence[Any],
+    corners: Array | None,
+    notes: list[str],
 ) -> tuple[Source, list[int]]:
     """Return the images that exist and have a label, and their rows."""
     if not images.exists():
         raise FileNotFoundError(f"images is {images}; it does not exist")
     tree = None if images.is_dir() else open_tree(images)
     members = {} if tree is None else {member: index for index, member in enumerate(tree.names)}
-    first: dict[str, int] = {}
+    first: dict[tuple[str, ...], int] = {}  # rows by path and box
     for row, written in enumerate(paths):
         where = _relative(str(written or ""), images)
+        what = (where,) if corners is None else (where, *map(str, corners[row]))
         said = f"row {row + 1}, {written}"
         if not written:
             notes.append(left_out(f"row {row + 1}", "no path"))
@@ -86,17 +152,17 @@ def _find_images(
             notes.append(left_out(said, "no label"))
         elif where not in members if tree is not None else not os.path.isfile(images / where):
             notes.append(left_out(said, "missing"))
-        elif where in first:
-            before = labels[first[where]]
+        elif what in first:
+            before = labels[first[what]]
             other = "" if before == labels[row] else f" (there with label {before}, here with {labels[row]})"
-            notes.append(left_out(said, f"listed before in row {first[where] + 1}{other}"))
+            notes.append(left_out(said, f"listed before in row {first[what] + 1}{other}"))
         else:
-            first[where] = row
+            first[what] = row
     if not first:
         raise FileNotFoundError(f"{file}: none of {len(paths)} rows has a label and an image below {images}")
     if tree is None:
-        return Files(images, list(first)), list(first.values())
-    return tree.files.take([members[where] for where in first]), list(first.values())
+        return Files(images, [where for where, *_ in first]), list(first.values())
+    return tree.files.take([members[where] for where, *_ in first]), list(first.values())
 
 
 def _relative(path: str, images: Path) -> str:
