@@ -51,6 +51,16 @@ def evaluate_files(
     normalization: Annotated[str, Option(help="Of NMI: arithmetic, or geometric as in old papers.")] = ("arithmetic"),
     intervals: Annotated[bool, Option("--intervals", help="Add intervals of 95 % over classes.")] = False,
     worst: Annotated[int, Option(metavar="N", help="List the N queries that find their class worst.")] = 0,
+    groups: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Ignore items of the query's class and group, such as camera: a column of the dataset or of the file.",
+        ),
+    ] = None,
+    rerank: Annotated[
+        str | None, Option(help="k_reciprocal: measure re-ranked results as well, as nearfar search finds them.")
+    ] = None,
     json: Json = None,
     key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
     labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
@@ -66,6 +76,8 @@ def evaluate_files(
     Example: nearfar evaluate runs/levels --levels
 
     Example: nearfar evaluate runs/one runs/two --ensemble
+
+    Example: nearfar evaluate runs/persons --groups camera --rerank k_reciprocal
     """
     from nearfar.training.evaluation import evaluate as evaluation
 
@@ -84,9 +96,11 @@ def evaluate_files(
                     f"{files[0]} is a folder; a run knows its labels and its gallery, and several go with --ensemble"
                 )
             if ensemble:
-                found = evaluation.load_ensemble(files, data=data, device=device, watch=watch)
+                found = evaluation.load_ensemble(files, data=data, groups=groups, device=device, watch=watch)
             else:
-                found = evaluation.load_run(files[0], levels=levels, data=data, device=device, watch=watch)
+                found = evaluation.load_run(
+                    files[0], levels=levels, data=data, groups=groups, device=device, watch=watch
+                )
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
             given = {**names, **({} if data is None else {"data": data})}
         else:
@@ -97,7 +111,7 @@ def evaluate_files(
                 raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")
             if not files[0].exists():
                 raise FileNotFoundError(f"{files[0]} is not there; needed is a run folder, or a file of embeddings")
-            load = partial(evaluation.load_files, key=key, labels_key=labels_key, device=device)
+            load = partial(evaluation.load_files, key=key, labels_key=labels_key, groups=groups, device=device)
             labels = files[1] if len(files) > 1 else None
             embeddings = load("embeddings", files[0], labels)
             if gallery is not None:
@@ -114,6 +128,7 @@ def evaluate_files(
             normalization=normalization,
             intervals=intervals,
             worst=worst,
+            rerank=rerank,
             seed=seed,
             watch=watch,
         )
@@ -139,7 +154,8 @@ def _show(report: dict[str, Any]) -> None:
     if queries.get("without_class"):
         say(f"{queries['without_class']:,} more have no class and are left out.")
     alone: dict[str, dict[str, Any]] = report.get("alone", {})
-    _print_metrics([*alone.items(), ("together", report)] if alone else [("%", report)])
+    columns = [*alone.items(), ("together", report)] if alone else [("%", report)]
+    _print_metrics([column for name, one in columns for column in _with_reranked(name, one)])
     say(f"{found['queries']:,} queries, nearest by {NEARNESS[report['settings']['measure']]}.")
     if found["queries_without_match"]:
         say(f"{found['queries_without_match']:,} more had none of their class to find.")
@@ -157,10 +173,17 @@ def _show(report: dict[str, Any]) -> None:
         print_table(("row", "label", "map, %", "first match at"), rows, right=range(4))
 
 
+def _with_reranked(name: str, report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """A report, and after it what it says of re-ranked results."""
+    if "reranked" not in report:
+        return [(name, report)]
+    return [(name, report), ("re-ranked", {"queries": report["queries"], "retrieval": report["reranked"]})]
+
+
 def _print_metrics(reports: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """A line for each metric, and a column for each report: two where it has intervals."""
-    _, last = reports[-1]
-    values = {**last["retrieval"], **last.get("clustering", {})}
+    _, first_report = reports[0]
+    values = {**first_report["retrieval"], **first_report.get("clustering", {})}
     metrics = [name for name in values if name not in ("queries", "queries_without_match", "clusters")]
     first = "metric"
     if len(reports) > 1:
@@ -174,7 +197,8 @@ def _cells(report: dict[str, Any], metric: str) -> list[str]:
     if metric == "dimensions":
         cells = [f"{report['queries'][metric]:,}"]
     else:
-        cells = [f"{100 * {**report['retrieval'], **report.get('clustering', {})}[metric]:.2f}"]
+        value = {**report["retrieval"], **report.get("clustering", {})}.get(metric)
+        cells = ["" if value is None else f"{100 * value:.2f}"]
     if "intervals" in report:
         found = report["intervals"].get(metric)
         cells.append("" if found is None else f"{100 * found['low']:.2f} – {100 * found['high']:.2f}")

@@ -36,6 +36,7 @@ class EmbeddingSet:
         rows: [n], the rows of the dataset; 0 … n − 1 by default.
         gallery: What the embeddings are searched in; None: each other.
         unlabeled: The number of embeddings that were left out because they have no label.
+        groups: [n], such as the camera of each image: items of the query's class and group are ignored. None: none are.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -48,6 +49,7 @@ class EmbeddingSet:
     rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     gallery: EmbeddingSet | None = None
     unlabeled: int = 0
+    groups: Array | None = None
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.embeddings):
@@ -97,14 +99,25 @@ class EmbeddingSet:
             for name, part in zip(dims, columns, strict=True)
         }
 
+    def grouped(self, groups: NDArray[np.int64]) -> EmbeddingSet:
+        """Return the same embeddings, including those of the gallery, with groups.
+
+        Args:
+            groups: The group of each row of the dataset.
+        """
+        gallery = None if self.gallery is None else self.gallery.grouped(groups)
+        return replace(self, groups=torch.from_numpy(groups[self.rows.numpy()]), gallery=gallery)
+
     def save(self, file: Path) -> None:
-        """Write "embeddings", "labels" and "rows" to a safetensors file; those of a gallery with "gallery_" before."""
+        """Write "embeddings", "labels", "rows" and "groups" to a file; those of a gallery with "gallery_" before."""
         tensors = {}
         for prefix, part in (("", self), ("gallery_", self.gallery)):
             if part is not None:
                 tensors[f"{prefix}embeddings"] = part.embeddings.cpu().contiguous()
                 tensors[f"{prefix}labels"] = torch.as_tensor(part.labels).clone()
                 tensors[f"{prefix}rows"] = part.rows
+                if part.groups is not None:
+                    tensors[f"{prefix}groups"] = torch.as_tensor(part.groups).clone()
         write_tensors(file, tensors)
 
     @classmethod
@@ -122,7 +135,7 @@ class EmbeddingSet:
             if missing:
                 raise ValueError(f"{file} has no {' and no '.join(missing)}")
             embeddings, labels, rows = (tensors[name] for name in names)
-            return cls(embeddings.float(), labels, rows, gallery)
+            return cls(embeddings.float(), labels, rows, gallery, groups=tensors.get(f"{prefix}groups"))
 
         return part("", part("gallery_", None) if "gallery_embeddings" in tensors else None)
 
@@ -150,6 +163,7 @@ def measure_embeddings(
     clustering: bool = False,
     normalization: str = "arithmetic",
     seed: int = 0,
+    rerank: str | None = None,
     watch: Watch = lambda work: None,
 ) -> Measurement:
     """Measure how well embeddings retrieve their classes, and how well they cluster.
@@ -161,17 +175,22 @@ def measure_embeddings(
         clustering: Whether to cluster: NMI, AMI and F1.
         normalization: Of NMI: "arithmetic" or "geometric".
         seed: Seed of the clustering.
+        rerank: "k_reciprocal": how the nearest items are re-ranked; None: not at all.
         watch: Called when work begins; returns a progress callback.
     """
-    gallery = () if found.gallery is None else (found.gallery.embeddings, found.gallery.labels)
+    gallery = found.gallery
     values = metrics.retrieval(
         found.embeddings,
         found.labels,
-        *gallery,
+        None if gallery is None else gallery.embeddings,
+        None if gallery is None else gallery.labels,
         ks=ks,
         measure=measure,
+        groups=found.groups,
+        gallery_groups=None if gallery is None else gallery.groups,
+        rerank=rerank,
         per_query=True,
-        progress=watch("ranking"),
+        progress=watch("ranking" if rerank is None else "re-ranking"),
     )
     per_query: PerQuery = values.pop("per_query")
     clusters: dict[str, Any] = {}
@@ -342,7 +361,12 @@ class Evaluator:
             channels_last=training.channels_last,
             crops=self.recipe.evaluation.crops,
         )
-        return replace(found, rows=torch.from_numpy(np.array(self.parts.dataset_rows(rows))))
+        groups = self.parts.groups(rows)
+        return replace(
+            found,
+            rows=torch.from_numpy(np.array(self.parts.dataset_rows(rows))),
+            groups=None if groups is None else torch.from_numpy(groups),
+        )
 
     def measure(self, found: Mapping[str, EmbeddingSet]) -> tuple[dict[str, Any], PerQuery | None]:
         """Measure parts with the metrics of the recipe.

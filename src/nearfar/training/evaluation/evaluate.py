@@ -15,6 +15,7 @@ from nearfar import __version__, metrics
 from nearfar import data as datasets
 from nearfar.data import Dataset, Loader, Store, View
 from nearfar.metrics.clustering import NORMALIZATIONS
+from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks import ensemble
 from nearfar.networks.weights import save
 from nearfar.training.api import open_model, read_model
@@ -23,6 +24,7 @@ from nearfar.training.loop.builder import (
     Rows,
     Vectors,
     create_split,
+    group_numbers,
     open_dataset,
     open_store,
     output_dims,
@@ -52,6 +54,8 @@ def evaluate(
     clustering: bool = False,
     intervals: bool = False,
     worst: int = 0,
+    groups: str | None = None,
+    rerank: str | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Measure a trained model on classes it has not seen, as ``nearfar evaluate RUN --json`` does.
@@ -65,6 +69,9 @@ def evaluate(
         clustering: Whether to add NMI, AMI and F1 of clusters.
         intervals: Whether to add 95 % intervals over classes.
         worst: How many of the queries with the lowest average precision to list.
+        groups: A column of the dataset, such as "camera": items of the query's class and group are ignored. That of the
+            recipe by default.
+        rerank: "k_reciprocal" also measures re-ranked results, under "reranked".
         device: Where to compute: "auto", "cpu", "cuda", …
 
     Returns:
@@ -87,11 +94,11 @@ def evaluate(
         True
     """
     if isinstance(where, (str, Path)):
-        found = load_run(Path(where), levels=levels, data=data, device=device)
+        found = load_run(Path(where), levels=levels, data=data, groups=groups, device=device)
     elif levels:
         raise ValueError(f"levels are those of one run; where has {len(where)}")
     else:
-        found = load_ensemble([Path(run) for run in where], data=data, device=device)
+        found = load_ensemble([Path(run) for run in where], data=data, groups=groups, device=device)
     return evaluate_embeddings(
         found.embeddings,
         alone=found.alone,
@@ -100,6 +107,7 @@ def evaluate(
         clustering=clustering,
         intervals=intervals,
         worst=worst,
+        rerank=rerank,
     )
 
 
@@ -113,6 +121,7 @@ def evaluate_embeddings(
     normalization: str = "arithmetic",
     intervals: bool = False,
     worst: int = 0,
+    rerank: str | None = None,
     seed: int = 0,
     watch: Watch = lambda work: None,
 ) -> dict[str, Any]:
@@ -127,6 +136,7 @@ def evaluate_embeddings(
         normalization: Of NMI: "arithmetic" or "geometric".
         intervals: Whether to add 95 % intervals over classes.
         worst: How many of the queries with the lowest average precision to list.
+        rerank: "k_reciprocal" also measures re-ranked results, under "reranked".
         seed: Seed of clusters.
         watch: Called when work begins; returns a progress callback.
 
@@ -138,6 +148,8 @@ def evaluate_embeddings(
     whole("seed", seed, low=0, high=2**63 - 1)
     one_of("normalization", normalization, NORMALIZATIONS)
     settings = {"ks": list(ks), "measure": measure, "normalization": normalization, "seed": seed}
+    if rerank is not None:
+        settings["rerank"] = one_of("rerank", rerank, RERANKINGS)
 
     def report(one: EmbeddingSet) -> dict[str, Any]:
         found: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": one.counts()}
@@ -149,6 +161,9 @@ def evaluate_embeddings(
             one, ks=ks, measure=measure, clustering=clustering, normalization=normalization, seed=seed, watch=watch
         )
         found["retrieval"] = result.retrieval
+        if rerank is not None:
+            again = measure_embeddings(one, ks=ks, measure=measure, rerank=rerank, watch=watch)
+            found["reranked"] = again.retrieval
         if clustering:
             found["clustering"] = result.clustering
         if intervals and found["queries"]["classes"] > 1:
@@ -214,6 +229,7 @@ def load_files(
     *,
     key: str | None = None,
     labels_key: str | None = None,
+    groups: str | None = None,
     device: str = "cpu",
 ) -> EmbeddingSet:
     """Read embeddings and labels from one file or two.
@@ -226,21 +242,28 @@ def load_files(
         labels: A file with the labels; None if the first file has both.
         key: The tensor or column with the embeddings.
         labels_key: The tensor or column with the labels.
+        groups: The tensor or column with the groups, in the file of the labels.
         device: Where to put the embeddings.
     """
     place, shared = as_device("device", device), labels is None or labels == embeddings
     vectors = as_vectors(name, read(embeddings, "embeddings", key, shared=shared))
     file = labels or embeddings
     found = read(file, "labels", labels_key, shared=shared)
+    kinds = None if groups is None else read(file, "groups", groups)
     # In files of ``nearfar embed``, which contain the names of classes, the label −1 means no class.
     if labels_key is None and "classes" in read_details(file) and len(found) == len(vectors):
         labeled = torch.as_tensor(found) >= 0
         if not labeled.any():
             raise ValueError(f"{file} has no class for any of its {len(vectors):,} embeddings")
         if not labeled.all():
-            unlabeled = int((~labeled).sum())
-            return EmbeddingSet(vectors[labeled].to(place), found[labeled.numpy()], unlabeled=unlabeled)
-    return EmbeddingSet(vectors.to(place), found)
+            kept = labeled.numpy()
+            return EmbeddingSet(
+                vectors[labeled].to(place),
+                found[kept],
+                unlabeled=int((~labeled).sum()),
+                groups=None if kinds is None else kinds[kept],
+            )
+    return EmbeddingSet(vectors.to(place), found, groups=kinds)
 
 
 def load_run(
@@ -248,6 +271,7 @@ def load_run(
     *,
     levels: bool = False,
     data: str | None = None,
+    groups: str | None = None,
     device: str = "cpu",
     watch: Watch = lambda work: None,
 ) -> Loaded:
@@ -257,25 +281,32 @@ def load_run(
         where: A run folder, or a folder with a saved network.
         levels: Whether to return those of each level separately, too.
         data: Another dataset, or another location of the run's own.
+        groups: A column of the dataset with groups; that of the recipe by default.
         device: Where to compute.
         watch: Called when work begins; returns a progress callback.
     """
     _check_trained(where)
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
-    together = model_embeddings(where, data=data, device=place, watch=watch).to(place)
+    together = model_embeddings(where, data=data, groups=groups, device=place, watch=watch).to(place)
     _record_look(where, data)
     return _with_settings(where, together, together.split(dims) if levels else {})
 
 
 def load_ensemble(
-    runs: Sequence[Path], *, data: str | None = None, device: str = "cpu", watch: Watch = lambda work: None
+    runs: Sequence[Path],
+    *,
+    data: str | None = None,
+    groups: str | None = None,
+    device: str = "cpu",
+    watch: Watch = lambda work: None,
 ) -> Loaded:
     """Return the embeddings of several runs, concatenated and separately, with the settings of the first one's recipe.
 
     Args:
         runs: Run folders, or folders with saved networks.
         data: Another dataset, or another location of the runs' own.
+        groups: A column of the dataset with groups; that of the recipes by default.
         device: Where to compute.
         watch: Called when work begins; returns a progress callback.
     """
@@ -289,7 +320,9 @@ def load_ensemble(
     place = as_device("device", device)
     if data is None:
         _check_same_data(runs)
-    each = {str(run): model_embeddings(run, data=data, device=place, watch=watch).to(place) for run in runs}
+    each = {
+        str(run): model_embeddings(run, data=data, groups=groups, device=place, watch=watch).to(place) for run in runs
+    }
     for run in runs:
         _record_look(run, data)
     return _with_settings(runs[0], concatenate(each), each)
@@ -339,6 +372,7 @@ def model_embeddings(
     where: str | Path,
     *,
     data: str | None = None,
+    groups: str | None = None,
     device: str | torch.device = "cpu",
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
@@ -350,6 +384,7 @@ def model_embeddings(
         data: None: the test classes of the run, as embedded at its end. A path: the new location of the run's dataset.
             "NAME" or "NAME:ROOT": another dataset, such as cars196 or folder:photos; its test part if it has one, and
             otherwise all of it. The run's own dataset is split as in the run.
+        groups: A column of the dataset with groups; that of the recipe by default.
         device: Where to embed.
         cache: Where decoded images are stored.
         watch: Called when work begins; returns a progress callback.
@@ -357,8 +392,12 @@ def model_embeddings(
     where = Path(where)
     run = RunFolder(where)
     recipe = load_recipe(run.folder) if run.recipe.is_file() else None
+    name, _, root = (data or "").partition(":")
+    own = recipe is not None and (name not in datasets.names() or _is_own(recipe, name, root))
+    column = recipe.evaluation.groups if groups is None and recipe is not None and own else groups
     if recipe is not None and data is None and run.embeddings.is_file():
-        return EmbeddingSet.load(run.embeddings)
+        found = EmbeddingSet.load(run.embeddings)
+        return found if groups is None else found.grouped(group_numbers(open_dataset(recipe), groups))
     model, preprocessing = read_model(where, lambda folder: (save.load(folder), save.load_preprocessing(folder)))
     model = model.to(device)
     dataset, store, rows = _open_data(recipe, run, data, cache, watch, preprocessing)
@@ -377,14 +416,15 @@ def model_embeddings(
         )
     stored = store.rows if isinstance(store, Store) else np.arange(len(store))
     loader = Loader(store, dataset.labels[stored], view=view, normalization=normalization, device=device)
-    found = {}
+    parts = {}
     for part, part_rows in rows.items():
         if not len(part_rows):
             raise ValueError(f"the part {part} of {dataset.name} has no images")
         one = embed(model, loader, part_rows, crops=crops, progress=watch("embedding"))
         labels = torch.as_tensor(one.labels).cpu()
-        found[part] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
-    return replace(found["query"], gallery=found["gallery"]) if "query" in found else found["test"]
+        parts[part] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
+    found = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts["test"]
+    return found if column is None else found.grouped(group_numbers(dataset, column))
 
 
 def _with_settings(where: Path, embeddings: EmbeddingSet, alone: Mapping[str, EmbeddingSet]) -> Loaded:

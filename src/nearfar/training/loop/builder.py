@@ -112,6 +112,11 @@ class Parts:
         """Convert rows of the store to rows of the dataset; files that cannot be decoded are not in the store."""
         return self.store.rows[rows] if isinstance(self.store, Store) else rows
 
+    def groups(self, rows: Rows) -> Rows | None:
+        """Return the numbers of the groups of rows of the store; None if the recipe has no groups."""
+        column = self.recipe.evaluation.groups
+        return None if column is None else group_numbers(self.dataset, column)[self.dataset_rows(rows)]
+
 
 def build(
     recipe: Recipe,
@@ -139,7 +144,7 @@ def build(
     store = open_store(recipe, dataset, cache, watch)
     rows = split_rows(split, store)
     labels, num_classes = number_classes(dataset, store, rows)
-    _check_parts(recipe, dataset, rows, labels)
+    _check_parts(recipe, dataset, store, rows, labels)
     if recipe.schedule.name == "plateau" and not len(rows["validation"]):
         raise ValueError(
             "schedule.name is 'plateau', which needs validation classes, and there are none; "
@@ -262,9 +267,29 @@ def data_fingerprint(source: str, rows: Mapping[str, Rows], labels: Rows) -> str
     return digest.hexdigest()
 
 
-def _check_parts(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Rows], labels: Rows) -> None:
+def group_numbers(dataset: Dataset, column: str) -> Rows:
+    """Return the number of the group of each row of a dataset.
+
+    Args:
+        dataset: The dataset.
+        column: A column of it; its values are the groups.
+    """
+    if column not in dataset.columns:
+        has = ", ".join(dataset.columns) or "none"
+        raise ValueError(f"evaluation.groups is {column!r}; {dataset.name} has the columns {has}")
+    return np.unique(dataset.columns[column], return_inverse=True)[1].astype(np.int64)
+
+
+def _check_parts(
+    recipe: Recipe, dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows], labels: Rows
+) -> None:
     """Raise an error for parts that cannot be evaluated, before anything is trained."""
     measured = {"train": recipe.evaluation.train_recall, "validation": True}
+    kinds = labels  # combinations of class and group
+    if recipe.evaluation.groups is not None:
+        groups = group_numbers(dataset, recipe.evaluation.groups)
+        groups = groups[store.rows] if isinstance(store, Store) else groups
+        kinds = np.unique(labels * (groups.max() + 1) + groups, return_inverse=True)[1]
     for part, places in rows.items():
         if part == "gallery" or not len(places) or not measured.get(part, recipe.evaluation.test):
             continue
@@ -281,6 +306,15 @@ def _check_parts(recipe: Recipe, dataset: Dataset, rows: Mapping[str, Rows], lab
             raise ValueError(f"{where} has no class of the queries, so there is nothing to retrieve")
         if part != "query" and counts.max() < 2:
             raise ValueError(f"{where} has a single image of each class, so there is nothing to retrieve")
+        if recipe.evaluation.groups is not None:
+            others = rows["gallery"] if part == "query" else places
+            same_class = np.bincount(labels[others], minlength=labels.max() + 1)[own]
+            same_kind = np.bincount(kinds[others], minlength=kinds.max() + 1)[kinds[places]]
+            if not (same_class > same_kind).any():
+                raise ValueError(
+                    f"{where} has no image of a query's class in another {recipe.evaluation.groups}, so there is "
+                    "nothing to retrieve"
+                )
 
 
 def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int) -> Sampler:

@@ -484,6 +484,8 @@ class EvaluationSection(Section):
     """How the crop is chosen."""
     crops: Count = 1
     """Above 1, the embedding is the mean over as many random crops, mirrored at random, instead of ``crop``."""
+    groups: str | None = None
+    """A column of the dataset, such as "camera": items of the query's class and group are ignored."""
 
     def conflicts(self) -> Iterator[str]:
         if self.crop == "center":
