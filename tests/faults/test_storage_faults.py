@@ -20,7 +20,7 @@ from fake_milvus import install
 from search_cases import vectors
 
 from nearfar.search import Index
-from nearfar.search.storage import storage
+from nearfar.search.storage import BadIndex, storage
 
 ROUNDS = int(os.environ.get("NEARFAR_ROUNDS", "3"))
 SEED = int(os.environ.get("NEARFAR_SEED", "0"))
@@ -168,6 +168,15 @@ def test_damaged_files_of_faiss_are_built_again(tmp_path: Path, name: str, caplo
     caplog.clear()
     Index.open(tmp_path / "i").close()
     assert not caplog.text
+
+
+@pytest.mark.parametrize("backend", ["exact", "faiss:flat", "faiss:ivf"])
+def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None:
+    Index.from_vectors(POINTS, out=tmp_path / "i", backend=backend, measure="euclidean").close()
+    (file,) = (tmp_path / "i").rglob("vectors.npy")
+    np.lib.format.open_memmap(file, mode="r+")[7, 0] = np.nan
+    with pytest.raises(BadIndex, match="NaN or infinity in 1 of .* rows; the first is row 7"):
+        Index.open(tmp_path / "i")
 
 
 def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,12 @@ def test_archives_can_be_given_as_a_list(tmp_path: Path) -> None:
     assert open_tree(files[:2]).names == ("jay/0.jpg", "jay/1.jpg")
 
 
+def test_a_member_of_a_zip_may_have_no_name(tmp_path: Path) -> None:
+    file = write_zip(tmp_path / "a.zip", ["jay/1.jpg", "x"])
+    file.write_bytes(file.read_bytes().replace(b"x", b"\0"))  # a name ends at its first zero
+    assert open_tree(file).names == ("jay/1.jpg",)
+
+
 def test_zip_and_tar_files_together_are_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", ["jay/1.jpg"])
     write_zip(tmp_path / "b.zip", ["jay/2.jpg"])

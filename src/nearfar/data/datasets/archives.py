@@ -216,7 +216,7 @@ def _scan_zips(root: Path, archives: Sequence[Path], prefixes: Sequence[str]) ->
         except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
             raise ValueError(f"{archive} cannot be read as a zip file: {error}") from error
         for info in listed:
-            if info.is_dir():
+            if info.filename.endswith("/"):
                 continue
             odd = "encrypted" if info.flag_bits & 1 else None
             if (info.external_attr >> 28) == 0o12:

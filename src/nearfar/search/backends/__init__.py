@@ -15,6 +15,7 @@ from nearfar.search.backends.base import MEASURES, NO_ID, Backend, Ids, Vectors
 from nearfar.search.backends.exact import Exact
 from nearfar.search.backends.fallback import ExactFallback, discard
 from nearfar.utils.progress import Progress
+from nearfar.utils.tensors import as_vectors, check_finite
 
 __all__ = [
     "MEASURES",
@@ -141,6 +142,7 @@ def reopen(
         except ImportError:
             raise
         except Exception as error:  # FAISS and NumPy raise errors of many kinds for damaged files
+            check_finite("vectors", as_vectors("vectors", vectors))
             log.warning("%s is built again, because its files are damaged (%s)", name, " ".join(str(error).split()))
             return Faiss.make(vectors, ids, kind=words, measure=context.measure)
     if kind == "milvus":
