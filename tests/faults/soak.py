@@ -21,6 +21,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import httpx
 
@@ -53,11 +54,11 @@ class Record:
         self.counts["checks"] += 1
 
 
-def start(index: Path) -> tuple[subprocess.Popen[str], str]:
-    """A server and its address."""
+def start(index: Path, log: IO[str]) -> tuple[subprocess.Popen[str], str]:
+    """A server, whose errors go to a file, and its address."""
     words = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--device", "cpu"]
     child = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        words, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert child.stdout is not None
     for line in child.stdout:
@@ -142,31 +143,41 @@ def soak(seconds: float, seed: int, *, pause: tuple[float, float] = ROUND) -> Re
 
     from nearfar.search import Index
 
-    rng, record, end = random.Random(seed), Record(), time.monotonic() + seconds
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("w+") as log:
         place = Path(folder) / "my.index"
         Index.build(model(), photos(Path(folder) / "photos", 20), out=place, device="cpu").close()
-        while time.monotonic() < end or not record.counts["kills"]:
-            child, address = start(place)
-            record.check(items(address))
-            stop = threading.Event()
-            with ThreadPoolExecutor(CLIENTS) as pool:
-                clients = [pool.submit(load, address, record, stop, rng.randrange(1 << 40)) for _ in range(CLIENTS)]
-                try:
-                    until = min(time.monotonic() + rng.uniform(*pause), max(end, time.monotonic() + 1))
-                    while time.monotonic() < until and not any(client.done() for client in clients):
-                        time.sleep(0.1)
-                    record.memory.append(megabytes(child.pid))
-                finally:
-                    stop.set()
-                    how = signal.SIGKILL if rng.random() < 0.7 or not record.counts["kills"] else signal.SIGTERM
-                    child.send_signal(how)
-                    child.wait(120)
-                    record.counts["kills" if how == signal.SIGKILL else "stops"] += 1
-                for client in clients:
-                    client.result()
+        try:
+            record = _rounds(place, seconds, random.Random(seed), pause, log)
+        except BaseException:
+            log.seek(0)
+            print("The server said at last:", *log.readlines()[-40:], sep="\n", file=sys.stderr)
+            raise
         with Index.open(place, device="cpu") as index:
             record.check({item.id: item.name for item in index.items})
+    return record
+
+
+def _rounds(place: Path, seconds: float, rng: random.Random, pause: tuple[float, float], log: IO[str]) -> Record:
+    record, end = Record(), time.monotonic() + seconds
+    while time.monotonic() < end or not record.counts["kills"]:
+        child, address = start(place, log)
+        record.check(items(address))
+        stop = threading.Event()
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            clients = [pool.submit(load, address, record, stop, rng.randrange(1 << 40)) for _ in range(CLIENTS)]
+            try:
+                until = min(time.monotonic() + rng.uniform(*pause), max(end, time.monotonic() + 1))
+                while time.monotonic() < until and not any(client.done() for client in clients):
+                    time.sleep(0.1)
+                record.memory.append(megabytes(child.pid))
+            finally:
+                stop.set()
+                how = signal.SIGKILL if rng.random() < 0.7 or not record.counts["kills"] else signal.SIGTERM
+                child.send_signal(how)
+                child.wait(120)
+                record.counts["kills" if how == signal.SIGKILL else "stops"] += 1
+            for client in clients:
+                client.result()
     return record
 
 
