@@ -27,7 +27,8 @@ class Quadruplet(Loss):
         second_margin: m₂, of pairs without a common member; smaller than m₁ in the paper.
 
     Differences:
-        All triplets and quadruplets of the batch are used. The time grows with positive pairs times negative pairs; the
+        All triplets and quadruplets of the batch are used, and the margins are constants; the paper sets them from the
+        mean distances of each batch. The time grows with positive pairs times negative pairs; the
         memory does not. The loss compares pairs without a common member, so it is no function of the anchor's row and
         has no pair weights. On a GPU the host waits for the number of positive pairs.
 
