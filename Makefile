@@ -9,12 +9,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench browser audit soak package matrix smoke
+.PHONY: demo test lint bench browser proxy audit soak package matrix smoke
 
 demo: $(READY)
 	@$(BIN)/nearfar demo
 
-test: lint browser
+test: lint browser proxy
 	$(BIN)/pytest -q -n $(JOBS)
 
 # The search page is tested in a real browser. Debian's chromium is installed if there is none and we may install it.
@@ -25,6 +25,12 @@ browser:
 		(apt-get install -y -qq chromium >/dev/null 2>&1 || \
 		(apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1); \
 	} || echo "!!! No chromium found, and it cannot be installed: TESTS OF THE PAGE ARE SKIPPED !!!"
+
+# The configuration of nginx in docs/serve.md is tested as well.
+proxy:
+	@command -v nginx >/dev/null || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get install -y -qq nginx-light >/dev/null 2>&1; \
+	} || echo "No nginx found, and it cannot be installed: its test is skipped."
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -36,6 +37,18 @@ def client() -> Iterator[Client]:
             return stack.enter_context(client)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    folder = tmp_path_factory.mktemp("certificate")
+    files = folder / "certificate.pem", folder / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run([*command.split(), "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
+    return files
 
 
 @pytest.fixture(scope="session")

@@ -149,17 +149,11 @@ def test_slow_headers_keep_nobody_out(small_index: Path) -> None:
     assert logged[0].startswith("too many connections; some were refused or closed")
 
 
-def test_connections_can_be_encrypted(small_index: Path, tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    )
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command.split(), *files], check=True, capture_output=True)
-    words = ["--certificate", str(certificate), "--key", str(key), "--token", "correct-horse-battery"]
+def test_connections_can_be_encrypted(small_index: Path, certificate: tuple[Path, Path]) -> None:
+    words = ["--certificate", str(certificate[0]), "--key", str(certificate[1]), "--token", "correct-horse-battery"]
     with process(small_index, "--read-only", *words) as (_, address):
         assert address.startswith("https://")
-        with httpx.Client(base_url=address, verify=ssl.create_default_context(cafile=certificate)) as client:
+        with httpx.Client(base_url=address, verify=ssl.create_default_context(cafile=certificate[0])) as client:
             answer = client.post(f"{API}/session", json={"token": "correct-horse-battery"})
             assert answer.headers["strict-transport-security"].startswith("max-age=")
             assert "Secure" in answer.headers["set-cookie"]
