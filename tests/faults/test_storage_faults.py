@@ -175,7 +175,7 @@ def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None
     Index.from_vectors(POINTS, out=tmp_path / "i", backend=backend, measure="euclidean").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
     np.lib.format.open_memmap(file, mode="r+")[7, 0] = np.nan
-    with pytest.raises(BadIndex, match="NaN or infinity in 1 of .* rows; the first is row 7"):
+    with pytest.raises(BadIndex, match=r"NaN or infinity in 1 of .* rows; the first is row 7"):
         Index.open(tmp_path / "i")
 
 
