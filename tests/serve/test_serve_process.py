@@ -19,11 +19,13 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from fake_index import FakeIndex, encoded, picture
 from odd_files import many_scans
 from waiting import wait_for
 
 from nearfar.search import Index
+from nearfar.serve import create, server
 from nearfar.serve.server import OTHER_FILES
 from nearfar.serve.uploads import SLOW_WAITING
 
@@ -147,6 +149,28 @@ def test_slow_headers_keep_nobody_out(small_index: Path) -> None:
         logged = child.stderr.read().splitlines()
     assert len(logged) == 1
     assert logged[0].startswith("too many connections; some were refused or closed")
+
+
+def test_a_request_that_outlasts_the_shutdown_is_asked_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SHUTDOWN_SECONDS", 0.2)
+    index, entered, leave = FakeIndex(4), threading.Event(), threading.Event()
+
+    def slow(method: str = "pca") -> Any:
+        entered.set()
+        leave.wait(20)
+        raise RuntimeError("too late")
+
+    monkeypatch.setattr(index, "map_with_ids", slow)
+    with server.listen("127.0.0.1", 0) as listening, ThreadPoolExecutor(2) as pool:
+        running = uvicorn.Server(server.configure(create(index)))
+        served = pool.submit(running.run, sockets=[listening])
+        answer = pool.submit(httpx.get, f"{server.url_of(listening)}{API}/map", timeout=20)
+        assert entered.wait(20)
+        running.should_exit = True
+        assert answer.result(20).status_code == 503
+        assert answer.result().json()["error"]["message"] == "the server is stopping; try again"
+        leave.set()
+        served.result(20)
 
 
 def test_connections_can_be_encrypted(small_index: Path, certificate: tuple[Path, Path]) -> None:

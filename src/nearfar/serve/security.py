@@ -308,6 +308,11 @@ class SecurityMiddleware:
             await self.app(scope, self._limited(receive, largest), send_with_headers)
         except ApiError as error:
             await _send_error(error, scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server stops, and the request took longer than it may
+            if status[0]:
+                raise
+            stopping = ApiError(503, "the server is stopping; try again", headers={"connection": "close"})
+            await _send_error(stopping, scope, receive, send_with_headers)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if status[0]:  # the response has begun
