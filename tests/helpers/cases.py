@@ -11,6 +11,7 @@ import torch
 
 import nearfar as nf
 from nearfar.losses import Loss
+from nearfar.losses.triplet import MEASURES
 
 RANDOM_MININGS = ("random", "distance_weighted")
 MININGS = {"semi_hard_or_none": {"name": "semi_hard", "fallback": "none"}}  # by the names of the oracles
@@ -82,7 +83,7 @@ def _cosine(key: str, *, mining: str = "all", **settings: Any) -> Case:
 
 
 def _triplet(*, mining: str = "semi_hard", **settings: Any) -> Case:
-    measure = "squared_euclidean" if settings.get("form") == "squared_distance" else "cosine"
+    measure = MEASURES[settings.get("form", "cosine")]
     return Case(
         "triplet", settings | {"mining": MININGS.get(mining, mining)}, measure, settings.get("normalize", True), mining
     )
@@ -173,6 +174,9 @@ CASES = [
     _triplet(mining="all", form="squared_distance"),
     _triplet(mining="all", form="squared_distance", margin=0.2, average="active"),
     _triplet(mining="hard", average="active"),
+    _triplet(mining="all", form="distance", average="active"),
+    _triplet(mining="all", form="distance", normalize=False, margin=0.5),
+    _triplet(mining="hard", form="distance", soft_margin=True),
     _triplet(mining="valid_triplet", margin=0.2),
     _triplet(mining="semi_hard", form="squared_distance", average="active"),
     _triplet(mining="semi_hard_or_none"),

@@ -233,7 +233,7 @@ def triplet(
     view: View, *, form: str = "cosine", margin: float | None = None, average: str = "all", soft_margin: bool = False
 ) -> Tensor:
     if margin is None:
-        margin = 0.0 if soft_margin else 0.1 if form == "cosine" else 1.0
+        margin = 0.0 if soft_margin else 1.0 if form == "squared_distance" else 0.1
     terms = []
     for i in view.anchors:
         for p, n in view.triplets[i]:

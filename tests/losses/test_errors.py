@@ -182,7 +182,7 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
             ValueError,
             "'distance_weighted' needs unit vectors and Triplet does not normalize embeddings",
         ),
-        ("triplet", {"form": "distance"}, ValueError, "form is 'distance'; allowed are cosine, squared_distance"),
+        ("triplet", {"form": "angle"}, ValueError, "form is 'angle'; allowed are cosine, distance, squared_distance"),
         ("triplet", {"average": "anchors"}, ValueError, "average is 'anchors'"),
         ("triplet", {"margin": "0.1"}, TypeError, "margin is '0.1'; a number"),
         ("triplet", {"margin": math.nan}, ValueError, "margin is nan; it must be finite"),

@@ -34,7 +34,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
         "normalize": EITHER,
     },
     "triplet": {
-        "form": ("cosine", "squared_distance"),
+        "form": ("cosine", "distance", "squared_distance"),
         "margin": MARGIN,
         "average": ("all", "active"),
         "mining": MINING,

@@ -7,6 +7,8 @@
 >>> value.backward()
 """
 
+from typing import Never
+
 from nearfar.losses.adaface import AdaFace
 from nearfar.losses.angular import Angular
 from nearfar.losses.arcface import ArcFace
@@ -20,6 +22,7 @@ from nearfar.losses.cosface import CosFace
 from nearfar.losses.diversity import AdversarialRegularizer, Divergence
 from nearfar.losses.facility_location import FacilityLocation
 from nearfar.losses.fast_ap import FastAP
+from nearfar.losses.foreign import PML_LOSSES
 from nearfar.losses.group import Group
 from nearfar.losses.hierarchical_triplet import HierarchicalTriplet
 from nearfar.losses.histogram import Histogram
@@ -60,3 +63,9 @@ __all__ = [
     "SoftTriple", "Softmax", "SpectralClustering", "SphereFace", "SupCon", "ThresholdConsistentMargin", "Triplet",
     "TupletMargin", "create", "defaults", "describe", "get", "names", "param_groups", "register", "summary",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Never:
+    if name in PML_LOSSES:
+        raise AttributeError(f"{name} is a class of pytorch-metric-learning; nearfar has {PML_LOSSES[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

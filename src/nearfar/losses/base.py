@@ -6,17 +6,18 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
 from nearfar.engine import Mean, Row, RowLoss, Tile, pair_weights, row_loss
+from nearfar.losses.foreign import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
 from nearfar.utils.tensors import NOT_PAIRS, check_embeddings, check_vectors, is_integer, readable
-from nearfar.utils.validation import check_constructor
+from nearfar.utils.validation import check_constructor, defaults_of
 
 
 class Loss(nn.Module, ABC):
@@ -66,6 +67,18 @@ class Loss(nn.Module, ABC):
             if declaration not in vars(cls):
                 setattr(cls, declaration, False)
         check_constructor(cls)
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        if settings:
+            refuse_foreign(cls.__name__, settings, defaults_of(cls.__init__))
+        return super().__new__(cls)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Tensor:
+        """Compute the loss; arguments as in ``forward``."""
+        if named:
+            refuse_foreign(type(self).__name__, named)
+        value: Tensor = super().__call__(*inputs, **named)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.fixed and (name in vars(self) or _is_set_property(self, name)):

@@ -7,6 +7,7 @@ import textwrap
 from typing import Any, TypeVar
 
 from nearfar.losses.base import Loss
+from nearfar.losses.foreign import PML_LOSSES, refuse_foreign
 from nearfar.utils.validation import check_settings, defaults_of, known
 
 L = TypeVar("L", bound=type[Loss])
@@ -48,6 +49,8 @@ def get(key: str) -> type[Loss]:
         >>> get("raw").__name__
         'Raw'
     """
+    if key in PML_LOSSES:
+        raise ValueError(f"loss is {key!r}, a class of pytorch-metric-learning; nearfar has {PML_LOSSES[key]}")
     return known("loss", key, _LOSSES)
 
 
@@ -66,7 +69,10 @@ def create(key: str, **settings: Any) -> Loss:
         >>> create("raw", alpha=3.0).alpha
         3.0
     """
-    check_settings(key, settings, defaults(key))
+    allowed = defaults(key)
+    if settings:
+        refuse_foreign(key, settings, allowed)
+    check_settings(key, settings, allowed)
     return get(key)(**settings)
 
 

@@ -16,7 +16,8 @@ from nearfar.losses.registry import register
 from nearfar.mining import Choice, MinedTriplets, TripletMining
 from nearfar.utils.validation import number, one_of
 
-MARGINS = {"cosine": 0.1, "squared_distance": 1.0}
+MARGINS = {"cosine": 0.1, "distance": 0.1, "squared_distance": 1.0}
+MEASURES = {"cosine": "cosine", "distance": "euclidean", "squared_distance": "squared_euclidean"}
 MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
 
 
@@ -26,22 +27,23 @@ class Triplet(PairLoss):
 
     Formula:
         cosine:            mean over triplets of [s_an − s_ap + margin]+
+        distance:          mean over triplets of [d_ap − d_an + margin]+
         squared_distance:  mean over triplets of [d²_ap − d²_an + margin]+
         soft_margin:       log(1 + e^x) instead of [x]+
 
     Args:
-        form: "cosine", or "squared_distance" between unit vectors.
-        margin: λ = 0.1 for "cosine", m = 1 for "squared_distance", and 0 with a soft margin.
+        form: "cosine", or "distance" or "squared_distance" between unit vectors.
+        margin: λ = 0.1 for "cosine" and "distance", m = 1 for "squared_distance", and 0 with a soft margin.
         mining: "semi_hard", "hard", "random" and "distance_weighted" choose triplets. "all" and "valid_triplet" choose
             sets and use every triplet of them, in O(m² log m).
         average: "all": over the chosen triplets; "active": over those with a loss above zero.
-        normalize: False: compare embeddings as they are, for "squared_distance" as in NRA 2 and RLL 1.
+        normalize: False: compare embeddings as they are, for distances as in NRA 2 and RLL 1.
         soft_margin: True: a triplet keeps learning beyond the margin, with a decreasing gradient.
 
     Differences:
         With a soft margin every triplet has a loss, so both averages are the same. The time of "all" and
         "valid_triplet" then grows with the number of triplets, on a GPU with the cube of the batch; the memory does
-        not. The soft-margin paper compares distances that are not squared.
+        not. The soft-margin paper uses the form "distance".
 
     Reference:
         Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.17
@@ -72,8 +74,9 @@ class Triplet(PairLoss):
         normalize: bool = True,
         soft_margin: bool = False,
     ) -> None:
-        super().__init__(mining, measure="cosine" if form == "cosine" else "squared_euclidean", normalize=normalize)
-        self.form = one_of("form", form, ("cosine", "squared_distance"))
+        one_of("form", form, tuple(MEASURES))
+        super().__init__(mining, measure=MEASURES[form], normalize=normalize)
+        self.form = form
         self.soft_margin = bool(soft_margin)
         default = 0.0 if self.soft_margin else MARGINS[form]
         self.margin = number("margin", default if margin is None else margin)

@@ -1,0 +1,233 @@
+"""Losses of pytorch-metric-learning become ours, and what differs is said."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from checks import assert_close, make_batch
+from torch import Tensor, nn
+
+import nearfar as nf
+from nearfar.losses.foreign import ARGUMENTS, PML_LOSSES
+
+pytest.importorskip("pytorch_metric_learning")
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+
+COSINE = distances.CosineSimilarity()
+RAW_DOT = distances.DotProductSimilarity(normalize_embeddings=False)
+RAW = distances.LpDistance(normalize_embeddings=False)
+SQUARED = distances.LpDistance(power=2)
+RAW_SQUARED = distances.LpDistance(power=2, normalize_embeddings=False)
+MEAN = reducers.MeanReducer()
+PAIRED = (6, 5, 4, 3, 2)  # no singletons
+
+Gradients = dict[str, Tensor | None]
+
+EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
+    (losses.TripletMarginLoss(), None),
+    (losses.TripletMarginLoss(0.2, reducer=MEAN), None),
+    (losses.TripletMarginLoss(0.1, distance=COSINE), None),
+    (losses.TripletMarginLoss(0.5, distance=distances.DotProductSimilarity()), None),
+    (losses.TripletMarginLoss(0.2, distance=SQUARED), None),
+    (losses.TripletMarginLoss(0.2, distance=RAW), None),
+    (losses.TripletMarginLoss(2.0, distance=RAW_SQUARED), None),
+    (losses.TripletMarginLoss(0.1, smooth_loss=True), None),
+    (losses.TripletMarginLoss(0.2), miners.BatchHardMiner()),
+    (losses.TripletMarginLoss(0.2), miners.BatchHardMiner(distance=COSINE)),
+    (losses.TripletMarginLoss(0.2, distance=RAW_SQUARED), miners.BatchHardMiner(distance=RAW)),
+    (losses.TripletMarginLoss(0.2), miners.TripletMarginMiner(margin=0.2)),
+    (losses.TripletMarginLoss(0.2, distance=COSINE), miners.TripletMarginMiner(margin=0.3, distance=COSINE)),
+    (losses.TripletMarginLoss(0.2, distance=COSINE), miners.MultiSimilarityMiner(0.1)),
+    (losses.TripletMarginLoss(0.2), miners.MultiSimilarityMiner(0.1, distance=distances.LpDistance())),
+    (losses.MultiSimilarityLoss(), None),
+    (losses.MultiSimilarityLoss(4, 20, 0.3), miners.MultiSimilarityMiner(0.2)),
+    (losses.MultiSimilarityLoss(), miners.BatchHardMiner()),
+    (losses.CircleLoss(), None),
+    (losses.CircleLoss(0.25, 16), miners.MultiSimilarityMiner(0.1)),
+    (losses.NTXentLoss(), None),
+    (losses.NTXentLoss(0.5), miners.MultiSimilarityMiner(0.1)),
+    (losses.SupConLoss(), None),
+    (losses.LiftedStructureLoss(distance=RAW), None),
+    (losses.LiftedStructureLoss(neg_margin=1, pos_margin=0.4, distance=RAW), None),
+    (losses.MarginLoss(learn_beta=True), miners.BatchHardMiner()),
+    (losses.MarginLoss(learn_beta=True, beta=1.0, nu=0.1), miners.BatchHardMiner()),
+    (losses.MarginLoss(learn_beta=True, num_classes=7), miners.BatchHardMiner()),
+    (losses.NPairsLoss(distance=RAW_DOT), None),
+    (losses.FastAPLoss(), None),
+    (losses.FastAPLoss(25), None),
+    (losses.NCALoss(softmax_scale=2), None),
+    (losses.NCALoss(distance=RAW_SQUARED), None),
+    (losses.TupletMarginLoss(), None),
+    (losses.ThresholdConsistentMarginLoss(margin_plus=0.8, lambda_minus=2.0), None),
+    (losses.SphereFaceLoss(7, 4, margin=3), None),
+    (losses.NormalizedSoftmaxLoss(7, 4), None),
+    (losses.ProxyNCALoss(7, 4, softmax_scale=3), None),
+    (losses.ArcFaceLoss(7, 4, margin=20, scale=8), None),
+    (losses.SubCenterArcFaceLoss(num_classes=7, embedding_size=4), None),
+    (losses.CosFaceLoss(7, 4), None),
+    (losses.SoftTripleLoss(7, 4, centers_per_class=3), None),
+    (losses.ProxyAnchorLoss(7, 4), None),
+]
+
+
+def described(value: object) -> str:
+    return "none" if value is None else type(value).__name__
+
+
+def value_and_gradients(loss: nn.Module, embeddings: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The value, and the gradients by the embeddings and by the only parameter, in one shape for both libraries."""
+    leaf = embeddings.clone().requires_grad_()
+    loss.zero_grad()
+    value = loss(leaf, *rest)
+    value.sum().backward()
+    parameters = [*loss.named_parameters()]
+    if not parameters:
+        return value.detach(), leaf.grad, None
+    ((name, parameter),) = parameters
+    gradient = parameter.grad
+    if name in ("W", "fc"):
+        gradient = gradient.T
+    return value.detach(), leaf.grad, gradient.reshape(-1)
+
+
+def assert_equal(theirs: nn.Module, miner: nn.Module | None, ours: nn.Module, constant: float = 0.0) -> None:
+    theirs, ours = theirs.double(), ours.double()
+    for spread in ("apart", "touching", "mixed"):
+        embeddings, labels = make_batch(spread, sizes=PAIRED, dim=4)
+        mined = () if miner is None else (miner(embeddings, labels),)
+        wanted = value_and_gradients(theirs, embeddings, labels, *mined)
+        found = value_and_gradients(ours, embeddings, labels)
+        assert_close(found[0] + constant, wanted[0].squeeze(), 1e-9)
+        assert_close(found[1], wanted[1], 1e-9, "gradient")
+        if wanted[2] is not None:
+            assert_close(found[2], wanted[2], 1e-9, "gradient by parameters")
+
+
+@pytest.mark.parametrize(("theirs", "miner"), EQUAL, ids=described)
+def test_a_loss_without_differences_has_the_same_value_and_gradients(
+    theirs: nn.Module, miner: nn.Module | None
+) -> None:
+    found = nf.migrate.from_pml(theirs, miner=miner)
+    assert found.differences == ()
+    assert_equal(theirs, miner, found.loss)
+
+
+DIFFERENT: list[tuple[nn.Module, nn.Module | None, str]] = [
+    (losses.TripletMarginLoss(swap=True), None, "swap"),
+    (losses.TripletMarginLoss(triplets_per_anchor=10), None, "draws triplets_per_anchor triplets"),
+    (
+        losses.TripletMarginLoss(distance=RAW_DOT),
+        None,
+        r"DotProductSimilarity \(.* raw embeddings\), this loss by euclid",
+    ),
+    (losses.TripletMarginLoss(distance=distances.LpDistance(p=1)), None, r"LpDistance \(p=1"),
+    (losses.TripletMarginLoss(reducer=reducers.SumReducer()), None, "SumReducer; this is what AvgNonZeroReducer does"),
+    (losses.TripletMarginLoss(), miners.TripletMarginMiner(type_of_triplets="semihard"), "every semi-hard triplet"),
+    (losses.TripletMarginLoss(), miners.TripletMarginMiner(type_of_triplets="hard"), "not 'hard'"),
+    (losses.TripletMarginLoss(0.5), miners.TripletMarginMiner(margin=0.2), "not 'all'"),
+    (losses.TripletMarginLoss(), miners.MultiSimilarityMiner(), "the miner compares by CosineSimilarity"),
+    (losses.TripletMarginLoss(), miners.DistanceWeightedMiner(), "draws positives as well"),
+    (losses.ContrastiveLoss(), None, "and their squares here"),
+    (losses.ContrastiveLoss(distance=SQUARED), None, "√neg_margin"),
+    (losses.ContrastiveLoss(0.2), None, "down to a distance of 0.2"),
+    (losses.ContrastiveLoss(0.9, 0.5, distance=COSINE), None, "up to a similarity of 0.9"),
+    (losses.MultiSimilarityLoss(distance=distances.LpDistance()), None, "this loss by cosine"),
+    (losses.MarginLoss(), miners.BatchHardMiner(), "does not learn beta"),
+    (losses.MarginLoss(learn_beta=True), None, "once for each triplet"),
+    (losses.MarginLoss(learn_beta=True, num_classes=7, nu=0.1), miners.BatchHardMiner(), "nu weights the betas"),
+    (losses.HistogramLoss(), None, "float32"),
+    (losses.SmoothAPLoss(), None, "ranks the anchor itself"),
+    (losses.RankedListLoss(0.4, 5, Tp=1), None, r"\(Tp\)"),
+    (losses.ArcFaceLoss(7, 4), miners.BatchHardMiner(), "weights the samples of ArcFaceLoss"),
+    (losses.ArcFaceLoss(7, 4, weight_regularizer=regularizers.RegularFaceRegularizer()), None, "weight_regularizer"),
+    (losses.TripletMarginLoss(embedding_regularizer=regularizers.LpRegularizer()), None, "embedding_regularizer"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "miner", "difference"), DIFFERENT, ids=described)
+def test_what_differs_is_said(theirs: nn.Module, miner: nn.Module | None, difference: str) -> None:
+    found = nf.migrate.from_pml(theirs, miner=miner)
+    with pytest.raises(AssertionError, match=difference):
+        assert found.differences == (), str(found)
+    embeddings, labels = make_batch(sizes=PAIRED, dim=4)
+    assert found.loss(embeddings.float(), labels).isfinite()
+
+
+def test_some_differences_are_of_value_or_lengths_alone() -> None:
+    contrastive = losses.ContrastiveLoss(1, 0.5, distance=COSINE)
+    found = nf.migrate.from_pml(contrastive)
+    assert found.differences == ("the value is lower by pos_margin, 1; the gradient is the same",)
+    assert_equal(contrastive, None, found.loss, constant=1.0)
+
+    def normalized(loss: nn.Module) -> nn.Module:
+        return _Normalized(loss)
+
+    for theirs in (losses.LiftedStructureLoss(), losses.NPairsLoss(), losses.AngularLoss(35)):
+        found = nf.migrate.from_pml(theirs)
+        assert len(found.differences) == 1
+        assert_equal(normalized(theirs), None, normalized(found.loss))
+
+
+class _Normalized(nn.Module):
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return self.loss(nn.functional.normalize(embeddings, dim=1), labels)
+
+
+def test_ranked_list_has_the_same_value_but_for_a_factor() -> None:
+    theirs = losses.RankedListLoss(margin=0.4, Tn=5, alpha=1.2, imbalance=0.25)
+    embeddings, labels = make_batch(sizes=PAIRED, dim=4)
+    found = nf.migrate.from_pml(theirs)
+    assert "divided by 1 − imbalance, 0.75" in str(found)
+    assert found.loss(embeddings, labels).item() * 0.75 == pytest.approx(theirs(embeddings, labels).item(), rel=1e-3)
+
+
+def test_what_has_no_counterpart_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there is no counterpart of 'ManifoldLoss'"):
+        nf.migrate.from_pml(losses.ManifoldLoss(l=4))
+    with pytest.raises(ValueError, match=r"CrossBatchMemory cannot be converted: nf\.losses\.Memory, which takes"):
+        nf.migrate.from_pml(losses.CrossBatchMemory(losses.ContrastiveLoss(), 4))
+    with pytest.raises(ValueError, match="UniformHistogramMiner has no counterpart"):
+        nf.migrate.from_pml(losses.TripletMarginLoss(), miner=miners.UniformHistogramMiner())
+    with pytest.raises(TypeError, match="one of pytorch_metric_learning is needed"):
+        nf.migrate.from_pml(nf.losses.Triplet())
+    with pytest.raises(ValueError, match="no counterpart of 'TripletLoss'; nearfar has one for AngularLoss, "):
+        nf.migrate.counterpart("TripletLoss")
+
+
+@pytest.mark.parametrize("name", PML_LOSSES)
+def test_names_of_classes_name_ours(name: str) -> None:
+    assert hasattr(losses, name)
+    for word in PML_LOSSES[name].split():
+        if word.startswith("nf.losses."):
+            assert hasattr(nf.losses, word.removeprefix("nf.losses.").rstrip(","))
+    with pytest.raises(AttributeError, match=f"{name} is a class of pytorch-metric-learning; nearfar has"):
+        getattr(nf.losses, name)
+    with pytest.raises(ValueError, match=f"loss is '{name}', a class of pytorch-metric-learning; nearfar has"):
+        nf.losses.create(name)
+
+
+def test_names_of_arguments_name_ours() -> None:
+    with pytest.raises(TypeError, match="ArcFace has no argument 'embedding_size'; nearfar has dim"):
+        nf.losses.ArcFace(num_classes=3, embedding_size=4)
+    with pytest.raises(TypeError, match="arcface has no argument 'embedding_size'; nearfar has dim"):
+        nf.losses.create("arcface", num_classes=3, embedding_size=4)
+    embeddings, labels = make_batch()
+    for name in ("indices_tuple", "ref_emb", "ref_labels"):
+        with pytest.raises(
+            TypeError, match=f"Raw has no argument '{name}'; nearfar has {ARGUMENTS[name].split(',')[0]}"
+        ):
+            nf.losses.Raw()(embeddings, labels, **{name: None})
+
+
+def test_proxies_keep_their_values() -> None:
+    theirs = losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=4, sub_centers=2)
+    found = nf.migrate.from_pml(theirs).loss
+    assert torch.equal(found.proxies.flatten(0, 1), theirs.W.T)
+    assert found.margin == pytest.approx(math.radians(28.6))
