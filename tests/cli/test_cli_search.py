@@ -194,3 +194,36 @@ def test_bad_input_is_one_line(
 ) -> None:
     monkeypatch.chdir(place)
     assert expected in refused(capsys, *words)
+
+
+def test_a_calibrated_model_verifies_and_its_index_tells_matches(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_folder(tmp_path / "model")
+    others, pictures = photos(tmp_path / "others", 40), photos(tmp_path / "photos", 12)
+    same, other = pictures / "digit 3" / "003.png", pictures / "digit 4" / "004.png"
+    assert "has no threshold; choose one with: nearfar calibrate" in refused(capsys, "verify", model, same, other)
+    assert "data is missing" in refused(capsys, "calibrate", model)
+    words = ("--data", f"folder:{others}", "--device", "cpu", "--cache", tmp_path / "cache")
+    assert "allowed are" in refused(capsys, "calibrate", model, *words, "--criterion", "best")
+    said = run(capsys, "calibrate", model, *words, "--criterion", "0.2")
+    assert "of the pairs of two classes match, and" in said
+    kept = json.loads((tmp_path / "model" / "threshold.json").read_text())
+    assert (kept["criterion"], kept["about"]["data"]) == (0.2, "folder:others")
+    assert run(capsys, "verify", model, same, same).startswith("match: similarity 1.0000\nthreshold ")
+    found = json.loads(run(capsys, "verify", model, same, other, "--json", "-"))
+    assert found["match"] == (found["similarity"] >= kept["similarity"] - 1e-6)
+    (tmp_path / "text.png").write_text("no image")
+    assert "text.png: " in refused(capsys, "verify", model, same, tmp_path / "text.png")
+
+    run(capsys, "index", "build", model, pictures, "-o", tmp_path / "i", "--device", "cpu")
+    said = run(capsys, "search", tmp_path / "i", same, "-k", 3, "--json", tmp_path / "a.json")
+    results = json.loads((tmp_path / "a.json").read_text())[0]
+    assert (results["unknown"], results["neighbors"][0]["match"]) == (False, True)
+    assert "match: digit 3" in said
+    assert f"threshold {kept['similarity']:.4f}" in said
+    assert f"threshold {kept['similarity']:.4f}" in " ".join(run(capsys, "index", "info", tmp_path / "i").split())
+    assert "decision" not in run(capsys, "search", tmp_path / "i", same, "--expand", 2)
+    run(capsys, "calibrate", model, *words, "--criterion", "accuracy", "--index", tmp_path / "i")
+    info = json.loads(run(capsys, "index", "info", tmp_path / "i", "--json", "-"))
+    assert info["threshold"]["criterion"] == "accuracy"

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from nearfar.metrics import Threshold
 from nearfar.search import filters
 from nearfar.search.index import VectorQuery
 from nearfar.search.items import Item, MissingItem
@@ -32,6 +33,7 @@ class FakeIndex:
         self._pictures: dict[int, Image.Image] = {}
         self._next, self._model = 0, model
         self.batches: list[int] = []
+        self.threshold: Threshold | None = None
         self.closed = False
         if count:
             self.add_images(
@@ -46,7 +48,9 @@ class FakeIndex:
         return tuple(self._items.values())
 
     def info(self) -> dict[str, Any]:
-        return {"format": 1, "count": len(self), "dim": DIM, "backend": "exact", "model": self._model, "built": "now"}
+        threshold = None if self.threshold is None else self.threshold.to_json()
+        facts = {"format": 1, "count": len(self), "dim": DIM, "backend": "exact", "model": self._model, "built": "now"}
+        return {**facts, "threshold": threshold}
 
     def item(self, id: int) -> Item:
         if id not in self._items:
@@ -121,3 +125,9 @@ def encoded(image: Image.Image, kind: str = "PNG", **settings: Any) -> bytes:
     file = BytesIO()
     image.save(file, kind, **settings)
     return file.getvalue()
+
+
+def threshold(similarity: float) -> Threshold:
+    """A threshold with made-up error rates."""
+    rates = {"false_accept": 0.001, "false_reject": 0.0425, "f1": 0.9, "accuracy": 0.99}
+    return Threshold(similarity=similarity, measure="cosine", criterion="f1", positives=80, negatives=1000, **rates)

@@ -6,6 +6,7 @@ Bad input ends in one readable line and an exit code other than 0; ``--debug`` s
 # Importing a module adds its commands, in the order of `nearfar --help`.
 from nearfar.cli import (  # noqa: F401
     bench,
+    calibrate,
     data,
     demo,
     embed,
@@ -21,6 +22,7 @@ from nearfar.cli import (  # noqa: F401
     tournament,
     train,
     tune,
+    verify,
     weights,
 )
 from nearfar.cli.app import app, main

@@ -62,8 +62,12 @@ def build(
     Example: nearfar index build runs/digits --data digits -o digits.index
     """
     from nearfar.search import Index
+    from nearfar.training import load_threshold
     from nearfar.training.api import model_folder
 
+    threshold = load_threshold(model)
+    if threshold is not None and threshold.measure != measure:
+        threshold = None
     pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
     with (
         bars() as watch,
@@ -75,6 +79,7 @@ def build(
             labels=labels,
             metadata=about,
             measure=measure,
+            threshold=threshold,
             device=device,
             batch_size=batch_size,
             watch=watch,
@@ -189,14 +194,19 @@ def info(
     Example: nearfar index info my.index
     """
     with _open(place, read_only=True, trust=trust) as opened:
-        facts, labels = opened.info(), opened.items.labels()
-    model = facts.pop("model")
-    facts |= {"model": "none" if model is None else f"{model['name']} {model['fingerprint'][:12]}"}
+        facts, labels, threshold = opened.info(), opened.items.labels(), opened.threshold
+    told = {
+        "model": "none" if facts["model"] is None else "{name} {fingerprint:.12}".format(**facts["model"]),
+        "threshold": "none" if threshold is None else threshold.describe(),
+    }
     if json != STDOUT:
-        print_table(("index", str(place)), [(key.replace("_", " "), _text(value)) for key, value in facts.items()])
+        print_table(
+            ("index", str(place)),
+            [(key.replace("_", " "), _text(told.get(key, value))) for key, value in facts.items()],
+        )
         print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
     if json is not None:
-        print_json(json, {**facts, "model": model, "labels": labels})
+        print_json(json, {**facts, "labels": labels})
 
 
 @index.command(name="duplicates", short_help="List near duplicates.")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, IndexFolder, Json, Trust, Where
 from nearfar.cli.output import STDOUT, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from nearfar.search.results import Results
+
+SIGNS = {None: "", True: "✓", False: "✗"}
+DECISIONS = {True: "match", False: "no match"}
 
 
 @app.command(name="search", short_help="Find the images of an index that are most similar to an image.")
@@ -53,15 +59,26 @@ def search_index(
     for results in found if json != STDOUT else ():
         if len(found) > 1:
             say(results.name)
-        sign = {None: "", True: "✓", False: "✗"}
-        rows = [
-            (str(place), f"{each.score:.4f}", each.item.label or "", sign[right], each.item.name, str(each.item.id))
-            for place, (each, right) in enumerate(zip(results, results.right, strict=True), start=1)
-        ]
-        print_table(("", "score", "class", "", "name", "id"), rows, right=(0, 1, 5))
+        _show(results)
     for file in (html, png):
         if file is not None:
             write_results(found, file)
             say(f"wrote {file}")
     if json is not None:
         print_json(json, [results.to_json() for results in found])
+
+
+def _show(results: Results) -> None:
+    """Print the neighbors of a query, and whether they match if the index has a threshold."""
+    threshold = results.threshold
+    rows = [
+        (str(place), f"{each.score:.4f}", *([] if match is None else [DECISIONS[match]]), each.item.label or "",
+         SIGNS[right], each.item.name, str(each.item.id))
+        for place, (each, right, match) in enumerate(zip(results, results.right, results.matches, strict=True), start=1)
+    ]  # fmt: skip
+    heads = ("", "score", *([] if threshold is None else ["decision"]), "class", "", "name", "id")
+    print_table(heads, rows, right=(0, 1, len(heads) - 1))
+    if threshold is not None:
+        nearest = "" if results.unknown else results.labels[0] or results.names[0]
+        say(f"match: {nearest}" if nearest else "unknown: no item matches")
+        say(threshold.describe())

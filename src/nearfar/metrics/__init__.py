@@ -1,4 +1,4 @@
-"""Metrics of embeddings: retrieval, clustering and verification, with confidence intervals.
+"""Metrics of embeddings: retrieval, clustering, verification and decision thresholds, with confidence intervals.
 
 Example:
     >>> import torch, nearfar as nf
@@ -10,6 +10,7 @@ Example:
     1.0
 """
 
+from nearfar.metrics.calibration import Threshold, calibrate
 from nearfar.metrics.clustering import ami, clustering, f1, nmi
 from nearfar.metrics.intervals import Interval, class_intervals
 from nearfar.metrics.kmeans import KMeans, kmeans
@@ -19,7 +20,9 @@ from nearfar.metrics.verification import verification
 __all__ = [
     "Interval",
     "KMeans",
+    "Threshold",
     "ami",
+    "calibrate",
     "class_intervals",
     "clustering",
     "f1",

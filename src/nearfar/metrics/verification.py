@@ -77,8 +77,8 @@ def verification(
     checked = _rates(rates)
     inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
     with full_precision(inputs.query_classes.device):
-        curve = _curve(inputs, progress)
-    unit = 1.0 if measure == "cosine" else -1.0 / inputs.queries.scale  # distances are negative similarities
+        curve = roc_curve(inputs, progress)
+    unit = similarity_unit(inputs, measure)
     found: dict[str, float] = {}
     for rate in checked:
         accepted, threshold = curve.at(rate)
@@ -133,7 +133,21 @@ class RocCurve(NamedTuple):
         return (2 * self.positives * self.negatives - twice) / (2 * self.positives * self.negatives)
 
 
-def _curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
+def similarity_unit(inputs: QueryGallery, measure: str) -> float:
+    """Return the factor from similarities to cosines or distances, which are negative similarities."""
+    return 1.0 if measure == "cosine" else -1.0 / inputs.queries.scale
+
+
+def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
+    """Count the accepted pairs at the similarity of each positive pair.
+
+    Args:
+        inputs: Queries and gallery.
+        progress: Called with the number of steps done and their total.
+
+    Raises:
+        ValueError: If there is no positive or no negative pair.
+    """
     tiles = _tiles(inputs)
     mixed = [tile for tile in tiles if tile.mixed]
     total = len(mixed) + len(tiles)

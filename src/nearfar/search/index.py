@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from nearfar.data.store.decode import BadImage
+from nearfar.metrics.calibration import Threshold
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks.weights import save
 from nearfar.search import filters, projection
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from nearfar.search.duplicates import DuplicateGroup
 
 CACHED_FILTERS = 32
+THRESHOLD = "threshold.json"
 
 QueryInput = ImageInput | int | NDArray[Any] | Tensor | Frame  # an image, the id of an item, or a vector
 
@@ -76,6 +78,11 @@ class VectorQuery:
         if self.rerank is not None:
             one_of("rerank", self.rerank, RERANKINGS)
 
+    @property
+    def has_similarities(self) -> bool:
+        """Whether scores are similarities of the query itself, which a threshold applies to."""
+        return not self.expand and self.rerank is None
+
 
 class Index:
     """Images, their embeddings, and a way to search them. ``build`` makes a new index, ``open`` opens one.
@@ -91,6 +98,7 @@ class Index:
     Attributes:
         dim: Dimensions of the vectors.
         measure: "cosine" or "euclidean".
+        threshold: The score from which on an item matches a query; None if it is not known.
         skipped: Names of files that ``build`` could not read, each with the reason.
 
     Example:
@@ -109,6 +117,7 @@ class Index:
         self.dim, self.measure = int(storage.settings["dim"]), str(storage.settings["measure"])
         self._loading, self._filtering = threading.Lock(), threading.Lock()
         self._filtered: OrderedDict[tuple[object, str], Ids] = OrderedDict()
+        self.threshold = self._read_threshold()
 
     # --- building and opening -----------------------------------------------------------------------------
 
@@ -123,6 +132,7 @@ class Index:
         labels: Labels = "folder",
         metadata: Mapping[str, Mapping[str, Any]] | None = None,
         measure: str = "cosine",
+        threshold: Threshold | None = None,
         device: str = "auto",
         batch_size: int = 64,
         watch: Watch | None = None,
@@ -139,6 +149,7 @@ class Index:
             labels: "folder": the class of an image is the name of its folder; a mapping from names to classes; or None.
             metadata: Additional data for images, by name, to filter by.
             measure: "cosine" or "euclidean".
+            threshold: The score from which on an item matches a query; see ``set_threshold``.
             device: Device for the model: "auto", "cpu", "cuda", …
             batch_size: Number of images per forward pass.
             watch: Receives the progress; see ``nearfar.utils.progress``.
@@ -182,6 +193,7 @@ class Index:
                 shutil.rmtree(out)
                 raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
             index.compact(backend=backend, watch=watch)
+            index.set_threshold(threshold)
         except BaseException:
             index.close()
             raise
@@ -339,6 +351,7 @@ class Index:
             "backend": self.storage.backend.name.partition(":http")[0],
             **{key: value for key, value in settings.get("facts", {}).items() if key != "collection"},
             "model": settings["model"],
+            "threshold": None if self.threshold is None else self.threshold.to_json(),
             "built": settings["built"],
             "changed": settings["changed"],
             "pending_bytes": self.storage.pending,
@@ -467,6 +480,23 @@ class Index:
         """
         self.storage.compact(backend=backend, progress=None if watch is None else watch("indexing"))
 
+    def set_threshold(self, threshold: Threshold | None) -> None:
+        """Store the score from which on an item matches a query, for ``Results.matches`` and ``Results.unknown``.
+
+        Args:
+            threshold: A threshold of the model of the index, as ``nearfar.metrics.calibrate`` or
+                ``nearfar.training.calibrate`` returns it; None removes it.
+
+        Raises:
+            ValueError: It is of another measure or of another model.
+        """
+        self.storage.check_writable()
+        if threshold is None:
+            (self.folder / THRESHOLD).unlink(missing_ok=True)
+        else:
+            self._check_threshold(threshold, "threshold").save(self.folder / THRESHOLD)
+        self.threshold = threshold
+
     # --- searching ----------------------------------------------------------------------------------------
 
     @property
@@ -536,7 +566,8 @@ class Index:
         thumbnails = self.thumbnails([each.item.id for each in found])
         neighbors = tuple(each for each in found if each.item.id in thumbnails)  # others were removed in the meantime
         shown = (thumbnail, *(thumbnails[each.item.id] for each in neighbors))
-        return Results(name, known if label is None else label, neighbors, shown)
+        threshold = self.threshold if wanted.has_similarities else None
+        return Results(name, known if label is None else label, neighbors, shown, threshold)
 
     def search_batch(self, queries: Sequence[VectorQuery]) -> list[list[Neighbor]]:
         """Find the neighbors of several vectors, each with its own filter and settings.
@@ -729,6 +760,27 @@ class Index:
         if len(where) == 1:
             return np.array(ids, dtype=np.int64)
         return filters.select(table.items(), where, [table.item(id) for id in ids])
+
+    def _read_threshold(self) -> Threshold | None:
+        file = self.folder / THRESHOLD
+        try:
+            return self._check_threshold(Threshold.load(file), str(file))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            self.close()
+            raise BadIndex(f"{error}; remove {file}, or calibrate again") from error
+
+    def _check_threshold(self, threshold: Threshold, name: str) -> Threshold:
+        """Refuse a threshold whose scores are not those of the index."""
+        if threshold.measure != self.measure:
+            raise ValueError(f"{name} is of measure {threshold.measure!r}; {self.folder} uses {self.measure!r}")
+        model, known = threshold.about.get("model"), self.storage.settings["model"]
+        if model is not None and known is not None and model != known["fingerprint"]:
+            raise ValueError(
+                f"{name} is of the model {model[:12]}; {self.folder} was built with {known['fingerprint'][:12]}"
+            )
+        return threshold
 
     def _checked(self, model: str | Path | Model, name: str) -> Encoder:
         """The encoder of a model, refused unless the index was built with this model."""

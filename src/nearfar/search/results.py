@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from nearfar.metrics.calibration import Threshold
 from nearfar.search.items import Item
 
 
@@ -35,6 +36,8 @@ class Results(Sequence[Neighbor]):
         label: Class of the query, if known.
         neighbors: The items that were found.
         pictures: JPEG thumbnails of the query and of each neighbor; empty bytes where there is none.
+        threshold: The score from which on a neighbor matches; None if it is not known, or if scores are no
+            similarities of the query, as after re-ranking.
 
     Example:
         >>> found = Results("query.jpg", "jay", (Neighbor(Item(3, "a.jpg", "wren"), 0.9),))
@@ -46,6 +49,7 @@ class Results(Sequence[Neighbor]):
     label: str | None
     neighbors: tuple[Neighbor, ...]
     pictures: tuple[bytes, ...] = ()
+    threshold: Threshold | None = None
 
     def __len__(self) -> int:
         return len(self.neighbors)
@@ -85,11 +89,23 @@ class Results(Sequence[Neighbor]):
         """Whether each neighbor has the query's class; None if the class of either is unknown."""
         return [None if None in (self.label, label) else label == self.label for label in self.labels]
 
+    @property
+    def matches(self) -> list[bool | None]:
+        """Whether each neighbor matches the query; None without a threshold."""
+        return [None if self.threshold is None else self.threshold.matches(score) for score in self.scores]
+
+    @property
+    def unknown(self) -> bool | None:
+        """Whether no item matches, so that the query is of no class of the index; None without a threshold."""
+        return None if self.threshold is None else True not in self.matches
+
     def to_json(self) -> dict[str, Any]:
         """The results as JSON-compatible data, without the thumbnails."""
         return {
             "query": self.name,
             "label": self.label,
+            "unknown": self.unknown,
+            "threshold": None if self.threshold is None else self.threshold.to_json(),
             "neighbors": [
                 {
                     "id": each.item.id,
@@ -97,8 +113,9 @@ class Results(Sequence[Neighbor]):
                     "label": each.item.label,
                     "score": each.score,
                     "right": right,
+                    "match": match,
                     "metadata": dict(each.item.metadata),
                 }
-                for each, right in zip(self, self.right, strict=True)
+                for each, right, match in zip(self, self.right, self.matches, strict=True)
             ],
         }

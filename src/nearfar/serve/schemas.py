@@ -60,6 +60,7 @@ class HitOut(ItemOut):
     """An item and its similarity to the query."""
 
     score: float
+    match: bool | None = Field(description="Whether the score reaches the threshold; null without one.")
 
 
 class SearchResponse(BaseModel):
@@ -67,6 +68,9 @@ class SearchResponse(BaseModel):
 
     query: ItemOut | None = Field(description="The item that was searched with, for a search by item.")
     hits: list[HitOut] = Field(description="The nearest items, nearest first.")
+    unknown: bool | None = Field(
+        description="Whether no item matches. Null if the index has no threshold, or after expansion or re-ranking."
+    )
     milliseconds: float
 
 

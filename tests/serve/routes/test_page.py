@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_index import FakeIndex, encoded, picture
+from fake_index import FakeIndex, encoded, picture, threshold
+from PIL import Image
 from served_runs import fake_run
 from visiting import Visit, nearest, told, until
 
@@ -120,6 +122,28 @@ def test_a_server_that_is_gone_is_told_and_asked_again(visit: Visit) -> None:
     page.unroute("**/api/v1/search/**")
     page.click("#retry")
     assert nearest(page)
+
+
+def test_matches_are_told_with_their_error_rates_and_a_stranger_is_unknown(browser: Any, site: Site) -> None:
+    colors = index()
+    colors.threshold = threshold(similarity=0.8)
+    visit = Visit(browser, site(colors, name="colors"))
+    page = visit.open("#item=3")
+    assert len(nearest(page)) == 24
+    matching = sum(float(score) >= 0.8 for score in page.locator(".hit .score").all_inner_texts())
+    assert 0 < matching < 24
+    assert page.locator(".hit:not(.far) .match", has_text=re.compile("^match$")).count() == matching
+    assert page.locator(".hit.far .match", has_text=re.compile("^no match$")).count() == 24 - matching
+    words = page.inner_text("#decision")
+    assert words.startswith(f"{matching} images of 24 match.")
+    assert "0.10 % of the pairs of two classes match, and 4.25 % of the pairs of one class do not" in words
+    visit.upload(encoded(Image.fromarray(np.random.default_rng(7).integers(0, 256, (32, 32, 3), dtype=np.uint8))))
+    page.locator("#decision strong", has_text="Unknown: no image matches.").wait_for(state="visible")
+    page.click(".hit button")
+    page.locator("#decision strong", has_text="match.").wait_for(state="visible")
+    page.goto(f"{visit.address}/#search")
+    page.locator("#decision").wait_for(state="hidden")
+    visit.close()
 
 
 def test_the_map_is_painted_and_leads_to_a_search(visit: Visit) -> None:

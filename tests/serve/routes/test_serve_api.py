@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_index import DIM, FakeIndex, encoded, picture
+from fake_index import DIM, FakeIndex, encoded, picture, threshold
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -406,3 +406,20 @@ def test_an_upload_is_decoded_once(
     assert served.post(f"{API}/search", files=upload(3)).status_code == 200
     assert served.post(f"{API}/items", files=upload(50)).status_code == 201
     assert calls == ["upload", "upload"]
+
+
+def test_hits_match_from_the_threshold_on_and_a_query_without_a_match_is_unknown(client: Client) -> None:
+    index = FakeIndex(40)
+    plain = client(index).post("/api/v1/search/id/3", params={"k": 40}).json()
+    assert (plain["unknown"], {hit["match"] for hit in plain["hits"]}) == (None, {None})
+    scores = [hit["score"] for hit in plain["hits"]]
+    index.threshold = threshold(similarity=scores[5])
+    found = client(index).post("/api/v1/search/id/3", params={"k": 40}).json()
+    assert [hit["match"] for hit in found["hits"]] == [True] * 6 + [False] * (len(scores) - 6)
+    assert found["unknown"] is False
+    index.threshold = threshold(similarity=1.1)
+    found = client(index).post("/api/v1/search/id/3").json()
+    assert (found["unknown"], {hit["match"] for hit in found["hits"]}) == (True, {False})
+    other = client(index).post("/api/v1/search/id/3", params={"expand": 2}).json()
+    assert (other["unknown"], {hit["match"] for hit in other["hits"]}) == (None, {None})
+    assert client(index).get("/api/v1/info").json()["index"]["threshold"]["similarity"] == 1.1

@@ -6,6 +6,7 @@
       data-000002/     vectors.npy, ids.npy and the files of the backend, as of the last compaction
       model/           the model, so that the folder is all that is needed to search by image
       map-pca.npz      cached projection to a plane
+      threshold.json   the score from which on an item matches a query, if it is known
 
 Compaction writes a new data folder beside the old one. The transaction that stores its number in index.sqlite makes it
 the current one; the old one is removed after that.

@@ -453,7 +453,7 @@ class IndexStorage:
             The new ids.
         """
         with self._writing:
-            self._check_writable()
+            self.check_writable()
             ids = range(self.next_id, self.next_id + len(names))
             items = [Item(*row) for row in zip(ids, names, labels, hashes, metadata, strict=True)]
             if not items:
@@ -473,7 +473,7 @@ class IndexStorage:
             ids: Their ids; if one does not exist, none is removed.
         """
         with self._writing:
-            self._check_writable()
+            self.check_writable()
             table = self._state.table
             for id in ids:
                 if id not in table:
@@ -492,7 +492,7 @@ class IndexStorage:
             items: The items as they are now.
         """
         with self._writing:
-            self._check_writable()
+            self.check_writable()
             if items:
                 self._database.change(items)
                 self._state.table.change(items)
@@ -505,7 +505,7 @@ class IndexStorage:
             progress: Receives the progress of building the backend.
         """
         with self._writing:
-            self._check_writable()
+            self.check_writable()
             if not (backend or self._database.has_changes()):
                 return
             self._catch_up()
@@ -688,7 +688,8 @@ class IndexStorage:
         except Exception as error:
             fallback.error = error
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
+        """Raise an error if the index was opened read-only, is closed, or was removed or replaced."""
         if self._refusal:
             raise BadIndex(f"{self.folder} {self._refusal}")
         if _identity(self._database.file) != self._identity:  # SQLite would go on writing to a file without a name

@@ -134,7 +134,7 @@ function showQuery(source, heading, words, inIndex) {
   $("add").hidden = inIndex || facts.read_only;
 }
 
-function neighbors({ hits, milliseconds }, label, only) {
+function neighbors({ hits, unknown, milliseconds }, label, only) {
   $("again").hidden = true;
   found.hits = hits.map((hit) => hit.id);
   if (!hits.length) return empty("No neighbors", only ? `The index has no other items of ${only}.` : "The index has no other items.");
@@ -142,6 +142,17 @@ function neighbors({ hits, milliseconds }, label, only) {
   const words = same === null || only ? "" : `${same} of ${hits.length} in the same class · `;
   title("Nearest neighbors", `${words}${milliseconds < 10 ? milliseconds.toFixed(1) : Math.round(milliseconds)} ms${only ? ` · ${only} only` : ""}`);
   cards(hits, only ? null : label);
+  if (unknown !== null) decide(hits, unknown);
+}
+
+/** Tell which results match, with the error rates of the threshold. */
+function decide(hits, unknown) {
+  const { similarity, false_accept, false_reject } = facts.index.threshold;
+  const matching = hits.filter((hit) => hit.match).length;
+  const percent = (share) => `${(100 * share).toFixed(2)} %`;
+  $("decision").querySelector("strong").textContent = unknown ? "Unknown: no image matches." : `${plural(matching, "image")} of ${hits.length} match${matching === 1 ? "es" : ""}.`;
+  $("decision").querySelector("span").textContent = `A match has a similarity of ${similarity.toFixed(3)} or more. In the calibration, ${percent(false_accept)} of the pairs of two classes match, and ${percent(false_reject)} of the pairs of one class do not.`;
+  $("decision").hidden = false;
 }
 
 /** Scroll up to the beginning of the results if it is above the window. */
@@ -151,6 +162,7 @@ function scrollToResults() {
 }
 
 function title(heading, words) {
+  $("decision").hidden = true;
   $("results-title").textContent = heading;
   $("results-words").textContent = words;
 }
@@ -176,7 +188,8 @@ function card(item, place, label, length) {
   const sign = { same: "✓", other: "✗" }[kind];
   const words = item.label ?? `No. ${item.id}`;
   const scored = item.score !== undefined;
-  const spoken = scored ? `${place + 1}: ${words}, similarity ${item.score.toFixed(3)}${{ same: ", same class", other: ", another class" }[kind] ?? ""}` : `${words}, ${item.name}`;
+  const decision = { true: "match", false: "no match" }[item.match];
+  const spoken = scored ? `${place + 1}: ${words}, similarity ${item.score.toFixed(3)}${{ same: ", same class", other: ", another class" }[kind] ?? ""}${decision ? `, ${decision}` : ""}` : `${words}, ${item.name}`;
   const button = make(
     "button",
     { type: "button", attrs: { "aria-label": spoken, title: item.name } },
@@ -188,13 +201,14 @@ function card(item, place, label, length) {
       make("span", { class: "label" }, sign ? make("span", { class: "sign", textContent: sign }) : null, words),
       make("span", { class: "name", textContent: item.name }),
       scored ? make("span", { class: "score", textContent: item.score.toFixed(3) }) : null,
+      decision ? make("span", { class: "match", textContent: decision }) : null,
     ),
   );
   button.addEventListener("click", (event) => {
     byKeyboard = event.detail === 0;
     location.hash = `#item=${item.id}`;
   });
-  return make("li", { class: `hit ${kind}` }, button);
+  return make("li", { class: `hit ${kind} ${decision === "no match" ? "far" : ""}` }, button);
 }
 
 function bar(share) {

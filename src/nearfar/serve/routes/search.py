@@ -94,10 +94,21 @@ def router(state: ServerState) -> APIRouter:
     async def search(vector: Vector, settings: SearchSettings, own: int | None = None) -> SearchResponse:
         k, where, expand, rerank, began = settings
         query = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
-        hits = [{**_shown(each.item), "score": round(each.score, 6)} for each in await state.search(query)]
+        threshold = state.index.threshold if query.has_similarities else None
+        hits = [
+            {
+                **_shown(each.item),
+                "score": round(each.score, 6),
+                "match": None if threshold is None else threshold.matches(each.score),
+            }
+            for each in await state.search(query)
+        ]
+        unknown = None if threshold is None else not any(hit["match"] for hit in hits)
         shown = None if own is None else _shown(state.item(own))
         milliseconds = round(1000 * (time.perf_counter() - began), 2)
-        return SearchResponse.model_validate({"query": shown, "hits": hits, "milliseconds": milliseconds})
+        return SearchResponse.model_validate(
+            {"query": shown, "hits": hits, "unknown": unknown, "milliseconds": milliseconds}
+        )
 
     @routes.post("", responses=error_responses(404, 408, 409, 413, 503, 507))
     async def search_by_image(

@@ -42,6 +42,7 @@ from nearfar.utils.tensors import Array, as_device, as_vectors
 from nearfar.utils.validation import one_of, whole
 from nearfar.utils.vector_files import read, read_details
 
+TEST_PARTS = ("test", "query", "gallery")
 SIDE = 256  # images are decoded at this side before networks that read smaller ones
 
 
@@ -285,7 +286,7 @@ def load_run(
         device: Where to compute.
         watch: Called when work begins; returns a progress callback.
     """
-    _check_trained(where)
+    check_trained(where)
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
     together = model_embeddings(where, data=data, groups=groups, device=place, watch=watch).to(place)
@@ -316,7 +317,7 @@ def load_ensemble(
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError(f"runs are {names}; each may be in an ensemble only once")
     for run in runs:
-        _check_trained(run)
+        check_trained(run)
     place = as_device("device", device)
     if data is None:
         _check_same_data(runs)
@@ -373,11 +374,12 @@ def model_embeddings(
     *,
     data: str | None = None,
     groups: str | None = None,
+    part: str = "test",
     device: str | torch.device = "cpu",
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
 ) -> EmbeddingSet:
-    """Return the embeddings that a model is tested on.
+    """Return the embeddings that a model is tested on, or those of its validation classes.
 
     Args:
         where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
@@ -385,6 +387,7 @@ def model_embeddings(
             "NAME" or "NAME:ROOT": another dataset, such as cars196 or folder:photos; its test part if it has one, and
             otherwise all of it. The run's own dataset is split as in the run.
         groups: A column of the dataset with groups; that of the recipe by default.
+        part: "test", or "validation": the validation classes of the run, or another dataset without its test part.
         device: Where to embed.
         cache: Where decoded images are stored.
         watch: Called when work begins; returns a progress callback.
@@ -392,15 +395,16 @@ def model_embeddings(
     where = Path(where)
     run = RunFolder(where)
     recipe = load_recipe(run.folder) if run.recipe.is_file() else None
+    one_of("part", part, ("test", "validation"))
     name, _, root = (data or "").partition(":")
     own = recipe is not None and (name not in datasets.names() or _is_own(recipe, name, root))
     column = recipe.evaluation.groups if groups is None and recipe is not None and own else groups
-    if recipe is not None and data is None and run.embeddings.is_file():
+    if part == "test" and recipe is not None and data is None and run.embeddings.is_file():
         found = EmbeddingSet.load(run.embeddings)
         return found if groups is None else found.grouped(group_numbers(open_dataset(recipe), groups))
     model, preprocessing = read_model(where, lambda folder: (save.load(folder), save.load_preprocessing(folder)))
     model = model.to(device)
-    dataset, store, rows = _open_data(recipe, run, data, cache, watch, preprocessing)
+    dataset, store, rows = _open_data(recipe, run, data, part, cache, watch, preprocessing)
     if (preprocessing is None) != dataset.is_vectors:
         reads, holds = ("vectors", "images") if preprocessing is None else ("images", "vectors")
         raise ValueError(f"the network in {where} reads {reads}; {dataset.name} holds {holds}")
@@ -417,13 +421,13 @@ def model_embeddings(
     stored = store.rows if isinstance(store, Store) else np.arange(len(store))
     loader = Loader(store, dataset.labels[stored], view=view, normalization=normalization, device=device)
     parts = {}
-    for part, part_rows in rows.items():
+    for each, part_rows in rows.items():
         if not len(part_rows):
-            raise ValueError(f"the part {part} of {dataset.name} has no images")
+            raise ValueError(f"the part {each} of {dataset.name} has no images")
         one = embed(model, loader, part_rows, crops=crops, progress=watch("embedding"))
         labels = torch.as_tensor(one.labels).cpu()
-        parts[part] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
-    found = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts["test"]
+        parts[each] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
+    found = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts[part]
     return found if column is None else found.grouped(group_numbers(dataset, column))
 
 
@@ -434,7 +438,8 @@ def _with_settings(where: Path, embeddings: EmbeddingSet, alone: Mapping[str, Em
     return Loaded(embeddings, alone, section.ks, section.measure)
 
 
-def _check_trained(where: Path) -> None:
+def check_trained(where: Path) -> None:
+    """Raise an error if a folder holds neither a run nor a saved network."""
     if not RunFolder(where).recipe.is_file() and not (where / save.NAME).is_file():
         if not where.exists():
             raise FileNotFoundError(f"{where} does not exist; a run folder, or one with model.safetensors, is needed")
@@ -470,11 +475,12 @@ def _open_data(
     recipe: Recipe | None,
     run: RunFolder,
     data: str | None,
+    part: str,
     cache: str | Path | None,
     watch: Watch,
     preprocessing: Preprocessing | None,
 ) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
-    """Open a dataset; return it, its images, and the rows of its test parts."""
+    """Open a dataset; return it, its images, and the rows of its test parts or of its validation part."""
     name, _, root = (data or "").partition(":")
     if recipe is not None and data is not None and _is_own(recipe, name, root):
         data = root or None
@@ -482,12 +488,17 @@ def _open_data(
         dataset = datasets.open(name, root or None) if root else datasets.open(name)
         on_error = "fail" if recipe is None else recipe.data.on_error
         store = _open_store(dataset, cache, watch, preprocessing, on_error)
-        parts = {part: rows for part, rows in dataset.parts.items() if part in ("test", "query", "gallery")}
-        parts = parts or {"test": np.arange(len(dataset))}
+        tested = {name: rows for name, rows in dataset.parts.items() if name in TEST_PARTS}
+        if part == "validation":
+            _check_other_data(run, dataset)
+            test_rows = np.concatenate([np.empty(0, dtype=np.int64), *tested.values()])
+            parts = {part: np.setdiff1d(np.arange(len(dataset)), test_rows)}
+        else:
+            parts = tested or {part: np.arange(len(dataset))}
         return (
             dataset,
             store,
-            {part: store.places(rows) if isinstance(store, Store) else rows for part, rows in parts.items()},
+            {name: store.places(rows) if isinstance(store, Store) else rows for name, rows in parts.items()},
         )
     if recipe is None:
         given = "data is missing" if data is None else f"data is {data!r}"
@@ -500,13 +511,26 @@ def _open_data(
     dataset = open_dataset(recipe)
     store = open_store(recipe, dataset, cache, watch)
     rows = split_rows(create_split(recipe, dataset), store)
-    tested = {part: own for part, own in rows.items() if part not in ("train", "validation")}
-    if not tested:
+    wanted = (part,) if part == "validation" else TEST_PARTS
+    found = {name: own for name, own in rows.items() if name in wanted and len(own)}
+    if not found:
+        remedy = "name a dataset to test it on with data, as NAME:ROOT"
+        if part == "validation":
+            remedy = (
+                'train with split.name = "fixed_validation", or name labeled images of other classes: folder:PHOTOS'
+            )
+        raise ValueError(f"{run.folder} has no {part} classes: its split is {recipe.split.name!r}; {remedy}")
+    return dataset, store, found
+
+
+def _check_other_data(run: RunFolder, dataset: Dataset) -> None:
+    """Raise an error if a dataset under another name is that of the run, which has test classes."""
+    known = run.fingerprints()
+    if known is not None and known[1] == dataset.source.fingerprint():
         raise ValueError(
-            f"{run.folder} has no test classes: its split is {recipe.split.name!r}; name a dataset to test it on with "
-            "data, as NAME:ROOT"
+            f"data is {dataset.name}, which holds the data of {run.folder}; its test classes cannot be used, and its "
+            "validation classes are used if no data is named"
         )
-    return dataset, store, tested
 
 
 def _is_own(recipe: Recipe, name: str, root: str) -> bool:

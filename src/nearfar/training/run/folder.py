@@ -44,6 +44,7 @@ class RunFolder:
         self.embeddings = self.folder / "embeddings.safetensors"
         self.queries = self.folder / "queries.safetensors"
         self.looks = self.folder / "test_looks.jsonl"
+        self.threshold = self.folder / "threshold.json"
         self.seal = self.folder / "digests.json"
         self.nonfinite = self.folder / "nonfinite.json"
         self.last = self.folder / "checkpoint" / "last"

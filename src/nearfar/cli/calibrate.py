@@ -1,0 +1,58 @@
+"""nearfar calibrate"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from nearfar.cli.app import app
+from nearfar.cli.options import Cache, Device, Json, Model
+from nearfar.cli.output import STDOUT, print_json, say
+from nearfar.utils.progress import bars
+
+
+@app.command(name="calibrate", short_help="Choose the similarity from which on two images match.")
+def calibrate_model(
+    model: Model,
+    data: Annotated[
+        str | None,
+        Option(metavar="NAME:ROOT", help="Labeled images of other classes, as in folder:photos, for validation."),
+    ] = None,
+    criterion: Annotated[str, Option(help="f1, accuracy, or the highest false accept rate, such as 0.001.")] = "f1",
+    index: Annotated[Path | None, Option(metavar="INDEX", help="Store it in this index of MODEL, too.")] = None,
+    json: Json = None,
+    device: Device = "auto",
+    cache: Cache = None,
+) -> None:
+    """Choose the similarity from which on two images match, on the validation classes of a run.
+
+    It is stored with the run, for verify and for every index that is built with it. Test classes are never used. A
+    run without validation classes, or a saved network, needs --data.
+
+    Example: nearfar calibrate runs/birds
+
+    Example: nearfar calibrate runs/birds --criterion 0.001 --data folder:more_birds/
+    """
+    from nearfar.search import Index
+    from nearfar.training import calibrate
+
+    with bars() as watch:
+        found = calibrate(model, data, criterion=_criterion(criterion), device=device, cache=cache, watch=watch)
+    if index is not None:
+        with Index.open(index, device="cpu") as opened:
+            opened.set_threshold(found)
+    if json != STDOUT:
+        say(found.describe())
+        say(f"{found.positives:,} pairs of one class, {found.negatives:,} of two; F1 {found.f1:.3f}")
+        say(f"Compare two images with: nearfar verify {model} A.jpg B.jpg")
+    if json is not None:
+        print_json(json, found.to_json())
+
+
+def _criterion(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,49 @@
+"""nearfar verify"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from nearfar.cli.app import app
+from nearfar.cli.options import Device, Json, Model
+from nearfar.cli.output import STDOUT, print_json, say
+
+
+@app.command(name="verify", short_help="Decide whether two images are of one class.")
+def verify_images(
+    model: Model,
+    one: Annotated[Path, Argument(metavar="A", help="An image.")],
+    other: Annotated[Path, Argument(metavar="B", help="Another image.")],
+    json: Json = None,
+    device: Device = "auto",
+) -> None:
+    """Decide whether two images are of one class: match or no match, with the error rates of the decision.
+
+    The threshold is that of: nearfar calibrate MODEL
+
+    Example: nearfar verify runs/birds A.jpg B.jpg
+    """
+    from nearfar.data.store.decode import BadImage
+    from nearfar.search.encoder import Encoder
+    from nearfar.training import load, load_threshold
+
+    threshold = load_threshold(model)
+    if threshold is None:
+        raise ValueError(f"{model} has no threshold; choose one with: nearfar calibrate {model}")
+    encoder = Encoder(load(model), device=device)
+    vectors = []
+    for file in (one, other):
+        try:
+            vectors.append(encoder.encode([file])[0])
+        except BadImage as error:
+            raise BadImage(f"{file}: {error}") from None
+    score = threshold.score(*vectors)
+    match = threshold.matches(score)
+    if json != STDOUT:
+        say(f"{'match' if match else 'no match'}: similarity {score:.4f}")
+        say(threshold.describe())
+    if json is not None:
+        print_json(json, {"match": match, "similarity": score, "threshold": threshold.to_json()})

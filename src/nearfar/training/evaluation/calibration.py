@@ -1,0 +1,93 @@
+"""Decision thresholds of trained models, stored beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nearfar import __version__, metrics
+from nearfar.metrics import Threshold
+from nearfar.networks.weights import save
+from nearfar.training.api import read_model
+from nearfar.training.evaluation.evaluate import check_trained, model_embeddings
+from nearfar.training.recipe.files import load as load_recipe
+from nearfar.training.run.folder import RunFolder
+from nearfar.training.run.provenance import now
+from nearfar.training.run.reader import read_json
+from nearfar.utils.progress import Watch
+from nearfar.utils.tensors import as_device
+
+
+def calibrate(
+    where: str | Path,
+    data: str | None = None,
+    *,
+    criterion: str | float = "f1",
+    device: str = "auto",
+    cache: str | Path | None = None,
+    watch: Watch = lambda work: None,
+) -> Threshold:
+    """Choose the similarity from which on two images match, and write it to threshold.json in the folder of a model.
+
+    Args:
+        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
+        data: None: the validation classes of the run. "NAME" or "NAME:ROOT": another dataset, such as folder:photos,
+            whose classes the model was neither trained nor tested on; its test part is left out.
+        criterion: "f1", "accuracy" or a false accept rate; see ``nearfar.metrics.calibrate``.
+        device: Where to compute: "auto", "cpu", "cuda", …
+        cache: Where decoded images are stored.
+        watch: Called when work begins; returns a progress callback.
+
+    Returns:
+        The threshold. Its ``about`` names the model and the data, with the facts of the run's manifest.
+    """
+    run = RunFolder(where)
+    check_trained(run.folder)
+    place = as_device("device", device)
+    found = model_embeddings(where, data=data, part="validation", device=place, cache=cache, watch=watch)
+    is_run = run.recipe.is_file()
+    measure = load_recipe(run.folder).evaluation.measure if is_run else "cosine"
+    threshold = metrics.calibrate(
+        found.embeddings, found.labels, criterion=criterion, measure=measure, progress=watch("comparing pairs")
+    )
+    about: dict[str, Any] = {
+        "data": "validation classes" if data is None else _short(data),
+        **found.counts(),
+        "model": read_model(where, lambda folder: save.fingerprint(save.load(folder))),
+        "date": now(),
+        "nearfar": __version__,
+    }
+    if is_run:
+        manifest = read_json(run.manifest)
+        about["run"] = {"name": run.folder.absolute().name} | {
+            key: manifest.get(key) for key in ("began", "seed", "selection", "commit")
+        }
+        about["run"]["data"] = {key: manifest["data"][key] for key in ("name", "fingerprint", "source")}
+    threshold = replace(threshold, about=about)
+    threshold.save(run.threshold)
+    return threshold
+
+
+def _short(data: str) -> str:
+    """The name of a dataset without the path of its folder, since servers publish it."""
+    name, _, root = data.partition(":")
+    return f"{name}:{Path(root).name}" if root else Path(name).name
+
+
+def load_threshold(where: str | Path) -> Threshold | None:
+    """Return the threshold of a model; None if it was not calibrated.
+
+    Args:
+        where: A run folder, or a folder with a saved network.
+
+    Raises:
+        ValueError: The file is damaged, or the model has changed since it was calibrated.
+    """
+    file = RunFolder(where).threshold
+    if not file.is_file():
+        return None
+    found = Threshold.load(file)
+    if found.about.get("model") != read_model(where, lambda folder: save.fingerprint(save.load(folder))):
+        raise ValueError(f"{file} is of another model than {where} holds now; run: nearfar calibrate {where}")
+    return found

@@ -1,0 +1,61 @@
+"""Thresholds of an index: match, no match, unknown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_index import threshold
+
+from nearfar.search import Index
+from nearfar.search.storage import BadIndex
+
+POINTS = np.array([[1, 0], [0.8, 0.6], [0, 1]], dtype=np.float32)
+
+
+def build(folder: Path, **settings: str) -> Index:
+    return Index.from_vectors(POINTS, labels=["jay", "jay", "wren"], out=folder, **settings)
+
+
+def test_items_from_the_threshold_on_match(tmp_path: Path) -> None:
+    with build(tmp_path / "i") as index:
+        assert index.search(0).matches == [None, None]
+        assert index.search(0).unknown is None
+        index.set_threshold(threshold(0.8))
+        assert (index.search(0).matches, index.search(0).unknown) == ([True, False], False)
+        assert (index.search(2).matches, index.search(2).unknown) == ([False, False], True)
+        assert index.search(0, expand=1).unknown is None
+        assert index.search(0, rerank="k_reciprocal").matches == [None, None]
+    with Index.open(tmp_path / "i") as index:
+        assert index.threshold == threshold(0.8)
+        assert index.info()["threshold"]["similarity"] == 0.8
+        index.compact()
+        assert index.search(0).to_json()["neighbors"][0]["match"] is True
+        index.set_threshold(None)
+    with Index.open(tmp_path / "i", read_only=True) as index:
+        assert index.threshold is None
+        with pytest.raises(BadIndex, match="read-only"):
+            index.set_threshold(threshold(0.8))
+
+
+def test_distances_match_up_to_the_threshold(tmp_path: Path) -> None:
+    with build(tmp_path / "i", measure="euclidean") as index:
+        index.set_threshold(replace(threshold(-0.7), measure="euclidean"))
+        assert index.search(0).matches == [True, False]  # distances 0.63 and 1.41
+
+
+def test_a_threshold_of_other_scores_is_refused(tmp_path: Path) -> None:
+    with build(tmp_path / "i") as index, pytest.raises(ValueError, match="is of measure 'euclidean'"):
+        index.set_threshold(replace(threshold(-0.7), measure="euclidean"))
+
+
+def test_a_damaged_threshold_is_refused_and_the_folder_not_kept_locked(tmp_path: Path) -> None:
+    build(tmp_path / "i").close()
+    (tmp_path / "i" / "threshold.json").write_text("{")
+    for _ in range(2):
+        with pytest.raises(BadIndex, match=r"threshold\.json is no threshold .*; remove"):
+            Index.open(tmp_path / "i")
+    (tmp_path / "i" / "threshold.json").unlink()
+    Index.open(tmp_path / "i").close()
