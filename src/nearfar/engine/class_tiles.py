@@ -7,12 +7,15 @@ No tensor of size batch × classes is created. If everything fits into the memor
 computed once.
 
 Proxies are not copied to be normalized: the similarities and the weights are divided by their lengths instead.
+
+The proxies can be distributed over processes (:class:`ClassShard`). Every process then goes over its own classes, and
+the processes exchange the two numbers of each embedding between the passes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +80,49 @@ class ClassLoss(Protocol):
         """Return the summed cost of the similarities within each class, [c, k, k], and its derivative by them."""
 
 
+@dataclass(frozen=True)
+class ClassShard:
+    """The classes whose proxies are in this process, while other processes hold the others.
+
+    Args:
+        start: The first of these classes.
+        stop: The class after the last of them.
+        num_classes: The number of all classes.
+        stack: Returns the tensors that all processes call it with, one after the other: [processes, …]. The tensors
+            have the same shape everywhere.
+
+    Example:
+        >>> whole = ClassShard(0, 3, 3, stack=lambda tensor: tensor.unsqueeze(0))
+        >>> whole.sum(torch.tensor(2.0))
+        tensor(2.)
+    """
+
+    start: int
+    stop: int
+    num_classes: int
+    stack: Callable[[Tensor], Tensor]
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return the sum over all processes, whose gradient is that of the own part."""
+        own = part.detach()
+        return part + (self.stack(own).sum(dim=0) - own)
+
+    def combine(self, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Combine what each process knows about the embeddings.
+
+        Args:
+            own: Similarity to the own class, [m, 1]; NaN where another process has it.
+            others: Log-sum-exp over the other classes of this process, [m, 1].
+
+        Returns:
+            Both over all classes, [m, 1].
+        """
+        all_own, all_others = self.stack(torch.stack([own, others])).unbind(dim=1)
+        known = ~all_own.isnan()
+        found = masked(all_own, known).sum(dim=0)
+        return torch.where(known.any(dim=0), found, math.nan), all_others.logsumexp(dim=0)
+
+
 @dataclass
 class _Tile:
     """All embeddings against some classes."""
@@ -93,10 +139,10 @@ class _Tile:
 
 
 class _TiledClasses:
-    """A batch and the classes it is compared with, cut into tiles of classes."""
+    """A batch and the classes it is compared with, cut into tiles of classes; ``count`` includes other processes."""
 
-    def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> None:
-        self.loss, self.labels, self.proxies = loss, labels, proxies
+    def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, count: int) -> None:
+        self.loss, self.labels, self.proxies, self.count = loss, labels, proxies, count
         self.centers = proxies.shape[1] if loss.pools else 1
         self.prescale = 1.0 if loss.pools else loss.sharpness  # without pooling, embeddings are scaled
         self.tiles = self._slices(len(embeddings), len(proxies))
@@ -123,7 +169,7 @@ class _TiledClasses:
         if size < count and self.proxies.device.type == "cpu":
             # If there must be several tiles, they are made small enough for the cache.
             size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * self.centers)))
-        size = min(max(1, size), count)
+        size = max(1, size)
         return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def tile(self, classes: slice, others: Tensor | None = None) -> _Tile:
@@ -143,7 +189,7 @@ class _TiledClasses:
             logits, slopes = self.loss.pool(values.view(len(values), -1, self.centers))
             logits.mul_(self.loss.sharpness)
         column, inside = self.labels.unsqueeze(1), None
-        if len(self.tiles) > 1:
+        if logits.shape[1] < self.count:
             column = column - classes.start
             inside = (column >= 0) & (column < logits.shape[1])
             column = column.clamp_(0, logits.shape[1] - 1)
@@ -184,7 +230,7 @@ class _TiledClasses:
         moves = slopes * both
         if tile.inverse_norms is not None:
             moves.diagonal(dim1=1, dim2=2).sub_(along * lengths.square())
-        return cost / len(self.proxies), moves / len(self.proxies)
+        return cost / self.count, moves / self.count
 
 
 def _slopes(
@@ -217,12 +263,18 @@ def _compute(
     labels: Tensor,
     proxies: Tensor,
     anchor_values: Tensor | None,
+    count: int,
     needed: Needed,
+    shard: ClassShard | None,
 ) -> tuple[Tensor, Gradients]:
-    """The loss and the needed gradients by embeddings, proxies and anchor values."""
-    batch = _TiledClasses(loss, embeddings, labels, proxies)
+    """The loss and the needed gradients by embeddings, proxies and anchor values.
+
+    Labels are rows of ``proxies``. There are ``count`` classes; with a shard, the others are in other processes.
+    """
+    batch = _TiledClasses(loss, embeddings, labels, proxies, count)
     # A label beyond the classes is in no tile, so its loss stays NaN.
-    own, sums, costs, kept = embeddings.new_full((len(labels), 1), math.nan), [], [], None
+    own = embeddings.new_full((len(labels), 1), math.nan)
+    sums, costs, kept = [torch.full_like(own, FLOOR)] if not batch.tiles else [], [], None
     for classes in batch.tiles:
         tile = batch.tile(classes)
         own = tile.own if tile.inside is None else torch.where(tile.inside, tile.own, own)
@@ -232,11 +284,20 @@ def _compute(
         kept = tile if len(batch.tiles) == 1 else None
         del tile  # the next one uses its memory
     others = sums[0] if len(sums) == 1 else torch.cat(sums, dim=1).logsumexp(dim=1, keepdim=True)
+    if shard is not None:
+        own, others = shard.combine(own, others)
+        if kept is not None:  # its probabilities are relative to the classes of this process
+            kept.probabilities.mul_((kept.logsumexp - others).exp_()).clamp_(min=NEGLIGIBLE)
     value, by_own, by_others, by_anchor_values = _slopes(loss, own, others, anchor_values)
+    if shard is not None and shard.start > 0 and by_anchor_values is not None:
+        by_anchor_values.zero_()  # all processes have the same, and their gradients are summed
     gradients: Gradients = [None, None, None]
     if any(needed):
         gradients = [*_gradients(batch, kept, others, by_own, by_others, needed, costs), by_anchor_values]
-    return value + torch.stack(costs).sum() if costs else value, gradients
+    if loss.penalizes:
+        cost = torch.stack(costs).sum() if costs else torch.zeros_like(value)
+        value = value + (cost if shard is None else shard.sum(cost))
+    return value, gradients
 
 
 def _gradients(
@@ -255,7 +316,7 @@ def _gradients(
     loss = batch.loss
     by_row = by_others * loss.sharpness if loss.pools else by_others
     scaled = batch.scaled * by_row
-    by_embeddings: Tensor | None = None
+    by_embeddings = None if batch.tiles else torch.zeros_like(batch.scaled)
     by_proxies = torch.empty_like(batch.proxies, memory_format=torch.contiguous_format) if needed[1] else None
     along: Tensor | None = None  # [m, 1], the part of the gradient along the embedding
     for classes in batch.tiles:
@@ -300,6 +361,7 @@ def class_loss(
     labels: Tensor,
     proxies: Tensor,
     sampled: Tensor | None = None,
+    shard: ClassShard | None = None,
     *,
     anchor_values: Tensor | None = None,
 ) -> Tensor:
@@ -311,6 +373,8 @@ def class_loss(
         labels: Class numbers, [m].
         proxies: Proxies of all classes, [C, d] or [C, k, d].
         sampled: The classes to compare with, [s], which include those of the batch; None: all.
+        shard: The classes of ``proxies``, if other processes have the others; all call this with the same batch and
+            the same sampled classes. The gradient by the embeddings is then the part of these proxies.
         anchor_values: The loss's own number for each embedding, [m], for ``anchored_target``; None: ``target`` is used.
 
     Returns:
@@ -322,12 +386,20 @@ def class_loss(
         assert embeddings is not None
         assert proxies is not None
         assert labels is not None
+        if shard is not None:
+            labels = labels - shard.start
         if sampled is None:
-            return _compute(loss, embeddings, labels, proxies, anchor_values, needed)
+            count = len(proxies) if shard is None else shard.num_classes
+            return _compute(loss, embeddings, labels, proxies, anchor_values, count, needed, shard)
+        count = len(sampled)
+        if shard is not None:
+            sampled = sampled[(sampled >= shard.start) & (sampled < shard.stop)] - shard.start
         place = torch.empty(len(proxies), dtype=torch.long, device=labels.device)
         place[sampled] = torch.arange(len(sampled), device=labels.device)
+        near = labels.clamp(0, len(proxies) - 1)
+        labels = torch.where(labels == near, place.gather(0, near), -1)
         value, (by_embeddings, by_some, by_anchor_values) = _compute(
-            loss, embeddings, place.gather(0, labels), proxies[sampled], anchor_values, needed
+            loss, embeddings, labels, proxies[sampled], anchor_values, count, needed, shard
         )
         by_proxies = None if by_some is None else torch.zeros_like(proxies).index_copy_(0, sampled, by_some)
         return value, [by_embeddings, by_proxies, by_anchor_values]

@@ -35,7 +35,7 @@ from nearfar.losses.nca import NeighborhoodComponents
 from nearfar.losses.normalized_softmax import NormalizedSoftmax
 from nearfar.losses.nra import NRA
 from nearfar.losses.nt_xent import NTXent
-from nearfar.losses.proxies import ClassificationLoss, ProxyLoss
+from nearfar.losses.proxies import ClassificationLoss, ProxyLoss, ShardedParameter
 from nearfar.losses.proxy_anchor import ProxyAnchor
 from nearfar.losses.proxy_nca import ProxyNCA
 from nearfar.losses.proxy_repel import ProxyRepel
@@ -59,9 +59,10 @@ __all__ = [
     "ClassificationLoss", "CoSENT", "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP", "Group",
     "HierarchicalTriplet", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin", "Memory",
     "MultiSimilarity", "NPair", "NTXent", "NeighborhoodComponents", "NormalizedSoftmax", "PairLoss", "ProxyAnchor",
-    "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList", "Raw", "RelationalDistillation", "SmoothAP",
-    "SoftTriple", "Softmax", "SpectralClustering", "SphereFace", "SupCon", "ThresholdConsistentMargin", "Triplet",
-    "TupletMargin", "create", "defaults", "describe", "get", "names", "param_groups", "register", "summary",
+    "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList", "Raw", "RelationalDistillation",
+    "ShardedParameter", "SmoothAP", "SoftTriple", "Softmax", "SpectralClustering", "SphereFace", "SupCon",
+    "ThresholdConsistentMargin", "Triplet", "TupletMargin", "create", "defaults", "describe", "get", "names",
+    "param_groups", "register", "summary",
 ]  # fmt: skip
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import DEFAULT_BUDGET, Measure, class_loss, measure
+from nearfar.engine import DEFAULT_BUDGET, ClassShard, Measure, class_loss, measure
 from nearfar.losses.base import Loss, check_classes, refuse_gallery
 from nearfar.utils.validation import number, positive, whole
+
+DRAWN = 1 << 14  # classes whose proxies are drawn at once
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter of which every process holds other rows.
+
+    Its gradient is complete in its process: it is not summed over the processes.
+    """
 
 
 class ProxyLoss(Loss):
@@ -34,18 +44,38 @@ class ProxyLoss(Loss):
     """
 
     shared_columns = False
+    shardable: bool = False  # the loss can be computed with its classes distributed over processes
+    shard: ClassShard | None = None  # the classes of this process, see `keep_shard`
     fixed: ClassVar[tuple[str, ...]] = ("num_classes", "dim", "centers")
 
     def __init__(self, num_classes: int, dim: int, lr_multiplier: float, centers: int | None = None) -> None:
         super().__init__()
         self.num_classes, self.dim = whole("num_classes", num_classes), whole("dim", dim)
         self.lr_multiplier = positive("lr_multiplier", lr_multiplier)
-        shape = (self.num_classes, self.dim) if centers is None else (self.num_classes, centers, self.dim)
-        # Uniform directions with lengths of about 1, so that losses with and without normalization start alike.
-        self.proxies = nn.Parameter(torch.randn(shape) * self.dim**-0.5)
+        shape = (self.dim,) if centers is None else (centers, self.dim)
+        self.proxies = nn.Parameter(_draw(self.num_classes, shape, 0, self.num_classes))
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [{"params": [self.proxies], "lr": lr * self.lr_multiplier, "weight_decay": 0.0}]
+
+    def keep_shard(self, shard: ClassShard) -> None:
+        """Keep the proxies of some classes; other processes hold the others.
+
+        From then on the loss is called with the embeddings of all processes, in all processes at once, see
+        :func:`nearfar.distributed.shard_classes`. If the loss was created on the device "meta", only these proxies are
+        ever created, with the values they have in a single process.
+
+        Args:
+            shard: The classes of this process.
+        """
+        if not self.shardable:
+            raise ValueError(f"{type(self).__name__} needs all classes in every process; they cannot be sharded")
+        rows = slice(shard.start, shard.stop)
+        if self.proxies.is_meta:
+            own = _draw(self.num_classes, self.proxies.shape[1:], rows.start, rows.stop)
+        else:
+            own = self.proxies.detach()[rows].clone()
+        self.proxies, self.shard = ShardedParameter(own), shard
 
     def compute(
         self,
@@ -79,6 +109,20 @@ class ProxyLoss(Loss):
             proxies: The proxies, in the dtype of the embeddings.
         """
         raise NotImplementedError(f"{type(self).__name__} must define against_proxies(embeddings, labels, proxies)")
+
+
+def _draw(num_classes: int, shape: Sequence[int], start: int, stop: int) -> Tensor:
+    """Draw the proxies of all classes, [num_classes, *shape], and return those from ``start`` to ``stop``.
+
+    The directions are uniform and the lengths about 1, so that losses with and without normalization start alike.
+    """
+    own = torch.empty(stop - start, *shape)
+    for first in range(0, num_classes, DRAWN):
+        drawn = torch.randn(min(DRAWN, num_classes - first), *shape)
+        low, high = max(start, first), min(stop, first + DRAWN)
+        if low < high:
+            torch.mul(drawn[low - first : high - first], shape[-1] ** -0.5, out=own[low - start : high - start])
+    return own
 
 
 class ClassificationLoss(ProxyLoss):
@@ -118,6 +162,11 @@ class ClassificationLoss(ProxyLoss):
     ) -> None:
         super().__init__(num_classes, dim, lr_multiplier, centers)
         self.sample_rate = number("sample_rate", sample_rate, low=0.0, high=1.0, open_low=True)
+
+    @property
+    def shardable(self) -> bool:  # type: ignore[override]
+        """Whether the classes can be distributed over processes: each embedding has a term of its own."""
+        return self.mean_over_anchors
 
     @property
     def comparison(self) -> Measure:
@@ -172,4 +221,5 @@ class ClassificationLoss(ProxyLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         sampled = None if self.sample_rate == 1.0 else self.sample_classes(labels)
-        return class_loss(self, embeddings, labels, proxies, sampled, anchor_values=self.anchor_values(embeddings))
+        values = self.anchor_values(embeddings)
+        return class_loss(self, embeddings, labels, proxies, sampled, self.shard, anchor_values=values)

@@ -42,6 +42,7 @@ class ProxyAnchor(ProxyLoss, RowLoss):
     source = "Thesis 2.31–2.32"
     cuda_graph = deterministic = True
     closed_form = True
+    shardable = True
 
     def __init__(
         self, *, num_classes: int, dim: int, alpha: float = 32.0, margin: float = 0.1, lr_multiplier: float = 100.0
@@ -51,8 +52,11 @@ class ProxyAnchor(ProxyLoss, RowLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
-        weights = share_of_present(proxies, labels)
-        return row_loss(self, proxies, classes, embeddings, labels, anchor_values=weights)
+        weights = share_of_present(classes, labels, proxies.dtype)
+        if self.shard is not None:
+            classes, weights = (each[self.shard.start : self.shard.stop] for each in (classes, weights))
+        value = row_loss(self, proxies, classes, embeddings, labels, anchor_values=weights)
+        return value if self.shard is None else self.shard.sum(value * (len(proxies) / self.num_classes))
 
     def on_tile(self, tile: Tile) -> Row:
         push = row_logsumexp(tile.values, tile.negatives, self.alpha) + self.alpha * self.margin
@@ -66,10 +70,10 @@ def pull(tile: Tile, alpha: float, margin: float) -> Row:
     return total.softplus() * tile.anchor_values
 
 
-def share_of_present(proxies: Tensor, labels: Tensor) -> Tensor:
-    """Return C / |W⁺| for the proxies with embeddings in the batch, 0 for others.
+def share_of_present(classes: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return C / |W⁺| for the classes with embeddings in the batch, 0 for others.
 
     With these weights the mean over all proxies is the mean over those in W⁺.
     """
-    present = proxies.new_zeros(len(proxies)).scatter_(0, labels, 1.0)
-    return present * (len(proxies) / present.sum())
+    present = torch.zeros_like(classes, dtype=dtype).scatter_(0, labels, 1.0)
+    return present * (len(present) / present.sum())

@@ -86,7 +86,7 @@ class ProxyRepel(ProxyLoss, RowLoss):
 
     def against_proxies(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=labels.device)
-        weights = share_of_present(proxies, labels)
+        weights = share_of_present(classes, labels, proxies.dtype)
         pulls = row_loss(self, proxies, classes, embeddings, labels, anchor_values=weights)
         repulsion = _Repulsion(
             alpha=self.alpha,
