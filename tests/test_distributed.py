@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import cases
 import distributed_worker as worker
 import pytest
 import torch
+from ranks import run_ranks
 from torch import nn
 
 import nearfar as nf
@@ -23,27 +20,9 @@ CASES = {case.id: case for case in cases.CASES}
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of several processes found."""
-    folder, numbers = tmp_path_factory.mktemp("ranks"), [str(rank) for rank in range(request.param)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    surroundings = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(len(numbers))}
-    surroundings |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = []
-    for rank in numbers:
-        command = [sys.executable, worker.__file__, str(folder / rank)]
-        process = subprocess.Popen(
-            command, env=surroundings | {"RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
-        )
-        running.append(process)
-    try:
-        for process in running:
-            _, errors = process.communicate(timeout=300)
-            assert process.returncode == 0, errors.decode()
-    finally:
-        for process in running:
-            process.kill()
-    return [torch.load(folder / rank) for rank in numbers]
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(request.param, worker.__file__, str(folder))
+    return [torch.load(folder / str(rank)) for rank in range(request.param)]
 
 
 def check_gradients(alone: dict[str, torch.Tensor], ranks: list[dict[str, torch.Tensor]]) -> None:

@@ -16,7 +16,7 @@ parameters), wrap network and loss together:
 >>> model(torch.randn(6, 8), torch.arange(6) % 3, step=0).backward()
 
 How the work is divided depends on what the class of the loss declares (``mean_over_anchors``, ``deterministic`` and
-``shared_columns``, see :class:`nearfar.losses.Loss`). There are three modes:
+``shared_columns``, see :class:`nearfar.losses.Loss`). There are four modes:
 
 ==========  =========================================================  ============================================
 mode        losses                                                     why it is exact
@@ -32,6 +32,8 @@ whole       all others: means over pairs, over anchors with a          every pro
             positive or over the classes of the batch, histograms,     batch and keeps its part of the gradient; only
             clusterings, Proxy-Anchor, Group, sampled classes,         the order of summation can differ
             losses that declare nothing
+classes     losses whose classes :func:`shard_classes` has             every process compares all embeddings with its
+            distributed over the processes                             proxies; only numbers per embedding are summed
 ==========  =========================================================  ============================================
 """
 
@@ -46,8 +48,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.utils import get_total_norm
 
 from nearfar import losses
+from nearfar.engine import ClassShard
 from nearfar.utils.tensors import as_device, readable
 
 CPU = torch.device("cpu")
@@ -88,11 +92,20 @@ class World:
         gathered: Tensor = _Gather.apply(self, rows)  # type: ignore[no-untyped-call]
         return gathered
 
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all processes, [ranks, …], without gradient; their shapes must be the same."""
+        if self.ranks == 1:
+            return tensor.detach().unsqueeze(0)
+        everyone = tensor.new_empty((self.ranks, *tensor.shape))
+        distributed.all_gather(list(everyone.unbind()), tensor.detach().contiguous())
+        return everyone
+
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace the gradients of parameters by their means over all processes."""
+        """Replace the gradients of parameters by their means over all processes; sharded ones are left as they are."""
         if self.ranks == 1:
             return
-        for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        whole = [p.grad for p in parameters if p.grad is not None and not isinstance(p, losses.ShardedParameter)]
+        for bucket in _buckets(whole):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             distributed.all_reduce(flat)
             flat /= self.ranks
@@ -101,11 +114,22 @@ class World:
                 gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
                 start += gradient.numel()
 
+    def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Return the norm of all gradients, which the processes have averaged; of sharded ones, each has a part."""
+        kinds: tuple[list[Tensor], list[Tensor]] = [], []
+        for each in parameters:
+            if each.grad is not None:
+                kinds[isinstance(each, losses.ShardedParameter)].append(each.grad)
+        norm, own = (get_total_norm(gradients) for gradients in kinds)
+        return torch.hypot(norm, self.stack(own).square().sum().sqrt()) if kinds[1] else norm
+
     @torch.no_grad()
     def broadcast(self, *modules: nn.Module) -> None:
-        """Copy parameters and buffers from the main process to all others."""
+        """Copy parameters and buffers from the main process to all others, except sharded parameters."""
         for module in modules if self.ranks > 1 else ():
             for tensor in (*module.parameters(), *module.buffers()):
+                if isinstance(tensor, losses.ShardedParameter):
+                    continue
                 here = tensor.detach().to(self.device).contiguous()
                 distributed.broadcast(here, src=0)
                 tensor.copy_(here)
@@ -133,11 +157,8 @@ class World:
 
     def _collect(self, rows: Tensor) -> Tensor:
         """Gather the rows of all processes, without gradient."""
-        rows = rows.detach().contiguous()
         self._check_equal(rows)
-        everyone = rows.new_empty((self.ranks * len(rows), *rows.shape[1:]))
-        distributed.all_gather(list(everyone.chunk(self.ranks)), rows)
-        return everyone
+        return self.stack(rows).flatten(0, 1)
 
     def _check_equal(self, rows: Tensor) -> None:
         """Raise if the processes have different numbers of rows. On a GPU, the host would have to wait for that."""
@@ -208,13 +229,15 @@ def draws(loss: LossFunction) -> bool:
 
 
 def sharing_mode(loss: LossFunction) -> str:
-    """How processes share a loss: "columns", "rows" or "whole", as the table above says.
+    """How processes share a loss: "columns", "rows", "whole" or "classes", as the table above says.
 
     >>> sharing_mode(losses.create("raw")), sharing_mode(losses.create("triplet"))
     ('columns', 'whole')
     >>> sharing_mode(losses.create("softmax", num_classes=3, dim=2))
     'rows'
     """
+    if isinstance(loss, losses.ProxyLoss) and loss.shard is not None:
+        return "classes"
     if not isinstance(loss, losses.Loss) or loss.draws or not loss.mean_over_anchors:
         return "whole"
     return "columns" if loss.shared_columns else "rows"
@@ -273,6 +296,9 @@ def global_loss(
         if world.ranks == 1:
             return loss(embeddings, labels)
         how = sharing_mode(loss)
+        if how == "classes":
+            everyone = world.gather(_Scaled.apply(embeddings, world.ranks))  # type: ignore[no-untyped-call]
+            return loss(everyone, world.gather(labels))
         if how == "whole":
             before, own, after = _pieces(world, embeddings)
             everyone = torch.cat([before, _Scaled.apply(own, world.ranks), after])  # type: ignore[no-untyped-call]
@@ -288,6 +314,45 @@ def global_loss(
     distributed.all_reduce(mean)
     whole: Tensor = part + (mean - part.detach())
     return whole
+
+
+def class_bounds(num_classes: int, ranks: int) -> list[int]:
+    """Return the first class of each process, and the number of classes.
+
+    Example:
+        >>> class_bounds(10, 4)
+        [0, 2, 5, 7, 10]
+    """
+    return [rank * num_classes // ranks for rank in range(ranks + 1)]
+
+
+def shard_classes(loss: losses.ProxyLoss, *, world: World | None = None) -> None:
+    """Distribute the classes of a loss over the processes, as in Partial FC.
+
+    Each process keeps the proxies of its classes, and later their gradients and optimizer state. :func:`global_loss`
+    gives the loss of a single process. Create the loss on the device "meta" so that no process ever holds all proxies.
+    Gradients of sharded proxies are complete: do not average them, and keep the loss out of
+    ``DistributedDataParallel``.
+
+    Args:
+        loss: A cross-entropy over classes, or Proxy-Anchor; not moved to its device yet.
+        world: The processes; those of ``torch.distributed`` by default.
+
+    Example:
+        >>> with torch.device("meta"):
+        ...     loss = losses.ArcFace(num_classes=1000, dim=4)
+        >>> shard_classes(loss)
+        >>> loss.proxies.shape  # of a single process
+        torch.Size([1000, 4])
+
+    Reference:
+        An et al., "Partial FC: Training 10 Million Identities on a Single Machine", ICCV Workshops 2021.
+    """
+    world = current_world() if world is None else world
+    if loss.num_classes < world.ranks:
+        raise ValueError(f"num_classes is {loss.num_classes}; each of the {world.ranks} processes needs a class")
+    bounds = class_bounds(loss.num_classes, world.ranks)
+    loss.keep_shard(ClassShard(bounds[world.rank], bounds[world.rank + 1], loss.num_classes, world.stack))
 
 
 class _Gather(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """What the processes of the distributed tests do, and what a single one does for comparison.
 
-Run as a script, with the environment ``torchrun`` gives: writes what it found to the file named as its argument.
+Run as a script, with the environment ``torchrun`` gives: writes what it found to a file named after its rank in
+the folder that is its argument.
 """
 
 from __future__ import annotations
@@ -176,5 +177,5 @@ def everything(there: World) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = init_world("cpu")
-    torch.save(everything(here), sys.argv[1])
+    torch.save(everything(here), f"{sys.argv[1]}/{here.rank}")
     here.close()

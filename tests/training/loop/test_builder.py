@@ -31,7 +31,7 @@ def built(*, rank: int = 0, ranks: int = 1, **sections: Any) -> Parts:
         "optimizer": {"lr": 0.01},
         "training": {"epochs": 3, "device": "cpu"},
     }
-    return build(load_recipe({**table, **sections}), rank=rank, ranks=ranks)
+    return build(load_recipe({**table, **sections}), world=World(rank, ranks))
 
 
 def first_batch(parts: Parts) -> Any:

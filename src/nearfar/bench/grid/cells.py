@@ -27,6 +27,7 @@ ADDED = {
     "evaluation.test_every": 0,
     "network.concatenation": "normalized",
     "network.independent": False,
+    "training.shard_classes": False,
 }
 FEATURE_SECTIONS = ("data", "augmentation", "network", "evaluation")  # of a recipe, that untrained features depend on
 BASELINE_SECTIONS = (*FEATURE_SECTIONS, "split")  # and that their metrics depend on

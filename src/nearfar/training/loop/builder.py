@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nearfar.data.datasets.base import takes_root
 from nearfar.data.datasets.frames import pad_to_squares
 from nearfar.data.sampling.base import Sampler
 from nearfar.data.sampling.independent import Independent
+from nearfar.distributed import World, shard_classes
 from nearfar.losses import ProxyLoss
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
@@ -121,8 +123,7 @@ class Parts:
 def build(
     recipe: Recipe,
     *,
-    rank: int = 0,
-    ranks: int = 1,
+    world: World | None = None,
     cache: str | Path | None = None,
     watch: Watch | None = None,
 ) -> Parts:
@@ -132,12 +133,12 @@ def build(
 
     Args:
         recipe: The recipe.
-        rank: The rank of this process, which determines its share of each batch.
-        ranks: The number of processes.
+        world: The processes, which share each batch.
         cache: Where decoded images are stored.
         watch: Called when decoding begins; returns a progress callback.
     """
-    device = as_device("training.device", recipe.training.device, local=int(os.environ.get("LOCAL_RANK", rank)))
+    world = world or World()
+    device = as_device("training.device", recipe.training.device, local=int(os.environ.get("LOCAL_RANK", world.rank)))
     dataset = open_dataset(recipe)
     split = create_split(recipe, dataset)
     _fetch_weights(recipe)
@@ -151,13 +152,13 @@ def build(
             "split.name = 'fixed_validation' takes some of the training classes"
         )
     train_labels = labels[rows["train"]]
-    sampler = _create_sampler(recipe, train_labels, rank, ranks)
+    sampler = _create_sampler(recipe, train_labels, world.rank, world.ranks)
     torch.manual_seed(recipe.training.seed)
     model = create_network(recipe, store)
     _check_input(recipe, dataset, model)
     steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
     epochs = math.ceil(steps / len(sampler))
-    losses, stages = create_losses(recipe, model, num_classes, epochs)
+    losses, stages = create_losses(recipe, model, num_classes, epochs, world)
     _check_warmup(recipe, model, stages, epochs, steps)
     layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
     model.to(device, **layout)  # type: ignore[call-overload]
@@ -440,7 +441,7 @@ def output_dims(model: Model) -> dict[str, int]:
 
 
 def create_losses(
-    recipe: Recipe, model: Model, num_classes: int, epochs: int
+    recipe: Recipe, model: Model, num_classes: int, epochs: int, world: World
 ) -> tuple[nn.ModuleList, tuple[LossStage, ...]]:
     """Create the losses of a recipe, and the stages that use them.
 
@@ -452,6 +453,7 @@ def create_losses(
         model: The network the losses are for.
         num_classes: The number of training classes.
         epochs: The number of epochs of the training.
+        world: The processes, over which ``training.shard_classes`` distributes the classes.
 
     Returns:
         All losses, once each, and the stages.
@@ -463,9 +465,12 @@ def create_losses(
         section = recipe.loss_of(number)
         used = next((modules for known, modules in created if known == section), None)
         if used is None:
-            used = nn.ModuleDict(
-                {key: section.create(num_classes=num_classes, dim=dim) for key, dim in output_dims(model).items()}
-            )
+            used = nn.ModuleDict()
+            for key, dim in output_dims(model).items():
+                with torch.device("meta") if recipe.training.shard_classes else nullcontext():
+                    used[key] = loss = section.create(num_classes=num_classes, dim=dim)
+                if recipe.training.shard_classes and isinstance(loss, ProxyLoss):
+                    shard_classes(loss, world=world)
             if created:
                 _share_proxies(created[-1][1], used)
             created.append((section, used))

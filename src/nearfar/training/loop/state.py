@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nearfar.data.loader import Batch
 from nearfar.data.store.fingerprint import KIND
-from nearfar.distributed import World
-from nearfar.losses import Memory
+from nearfar.distributed import World, class_bounds
+from nearfar.losses import Memory, ProxyLoss, ShardedParameter
 from nearfar.networks.embedder import Embedder
 from nearfar.training.loop.builder import LossStage, Parts, members_of, output_dims
 from nearfar.training.loop.optimizers import LearningRateSchedule, create_optimizer
@@ -73,6 +73,8 @@ class Session:
         self._embed = [self._embed_function(network) for network in networks]
         self._stage: LossStage | None = None
         self._learners: list[Learner] = []
+        shards = [each.shard for each in parts.losses.modules() if isinstance(each, ProxyLoss)]
+        self._shard = next((shard for shard in shards if shard is not None), None)
 
     # --- steps -------------------------------------------------------------------------------------------------
 
@@ -166,7 +168,7 @@ class Session:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def save(self, run: RunFolder, log: int) -> None:
-        """Write the checkpoint "last".
+        """Write the checkpoint "last". With sharded classes, all processes call this; otherwise the main one.
 
         Args:
             run: The run folder.
@@ -174,7 +176,12 @@ class Session:
         """
         parts, values = self._state()
         values |= {"log": log, "fingerprint": self.parts.fingerprint}
-        checkpoints.save(run.last, self.parts.model, parts=parts, values=values, preprocessing=self.parts.preprocessing)
+        if self._shard is not None:
+            self._save_shard(run, parts)
+            values["shards"] = class_bounds(self._shard.num_classes, self.world.ranks)
+        if self.world.is_main:
+            model, preprocessing = self.parts.model, self.parts.preprocessing
+            checkpoints.save(run.last, model, parts=parts, values=values, preprocessing=preprocessing)
 
     def save_best(self, run: RunFolder) -> None:
         """Write the network as the checkpoint "best"."""
@@ -193,7 +200,8 @@ class Session:
             self._check_data(run, *began)
         if not checkpoints.exists(run.last):
             return 0
-        found = checkpoints.load(run.last)
+        shard = self._shard
+        found = checkpoints.load(run.last, rows=None if shard is None else slice(shard.start, shard.stop))
         values = found.values
         self._check_data(run, values["fingerprint"], *(began or ("", ""))[1:])
         self.parts.model.load_state_dict(found.model)
@@ -207,6 +215,27 @@ class Session:
         self.position = Position(**values["place"])
         checkpoints.set_random_states(found.part("random"), values["random"], self.parts.device)
         return int(values["log"])
+
+    def _save_shard(self, run: RunFolder, parts: dict[str, dict[str, Tensor]]) -> None:
+        """Move the tensors of the classes of this process from ``parts`` to a file of their own."""
+        parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
+        sharded = {str(number) for number, each in enumerate(parameters) if isinstance(each, ShardedParameter)}
+        names = {
+            "losses": [
+                name
+                for name, each in self.parts.losses.named_parameters(remove_duplicate=False)
+                if isinstance(each, ShardedParameter)
+            ],
+            "optimizer": [
+                name for name, each in parts["optimizer"].items() if each.ndim and name.partition(".")[0] in sharded
+            ],
+        }
+        own = {part: {name: parts[part].pop(name) for name in found} for part, found in names.items()}
+        if self.world.is_main:
+            checkpoints.begin(run.last)
+        self.world.share(None)  # the folder is there
+        checkpoints.save_shard(run.last, self.world.rank, own)
+        self.world.any(False)  # all files are there
 
     def load_best(self, run: RunFolder) -> int:
         """Load the weights of the checkpoint "best" into the network, and return its epoch."""
@@ -226,12 +255,12 @@ class Session:
                 f"the data is not what the run in {run.folder} began with: images, labels or split have changed"
             )
 
-    def _state(self) -> tuple[dict[str, Mapping[str, Tensor]], dict[str, Any]]:
+    def _state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         optimizer, optimizer_values = checkpoints.optimizer_state(self.optimizer)
         generators, random_values = checkpoints.random_states(self.parts.device)
         sampler = self.parts.sampler.state(self.position.epoch, self.position.step)
         means = sampler.pop("means", None)
-        parts: dict[str, Mapping[str, Tensor]] = {
+        parts: dict[str, dict[str, Tensor]] = {
             "losses": self.parts.losses.state_dict(),
             "optimizer": optimizer,
             "random": generators,

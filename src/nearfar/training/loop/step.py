@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
 from nearfar.data.loader import Batch
 from nearfar.distributed import World, draws, global_loss
@@ -235,7 +235,7 @@ class TrainStep:
         """Average the gradients over all processes, clip them, and return their norm before clipping."""
         parameters = [each for each in parameters if each.grad is not None]
         self.world.average_gradients(parameters)
-        norm = get_total_norm([each.grad for each in parameters if each.grad is not None])
+        norm = self.world.gradient_norm(parameters)
         if self.clip is not None:
             clip_grads_with_norm_(parameters, self.clip, norm)
         return norm

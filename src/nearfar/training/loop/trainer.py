@@ -175,8 +175,7 @@ class Trainer:
             stack.enter_context(self.run_folder.owned())
             self.run_folder.begin(self.recipe, resume=self.resume)
         stack.enter_context(kernels(deterministic=self.recipe.training.deterministic))
-        rank, ranks = self.world.rank, self.world.ranks
-        self.parts = build(self.recipe, rank=rank, ranks=ranks, cache=self.cache, watch=self.display.watch)
+        self.parts = build(self.recipe, world=self.world, cache=self.cache, watch=self.display.watch)
         reset_peak_memory(self.parts.device)
         self.session, self.evaluator = Session(self.parts, self.world), Evaluator(self.parts)
         if self.world.is_main:
@@ -286,11 +285,16 @@ class Trainer:
         Args:
             due: The parts to measure.
         """
-        position = self.session.position
+        position, failure = self.session.position, None
         if self.world.is_main:
-            self._embedded = self._embed(due)
-            self._check_embeddings()
-            position.metrics, self._per_query = self.evaluator.measure(self._embedded)
+            try:
+                self._embedded = self._embed(due)
+                self._check_embeddings()
+                position.metrics, self._per_query = self.evaluator.measure(self._embedded)
+            except BaseException as error:
+                failure = error
+        if self.world.any(failure is not None):  # all processes leave together, and may save a checkpoint
+            raise failure or RuntimeError("the evaluation failed in the main process")
         position.metrics = self.world.share(position.metrics)
         self._log({"metrics": position.metrics})
         status = f"epoch {position.epoch + 1}/{self.parts.epochs}"
@@ -367,12 +371,17 @@ class Trainer:
     def _checkpoint(self, *, always: bool) -> None:
         """Save a checkpoint; unless ``always``, only if saving takes no more than a twentieth of the time."""
         now = time.monotonic()
-        if not self.world.is_main or (not always and now - self._last_save < self._save_seconds / MAX_SAVING):
+        due = always or now - self._last_save >= self._save_seconds / MAX_SAVING
+        if self.recipe.training.shard_classes:
+            due = self.world.share(due)  # every process saves its classes
+        elif not self.world.is_main:
+            return
+        if not due:
             return
         position = self.session.position
         position.seconds = now - self._began
         position.memory = max(position.memory, peak_memory(self.parts.device))
-        self.session.save(self.run_folder, self.log.size())
+        self.session.save(self.run_folder, self.log.size() if self.world.is_main else 0)
         self._last_save = time.monotonic()
         self._save_seconds = self._last_save - now
 

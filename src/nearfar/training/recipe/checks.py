@@ -285,6 +285,13 @@ def _loss(
             f"training.memory is {memory} and {where}.name is {name!r}, which does not compare with other embeddings; "
             "a memory is for pair losses"
         )
+    if training is not None and training.shard_classes and not found:
+        loss = section.create(num_classes=2, dim=1)
+        if not isinstance(loss, losses.ProxyLoss) or not loss.shardable:
+            yield (
+                f"training.shard_classes is true and {where}.name is {name!r}, which has no class vectors that can be "
+                "distributed over processes; allowed are losses that derive from ClassificationLoss, and proxy_anchor"
+            )
 
 
 def _loss_settings(where: str, section: LossSection) -> Iterator[str]:

@@ -434,6 +434,8 @@ class TrainingSection(Section):
     """"cpu", "cuda", "cuda:1", …"""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """"skip" leaves out steps whose loss is NaN or infinite."""
+    shard_classes: bool = False
+    """Distribute the class vectors of the loss over the processes of ``torchrun``."""
     memory: Index = 0
     """Embeddings of earlier batches that the loss compares with."""
     memory_warmup: Index = 0

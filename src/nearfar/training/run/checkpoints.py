@@ -1,8 +1,10 @@
 """Checkpoints: everything that is needed to resume a training.
 
 A checkpoint is a folder: the network as ``nearfar.networks.weights.save`` writes it, all other tensors in
-``training.safetensors``, and plain values in ``state.json``. A new checkpoint is written beside the previous one and
-replaces it when it is complete and on disk, so that there is always a complete one. Opening it executes no code.
+``training.safetensors``, and plain values in ``state.json``. If the classes of the loss are sharded over processes,
+each process writes the tensors of its classes to a file of its own, ``classes.0.safetensors`` and so on. A new
+checkpoint is written beside the previous one and replaces it when it is complete and on disk, so that there is always
+a complete one. Opening it executes no code.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +30,7 @@ from nearfar.networks.weights import save as saving
 from nearfar.utils.atomic import read_tensors, sync_folder, write_json, write_tensors
 from nearfar.utils.preprocessing import Preprocessing
 
-TENSORS, STATE = "training.safetensors", "state.json"
+TENSORS, STATE, SHARD = "training.safetensors", "state.json", "classes.{}.safetensors"
 FORMAT, VERSION = "nearfar checkpoint", 1
 TRIES, PAUSE = 20, 0.01  # attempts to read a checkpoint that is being replaced, and seconds between them
 
@@ -78,16 +82,15 @@ def save(
         place: The folder, such as runs/one/checkpoint/last.
         model: The network.
         parts: Tensors by part and name.
-        values: Values that JSON can represent; floats are restored exactly.
+        values: Values that JSON can represent; floats are restored exactly. "shards": the bounds of the classes that
+            :func:`save_shard` has saved since :func:`begin`.
         preprocessing: How images are prepared for the network.
     """
     draft, before = _draft(place), _before(place)
-    recover(place)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    if "shards" not in values:
+        begin(place)
     saving.save(model, draft, preprocessing=preprocessing)
-    flat = {f"{part}/{name}": _plain(tensor) for part, tensors in parts.items() for name, tensor in tensors.items()}
-    write_tensors(draft / TENSORS, flat)
+    write_tensors(draft / TENSORS, _flat(parts))
     write_json(draft / STATE, {"format": FORMAT, "version": VERSION, "saved": time.time(), **values})
     sync_folder(draft)
     # A folder cannot replace another in one move. After an interruption between the two, the draft is complete.
@@ -98,16 +101,38 @@ def save(
     shutil.rmtree(before, ignore_errors=True)
 
 
-def load(place: Path) -> Checkpoint:
+def begin(place: Path) -> None:
+    """Create the folder in which the next checkpoint is written.
+
+    Args:
+        place: The folder of the checkpoint.
+    """
+    recover(place)
+    _draft(place).mkdir(parents=True)
+
+
+def save_shard(place: Path, number: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Write the tensors of some classes for the checkpoint that was begun.
+
+    Args:
+        place: The folder of the checkpoint.
+        number: The number of the process.
+        parts: Tensors by part and name, with a row for each class.
+    """
+    write_tensors(_draft(place) / SHARD.format(number), _flat(parts))
+
+
+def load(place: Path, rows: slice | None = None) -> Checkpoint:
     """Read a checkpoint; the previous one if writing was interrupted.
 
     Args:
         place: The folder.
+        rows: The classes to read of tensors that were saved by several processes; None: all.
 
     Raises:
         NoCheckpoint: If there is none.
     """
-    return read(place, _load)
+    return read(place, partial(_load, rows=rows))
 
 
 def values_of(place: Path) -> Values:
@@ -145,9 +170,14 @@ def read(place: Path, reader: Callable[[Path], T]) -> T:
     raise NoCheckpoint(f"{place} is replaced faster than it can be read")
 
 
-def _load(folder: Path) -> Checkpoint:
-    values = _values(folder)
-    return Checkpoint(folder, _tensors(folder / saving.NAME), _tensors(folder / TENSORS), values)
+def _load(folder: Path, rows: slice | None) -> Checkpoint:
+    values, pieces = _values(folder), dict[str, list[Tensor]]()
+    for number, (start, stop) in enumerate(pairwise(values.get("shards", ()))):
+        low, high = (start, stop) if rows is None else (max(start, rows.start), min(stop, rows.stop))
+        for name, tensor in _tensors(folder / SHARD.format(number)).items() if low < high else ():
+            pieces.setdefault(name, []).append(tensor[low - start : high - start])
+    tensors = _tensors(folder / TENSORS) | {name: torch.cat(parts) for name, parts in pieces.items()}
+    return Checkpoint(folder, _tensors(folder / saving.NAME), tensors, values)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -328,6 +358,10 @@ def _entries(state: Mapping[int, Values]) -> Iterator[tuple[str, Any]]:
     for number, entry in state.items():
         for key, value in entry.items():
             yield f"{number}.{key}", value
+
+
+def _flat(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{part}/{name}": _plain(tensor) for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
 def _plain(tensor: Tensor) -> Tensor:

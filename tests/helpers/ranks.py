@@ -1,0 +1,32 @@
+"""Starts a script once for each process of a group, with the environment ``torchrun`` gives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def run_ranks(ranks: int, script: str, *arguments: str, code: int = 0, seconds: float = 300.0) -> None:
+    """Run a script in all ranks, and check the code that each of them exits with."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    surroundings = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+    surroundings |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script, *arguments],
+            env=surroundings | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in running:
+            _, errors = process.communicate(timeout=seconds)
+            assert process.returncode == code, errors.decode()
+    finally:
+        for process in running:
+            process.kill()
