@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench browser proxy audit soak package matrix smoke
+.PHONY: demo test lint bench browser proxy audit soak package matrix smoke site
 
 demo: $(READY)
 	@$(BIN)/nearfar demo
@@ -43,6 +43,11 @@ lint: $(READY)
 audit:
 	@test -x build/audit/bin/pip-audit || ($(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit)
 	build/audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
+
+# The documentation, for a browser without a server: build/site/index.html.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
 
 # Builds wheel and sdist, installs each into an empty environment without any extra, and uses it there.
 package:

@@ -1,6 +1,11 @@
-"""Settings of the whole suite."""
+"""Settings of the whole suite, and a browser."""
 
 from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +24,7 @@ TOGETHER = (
     "test_ray_engine",
     "test_running",
     "test_serve_schema",
+    "test_site",
 )
 
 
@@ -29,3 +35,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def _chromium() -> str | None:
+    given = os.environ.get("NEARFAR_CHROMIUM")
+    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
+    return given or next((each for each in found if each), None)
+
+
+MISSING = """
+*********************************************************************
+*  NO CHROMIUM FOUND: the tests of the page in a browser are        *
+*  SKIPPED. Install it (apt-get install chromium) or set            *
+*  NEARFAR_CHROMIUM to its path.                                    *
+*********************************************************************"""
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Report a missing browser at the end of the run."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if any("NO CHROMIUM FOUND" in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(MISSING, red=True, bold=True)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium."""
+    program = _chromium()
+    if program is None:
+        if os.environ.get("NEARFAR_NEED_BROWSER"):
+            pytest.fail("NO CHROMIUM FOUND, and NEARFAR_NEED_BROWSER is set")
+        pytest.skip("NO CHROMIUM FOUND: browser tests are skipped")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield found
+        found.close()

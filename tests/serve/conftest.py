@@ -1,9 +1,7 @@
-"""Servers for tests: in this process for the API, in a thread for browsers; a real index; a browser."""
+"""Servers for tests: in this process for the API, in a thread for browsers; a real index."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -72,43 +70,6 @@ def site() -> Iterator[Site]:
             return running.url_of(listening)
 
         yield serve
-
-
-def _chromium() -> str | None:
-    given = os.environ.get("NEARFAR_CHROMIUM")
-    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
-    return given or next((each for each in found if each), None)
-
-
-MISSING = """
-*********************************************************************
-*  NO CHROMIUM FOUND: the tests of the page in a browser are        *
-*  SKIPPED. Install it (apt-get install chromium) or set            *
-*  NEARFAR_CHROMIUM to its path.                                    *
-*********************************************************************"""
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Report a missing browser at the end of the run."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    if any("NO CHROMIUM FOUND" in str(report.longrepr) for report in skipped):
-        terminalreporter.write_line(MISSING, red=True, bold=True)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """A real Chromium."""
-    program = _chromium()
-    if program is None:
-        if os.environ.get("NEARFAR_NEED_BROWSER"):
-            pytest.fail("NO CHROMIUM FOUND, and NEARFAR_NEED_BROWSER is set")
-        pytest.skip("NO CHROMIUM FOUND: browser tests are skipped")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,35 @@
+"""Docstrings as the site shows them: formulas and examples keep their lines, and roles of Sphinx become code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+FORMULA = re.compile(r"^Formula:\n((?:(?:    .*)?\n?)+?)(?=\S|\Z)", re.MULTILINE)
+DOCTEST = re.compile(r"^( *)>>> .*\n(?:\1.*\S.*\n)*", re.MULTILINE)
+ROLE = re.compile(r":\w+:`~?([^`]+)`")
+DOUBLE = re.compile(r"``([^`]+)``")
+
+
+class Docstrings(griffe.Extension):
+    """Rewrites docstrings before they are parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Rewrite the docstring of an object."""
+        if obj.docstring is not None:
+            obj.docstring.value = rewritten(obj.docstring.value)
+
+
+def rewritten(text: str) -> str:
+    """A docstring with formulas and examples in blocks of code, and without roles."""
+
+    def formula(found: re.Match[str]) -> str:
+        return "\n".join(["Formula:", "    ```text", *found[1].rstrip().splitlines(), "    ```", "", ""])
+
+    def example(found: re.Match[str]) -> str:
+        return f"{found[1]}```pycon\n{found[0]}{found[1]}```\n"
+
+    plain = DOUBLE.sub(r"`\1`", ROLE.sub(r"`\1`", text))
+    return DOCTEST.sub(example, FORMULA.sub(formula, f"{plain}\n"))
