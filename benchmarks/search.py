@@ -3,6 +3,7 @@
     python benchmarks/search.py                     # 100,000 × 512 on a CPU
     python benchmarks/search.py --size 10000        # a quick look
     python benchmarks/search.py --only hnsw         # only rows whose name contains this
+    python benchmarks/search.py --milvus http://127.0.0.1:19530
     python benchmarks/search.py --adds 100000       # instead: add items one by one, and measure the folder
 
 The data are synthetic: vectors of length one in groups of twenty, each a group's center and noise. Queries are new
@@ -196,7 +197,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=SIZE, help="how many vectors")
     parser.add_argument("--dim", type=int, default=DIM)
-    parser.add_argument("--only", default="", help="only backends whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="only backends whose name contains one of these")
+    parser.add_argument("--milvus", metavar="ADDRESS", help="a server of Milvus instead of its file")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of searching, for each backend")
     parser.add_argument("--adds", type=int, default=0, help="measure this many adds, one by one, instead of searches")
     options = parse(parser, COLUMNS)
@@ -207,8 +209,10 @@ def main() -> None:
     truth = exact_neighbors(points, queries)
     rows: list[dict[str, Any]] = []
     for name in BACKENDS:
-        if options.only not in name:
+        if not any(part in name for part in options.only):
             continue
+        if name == "milvus" and options.milvus:
+            name = f"milvus:{options.milvus}"
         try:
             rows += measure(name, points, queries, truth, options.budget)
         except ImportError as error:

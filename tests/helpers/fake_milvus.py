@@ -43,6 +43,13 @@ class Client:
     def has_collection(self, name: str, timeout: float) -> bool:
         return name in self.held
 
+    def describe_collection(self, name: str, timeout: float) -> dict[str, Any]:
+        vector = next(iter(self.held[name].values()), np.zeros(0))
+        return {"fields": [{"name": "id"}, {"name": "vector", "params": {"dim": len(vector)}}]}
+
+    def describe_index(self, name: str, field: str, timeout: float) -> dict[str, str]:
+        return {"metric_type": "COSINE"}
+
     def load_collection(self, name: str, timeout: float) -> None:
         assert name in self.held
 

@@ -30,7 +30,8 @@ class ExactFallback(Exact):
         super().__init__(vectors, ids, measure=measure)
         self.name = failed.name
         self.failed, self.error = failed, error
-        log.warning("%s failed (%r); searches are exact until it works again", failed.name, error)
+        kind = type(error).__name__
+        log.warning("%s failed (%s: %s); searches are exact until it works again", failed.name, kind, error)
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Refuse, because the backend is out of date."""

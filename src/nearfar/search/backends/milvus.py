@@ -22,6 +22,7 @@ BATCH = 1000  # vectors per request
 MOST = 16_384  # limit of Milvus for neighbors, and for queries
 FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
 SECONDS = 10.0  # for one request
+METRICS = {"cosine": "COSINE", "euclidean": "L2"}  # as Milvus calls the measures
 REST = 30.0  # seconds without requests after a search that failed
 
 log = logging.getLogger("nearfar.search")
@@ -119,8 +120,8 @@ class Milvus(Backend):
         return cls(client, name, identity, vectors, ids, address=address, measure=measure, read_only=read_only)
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """Fill the collection again if it does not exist or has the wrong number of vectors."""
-        if self._client.has_collection(self.collection, timeout=SECONDS):
+        """Fill the collection again if it does not exist, or has another schema or the wrong number of vectors."""
+        if self._client.has_collection(self.collection, timeout=SECONDS) and self._fits():
             self._client.load_collection(self.collection, timeout=SECONDS)
             found = self._client.query(self.collection, filter="", output_fields=["count(*)"], timeout=SECONDS)
             if int(found[0]["count(*)"]) == len(ids):
@@ -154,7 +155,8 @@ class Milvus(Backend):
             values, ids = self._find(queries, wanted, words)
         except Exception as error:
             self._rest_until = time.monotonic() + REST
-            log.warning("%s failed (%r); searches are exact for %.0f s", self.name, error, REST)
+            kind = type(error).__name__
+            log.warning("%s failed (%s: %s); searches are exact for %.0f s", self.name, kind, error, REST)
             return self._exact.search(queries, k, allowed)
         if by_distance:  # values are squared distances
             return self._exact.refine(queries, k, (values, ids), self._exact.product_error(queries), allowed)
@@ -207,6 +209,15 @@ class Milvus(Backend):
         if self._client.has_collection(self.collection, timeout=SECONDS):
             self._client.drop_collection(self.collection, timeout=SECONDS)
 
+    def _fits(self) -> bool:
+        """Whether the collection compares vectors of the dimension of the index by its measure."""
+        fields = self._client.describe_collection(self.collection, timeout=SECONDS)["fields"]
+        dims = [int(field["params"]["dim"]) for field in fields if field["name"] == "vector"]
+        if dims != [self.dim]:
+            return False
+        index = self._client.describe_index(self.collection, "vector", timeout=SECONDS)
+        return bool(index) and index["metric_type"] == METRICS[self.measure]
+
     def _fill(self, ids: Ids, vectors: Vectors) -> None:
         from pymilvus import DataType
 
@@ -215,8 +226,7 @@ class Milvus(Backend):
         schema.add_field("id", DataType.INT64, is_primary=True)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self.dim)
         settings = self._client.prepare_index_params()
-        metric = "COSINE" if self.measure == "cosine" else "L2"
-        settings.add_index("vector", index_type="AUTOINDEX", metric_type=metric)
+        settings.add_index("vector", index_type="AUTOINDEX", metric_type=METRICS[self.measure])
         # Strong consistency: the next search finds what was added.
         self._client.create_collection(
             self.collection, schema=schema, index_params=settings, consistency_level="Strong", timeout=SECONDS

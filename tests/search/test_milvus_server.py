@@ -1,0 +1,145 @@
+"""Milvus as a server: killed, back again, slow, or with a collection that does not fit."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from milvus_server import Server, SlowLine
+from search_cases import scores_by_hand, vectors
+from test_backends import check_backend, create
+from waiting import wait_for
+
+from nearfar.search import Index
+from nearfar.search.backends import milvus
+
+POINTS = vectors(60)
+pytest.importorskip("milvus", reason="the package milvus, which contains the server, is not installed")
+
+
+@pytest.fixture(scope="module")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests. There can be one on a machine, as it locks a file in a fixed place."""
+    with FileLock(Path(tempfile.gettempdir()) / "nearfar-milvus.lock"):
+        server = Server(tmp_path_factory.mktemp("milvus"))
+        server.start()
+        yield server
+        server.stop()
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+def test_a_server_passes_the_battery(milvus_server: Server, tmp_path: Path, measure: str, asked: list[int]) -> None:
+    check_backend(create(tmp_path / "i", f"milvus:{milvus_server.address}", measure))
+    assert asked
+
+
+def neighbors(index: Index, k: int = 5) -> list[list[int]]:
+    return [[hit.id for hit in row] for row in index.search_vectors(POINTS[:8], k)]
+
+
+def exact(points: Any, k: int = 5) -> list[list[int]]:
+    scores = scores_by_hand(points, POINTS[:8], "cosine")
+    nearest: list[list[int]] = np.argsort(-scores, axis=1)[:, :k].tolist()
+    return nearest
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every search that the server has answered."""
+    answers: list[int] = []
+    find = milvus.Milvus._find
+
+    def spied(*arguments: Any) -> Any:
+        found = find(*arguments)
+        answers.append(len(arguments[1]))
+        return found
+
+    monkeypatch.setattr(milvus.Milvus, "_find", spied)
+    return answers
+
+
+def test_a_server_killed_during_adds_loses_nothing(
+    milvus_server: Server, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus, "REST", 0.0)
+    with Index.from_vectors(POINTS[:40], out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
+        assert neighbors(index) == exact(POINTS[:40])
+        assert len(asked) == 1
+        index.add_vectors(POINTS[40:45])
+        milvus_server.kill()
+        try:
+            index.add_vectors(POINTS[45:50])
+            assert neighbors(index) == exact(POINTS[:50])
+            assert len(asked) == 1, "a dead server has answered"
+        finally:
+            milvus_server.start()
+        index.add_vectors(POINTS[50:])
+        wait_for(lambda: compacted(index), seconds=180.0)
+        wait_for(lambda: answered(index, asked), seconds=180.0)
+    with Index.open(tmp_path / "i") as index:
+        assert answered(index, asked)
+
+
+def answered(index: Index, asked: list[int]) -> bool:
+    """Whether the server, and not exact search, has found the neighbors; they are right in both cases."""
+    before = len(asked)
+    assert neighbors(index) == exact(POINTS)
+    return len(asked) > before
+
+
+def compacted(index: Index) -> bool:
+    """Whether the server has what it missed; for some seconds after its start, it accepts nothing."""
+    from pymilvus.exceptions import MilvusException
+
+    try:
+        index.compact()
+    except (RuntimeError, MilvusException):
+        return False
+    return True
+
+
+def test_a_slow_server_holds_nobody_up(
+    milvus_server: Server, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        SlowLine(milvus_server.port) as line,
+        Index.from_vectors(POINTS, out=tmp_path / "i", backend=f"milvus:{line.address}") as index,
+    ):
+        line.seconds = 0.2
+        assert neighbors(index) == exact(POINTS)
+        assert len(asked) == 1, "late answers within the limit are used"
+        monkeypatch.setattr(milvus, "SECONDS", 0.5)
+        line.seconds = 60.0
+        start = time.monotonic()
+        assert neighbors(index) == exact(POINTS)
+        assert neighbors(index) == exact(POINTS)
+        assert time.monotonic() - start < 10.0
+        assert len(asked) == 1
+        line.seconds = 0.0
+
+
+@pytest.mark.parametrize("wrong", ["dimension", "measure"])
+def test_a_collection_of_another_schema_is_made_again(
+    milvus_server: Server, tmp_path: Path, asked: list[int], wrong: str
+) -> None:
+    from pymilvus import MilvusClient
+
+    with Index.from_vectors(POINTS, out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
+        backend: Any = index.storage.backend
+        name = backend.collection
+    client = MilvusClient(uri=milvus_server.address)
+    client.drop_collection(name)
+    dim = POINTS.shape[1] * (2 if wrong == "dimension" else 1)
+    metric = "L2" if wrong == "measure" else "COSINE"
+    client.create_collection(name, dimension=dim, metric_type=metric, consistency_level="Strong")
+    client.insert(name, [{"id": number, "vector": [0.5] * dim} for number in range(len(POINTS))])
+    client.close()
+    with Index.open(tmp_path / "i") as index:
+        assert neighbors(index) == exact(POINTS)
+        assert len(asked) == 1
