@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from nearfar.search.storage import Ids
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.tensors import check_finite
 from nearfar.utils.validation import one_of
 
 KEPT = {"pca": ("ids", "places", "fitted", "mean", "axes", "scale"), "tsne": ("ids", "places")}
@@ -53,6 +55,7 @@ def project(
         kept = _read(file, KEPT[method])
         if kept is not None and np.array_equal(kept["ids"], ids):
             return ids, kept["places"]
+        check_finite(f"vectors.npy of {folder}", torch.from_numpy(vectors))
         if method == "tsne":
             moved = tsne(vectors)
             moved = moved - (moved.max(axis=0, initial=0.0) + moved.min(axis=0, initial=0.0)) / 2
