@@ -93,3 +93,7 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
+    elif context.invoked_subcommand != "serve":  # a server returns the memory of a burst of requests
+        from nearfar.utils.system import reuse_memory
+
+        reuse_memory()

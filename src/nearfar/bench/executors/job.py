@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from nearfar.bench.grid.grid import FROZEN
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_json
+from nearfar.utils.system import reuse_memory
 
 LABELS = "cell.json"  # file in a run folder with the name, key and labels of its cell
 COMMAND = (sys.executable, "-c", "from nearfar.bench.executors.job import main; main()")
@@ -180,4 +181,5 @@ def main() -> None:
             pass
 
     stop_after(wait_for_caller)
+    reuse_memory()
     sys.exit(execute(job))

@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from nearfar.bench.executors.job import Executor, Job, execute, stop_after
-from nearfar.utils.system import processors
+from nearfar.utils.system import processors, reuse_memory
 from nearfar.utils.validation import whole
 
 # Importing takes longer than training a small cell. On Linux a server process imports everything once and forks for
@@ -185,4 +185,5 @@ def _run(job: Job, environment: Mapping[str, str]) -> None:
     caller = multiprocessing.parent_process()
     assert caller is not None
     stop_after(caller.join)
+    reuse_memory()
     sys.exit(execute(job))
