@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 TOGETHER = (
     "test_distributed",
     "test_leaderboard_page",
+    "test_other_trainers",
     "test_page",
     "test_ray_engine",
     "test_running",

@@ -28,7 +28,7 @@ def train_recipe(
     device: RecipeDevice = None,
     cache: Cache = None,
     log: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Also log to tensorboard or mlflow; repeatable.")
+        list[str] | None, Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; repeatable.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

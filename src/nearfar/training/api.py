@@ -31,6 +31,7 @@ def train(
     resume: str | Path | None = None,
     *,
     data: Any = None,
+    loggers: Sequence[str | Logger] = (),
     **overrides: Any,
 ) -> TrainResult:
     """Train a recipe and write a run folder.
@@ -42,6 +43,8 @@ def train(
         data: (X, y) or (X, y, split) in place of the recipe's dataset: arrays, tensors, DataFrames, lists of Pillow
             images or of paths, see ``nearfar.data.from_arrays``; or a dataset of Hugging Face. It is written to the run
             folder, so that the run can be resumed and evaluated. A table is an override like those of other sections.
+        loggers: "tensorboard", "mlflow", "wandb", or objects with ``log(step, values)`` and ``close()``, which receive
+            what log.jsonl does.
         overrides: Settings by section: ``train("recipe.toml", loss={"alpha": 32}, training={"epochs": 3})``.
 
     Returns:
@@ -64,7 +67,7 @@ def train(
     """
     if isinstance(data, Mapping) and not is_huggingface(data):
         overrides, data = {**overrides, "data": data}, None
-    return start(recipe, out=out, resume=resume, data=data, overrides=overrides)
+    return start(recipe, out=out, resume=resume, data=data, loggers=loggers, overrides=overrides)
 
 
 def start(
@@ -87,7 +90,7 @@ def start(
         data: As for ``train``, but no table.
         overrides: As for ``nearfar.training.load_recipe``.
         display: Shows the progress, see ``nearfar.training.run.console``.
-        loggers: "tensorboard", "mlflow", or objects with their methods.
+        loggers: "tensorboard", "mlflow", "wandb", or objects with their methods.
         cache: Where decoded images are stored.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Loggers: what is told arrives in TensorBoard and in MLflow."""
+"""Loggers: what is told arrives in TensorBoard, in MLflow and in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from training_runs import recipe, vectors
 
+import nearfar as nf
 from nearfar.training.api import start
 from nearfar.training.run import loggers
 from nearfar.training.run.folder import RunError
@@ -55,7 +56,9 @@ def test_mlflow_has_numbers_and_settings_in_its_sqlite_store(tmp_path: Path, mon
     assert [(metric.step, metric.value) for metric in history] == [(20, 1.5), (40, 1.0)]
 
 
-@pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
+)
 def test_a_missing_package_is_named(name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"needs {name}; install it with: pip install 'nearfar\[{name}\]'"):
@@ -101,10 +104,49 @@ def test_a_missing_package_is_said_before_anything_is_begun(tmp_path: Path, monk
 
 
 def test_an_unknown_logger_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"logger is 'wandb'; allowed are"):
-        loggers.create("wandb", tmp_path)
+    with pytest.raises(ValueError, match=r"logger is 'comet'; allowed are"):
+        loggers.create("comet", tmp_path)
 
 
 def test_nested_tables_become_names_of_numbers() -> None:
     values = {"step": 3, "loss": 1.0, "note": "x", "ok": True, "metrics": {"test": {"recall@1": 0.5}}}
     assert loggers.flat(values) == {"step": 3, "loss": 1.0, "metrics/test/recall@1": 0.5}
+
+
+def test_wandb_has_every_number_and_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    ids = []
+    for step, settings in ((20, {"loss": {"alpha": 2.0}}), (40, None)):
+        logger = loggers.create("wandb", tmp_path / "first", settings=settings)
+        logger.log(step, VALUES)
+        logger.log(10, {"best": 0.5})  # an earlier step is kept, too
+        logger.close()
+        ids.append((tmp_path / "first" / "wandb.txt").read_text())
+    assert ids[0] == ids[1]
+    parts = sorted((tmp_path / "first" / "wandb").glob(f"offline-run-*/run-{ids[0].strip()}.wandb"))
+    assert parts
+    written = b"".join(part.read_bytes() for part in parts)
+    for text in (b"test/recall@1", b"0.25", b"alpha", b"best", b"step"):
+        assert text in written
+
+
+def test_a_logger_of_ones_own_receives_what_the_log_does(tmp_path: Path) -> None:
+    class Notes:
+        def __init__(self) -> None:
+            self.lines: list[tuple[int, dict[str, float]]] = []
+            self.closed = 0
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            self.lines.append((step, dict(values)))
+
+        def close(self) -> None:
+            self.closed += 1
+
+    notes = Notes()
+    result = nf.train(recipe(vectors(tmp_path), training__epochs=2), tmp_path / "run", loggers=[notes, "tensorboard"])
+    assert (result.folder / "tensorboard").is_dir()
+    assert notes.closed == 1
+    found = [values["metrics/test/recall@1"] for _, values in notes.lines if "metrics/test/recall@1" in values]
+    assert found[-1] == result.metrics["test"]["recall@1"]
+    assert any("loss" in values for _, values in notes.lines)

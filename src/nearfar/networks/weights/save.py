@@ -5,6 +5,7 @@ Loading executes no code from the files.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -43,7 +44,8 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
     """Save a network, for :func:`load`.
 
     Args:
-        model: An embedder or ensemble.
+        model: An embedder or ensemble. The adapters of a peft model, such as LoRA, are merged into a copy of its
+            weights, so that loading does not need peft.
         where: A folder, for the files model.safetensors and model.json, or the name of a .safetensors file.
         preprocessing: Preprocessing of images; None for what the network was loaded with, or the default.
 
@@ -58,6 +60,8 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
         >>> describe(again) == describe(model)
         True
     """
+    if callable(getattr(model, "merge_and_unload", None)):  # a peft model
+        model = copy.deepcopy(model).merge_and_unload()  # type: ignore[operator]
     file = _weights_file(where)
     file.parent.mkdir(parents=True, exist_ok=True)
     header = card(model, preprocessing)

@@ -122,7 +122,8 @@ class Trainer:
         recipe: The recipe.
         folder: The run folder; a new one, unless ``resume``.
         resume: Whether to resume the run in ``folder`` from its last checkpoint.
-        loggers: "tensorboard" or "mlflow", which are opened here and closed at the end; or objects with their methods.
+        loggers: "tensorboard", "mlflow" or "wandb", which are opened here and closed at the end; or objects with their
+            methods.
         display: Shows the progress, see ``nearfar.training.run.console``.
         world: The processes that share the work, see ``nearfar.distributed``.
         cache: Where decoded images are stored.

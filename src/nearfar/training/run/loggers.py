@@ -1,4 +1,4 @@
-"""Loggers for TensorBoard and MLflow, in addition to log.jsonl of the run folder.
+"""Loggers for TensorBoard, MLflow and Weights & Biases, in addition to log.jsonl of the run folder.
 
 A logger is any object with two methods: ``log(step, values)`` and ``close()``.
 
@@ -24,7 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 from nearfar.utils.atomic import write_text
 from nearfar.utils.validation import one_of
 
-NAMES = ("tensorboard", "mlflow")
+NAMES = ("tensorboard", "mlflow", "wandb")
 LONGEST_VALUE = 500  # characters of a parameter that every MLflow server accepts
 MOST_AT_ONCE = 100  # parameters that MLflow accepts in one call
 
@@ -49,27 +49,26 @@ def check(name: str) -> None:
     """Check that a logger exists and that its package is installed.
 
     Args:
-        name: "tensorboard" or "mlflow".
+        name: "tensorboard", "mlflow" or "wandb".
     """
-    if one_of("logger", name, NAMES) == "tensorboard":
-        _tensorboard()
-    else:
-        _mlflow()
+    {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[one_of("logger", name, NAMES)]()
 
 
 def create(name: str, folder: str | Path, *, settings: Mapping[str, Any] | None = None) -> Logger:
     """Create the logger of a run.
 
     Args:
-        name: "tensorboard" or "mlflow".
-        folder: The run folder. TensorBoard writes into it; MLflow's store is mlflow.db beside it, which all runs of
-            the same parent folder share, unless MLFLOW_TRACKING_URI names another.
-        settings: The recipe, for MLflow's parameters.
+        name: "tensorboard", "mlflow" or "wandb".
+        folder: The run folder. TensorBoard and Weights & Biases write into it; MLflow's store is mlflow.db beside it,
+            which all runs of the same parent folder share, unless MLFLOW_TRACKING_URI names another.
+        settings: The recipe, for the parameters of MLflow and the configuration of Weights & Biases.
     """
     check(name)
     folder = Path(folder)
     if name == "tensorboard":
         return TensorBoardLogger(folder / "tensorboard")
+    if name == "wandb":
+        return WandbLogger(folder, settings=settings)
     where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute().parent / 'mlflow.db'}"
     return MLflowLogger(where, name=folder.name, settings=settings, keep=folder / "mlflow.txt")
 
@@ -149,6 +148,44 @@ class MLflowLogger(Logger):
         return run
 
 
+class WandbLogger(Logger):
+    """Logs a run to Weights & Biases. Its environment variables apply: ``WANDB_MODE=offline`` sends nothing.
+
+    Numbers are shown over "step", because the best epoch is logged after the last one, and W&B's own steps only grow.
+
+    Args:
+        folder: The run folder, whose name the run gets. It stores W&B's files, and in wandb.txt the id of the run; if
+            that exists, the run is continued.
+        project: The project that the run belongs to.
+        settings: Nested tables, logged as configuration.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, project: str = "nearfar", settings: Mapping[str, Any] | None = None
+    ) -> None:
+        wandb, folder = _wandb(), Path(folder)
+        keep = folder / "wandb.txt"
+        known = keep.read_text(encoding="utf-8").strip() if keep.is_file() else None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", project),
+            name=folder.absolute().name,
+            id=known,
+            resume="allow",
+            dir=str(folder),
+            config=None if settings is None else dict(settings),
+            reinit="create_new",
+        )
+        self._run.define_metric("*", step_metric="step")
+        write_text(keep, f"{self._run.id}\n")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 def flat(values: Mapping[str, Any], joint: str = "/", *, any_value: bool = False) -> dict[str, Any]:
     """Flatten nested tables.
 
@@ -202,3 +239,12 @@ def _mlflow() -> Any:
     except ImportError as error:
         raise ImportError("the mlflow logger needs mlflow; install it with: pip install 'nearfar[mlflow]'") from error
     return MlflowClient
+
+
+def _wandb() -> Any:
+    """W&B's module; an error names the extra to install."""
+    try:
+        import wandb  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ImportError("the wandb logger needs wandb; install it with: pip install 'nearfar[wandb]'") from error
+    return wandb
