@@ -51,10 +51,10 @@ class BatchSupervision(ABC):
         """Return columns of the given positives and negatives of rows, and which are valid, [a, k]; None: not given."""
         return None
 
-    def partners(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the columns of all positives and negatives of each row, ascending, and the masks of both, [m, k] each.
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return all pairs that are not unknown: rows, columns and whether they are positive, [p] each.
 
-        None if they are not given as a list.
+        They are ordered by row and column. None if there is no such list.
         """
         return None
 
@@ -166,11 +166,9 @@ class _ListedPairs(BatchSupervision):
         positives = mask(self.same)
         return positives, ~positives if self.others == "negative" else mask(~self.same)
 
-    def partners(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        if not self.listed or self.others != "unknown":
-            return None
-        filled, columns, same = _by_row(len(self), self.row, self.column, self.same)
-        return columns, filled & same, filled & ~same
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        is_list = self.listed and self.others == "unknown"
+        return (self.row, self.column, self.same) if is_list else None
 
 
 class Triplets(Supervision):

@@ -32,6 +32,11 @@ class PreparedVectors(NamedTuple):
         inverse_norms = None if self.inverse_norms is None else self.inverse_norms[rows]
         return PreparedVectors(self.points[rows], inverse_norms, squares)
 
+    def gather(self, index: Tensor) -> PreparedVectors:
+        """Return the vectors of some numbers, [p]."""
+        squares = None if self.squares is None else self.squares[index]
+        return PreparedVectors(self.points[index], None, squares)
+
     def nan_probe(self) -> Tensor | None:
         """Return a number that is not finite if a vector holds NaN or infinity, or if its squared length overflows.
 
@@ -88,12 +93,12 @@ class Measure:
         values = torch.addmm(columns.squares.unsqueeze(0), rows.points, columns.points.T, alpha=-2.0)
         return self._from_squares(values.add_(rows.squares.unsqueeze(1)))
 
-    def listed(self, rows: PreparedVectors, columns: PreparedVectors, index: Tensor) -> Tensor:
-        """Return the values of every row against its own list of columns, [a, k], given their numbers, [a, k]."""
-        values = torch.bmm(columns.points[index], rows.points.unsqueeze(2)).squeeze(2)
+    def listed(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
+        """Return the values of every row against the column of the same number, [p]."""
+        values: Tensor = torch.linalg.vecdot(rows.points, columns.points)
         if rows.squares is None or columns.squares is None:
             return values
-        return self._from_squares(values.mul_(-2.0).add_(columns.squares[index]).add_(rows.squares.unsqueeze(1)))
+        return self._from_squares(values.mul_(-2.0).add_(columns.squares).add_(rows.squares))
 
     def _from_squares(self, squares: Tensor) -> Tensor:
         squares.clamp_(min=SMALLEST_SQUARE)

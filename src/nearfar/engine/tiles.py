@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
 from nearfar.engine.measures import Measure, propagate_nan
@@ -29,7 +30,7 @@ DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
 CPU_TILE_PAIRS = 1 << 20
 CPU_TILE_ROWS = 128
-SPARSE = 8  # lists of columns are used if they are shorter than 1 / SPARSE of all columns
+SPARSE = 32  # given pairs are compared one by one if they are fewer than 1 / SPARSE of all pairs
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ class Relations(Protocol):
     def triplets(self, rows: slice) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return columns of the given positives and negatives, and which are valid, [a, k] each; None: not given."""
 
-    def partners(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the columns of all positives and negatives of each row, ascending, and the masks of both, [m, k] each.
+    def pairs(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return all pairs that are not unknown: rows, columns and whether they are positive, [p] each.
 
-        None if they are not given as a list.
+        They are ordered by row and column. None if there is no such list.
         """
 
 
@@ -171,6 +172,39 @@ class RowLoss:
         raise NotImplementedError(f"{type(self).__name__} sets from_totals and must define loss_of_totals(totals)")
 
 
+class PairList:
+    """Given pairs, ordered by row and column.
+
+    Args:
+        height: Number of rows.
+        row: Row of each pair, [p].
+        column: Column of each pair, [p].
+        same: Whether each pair is positive, [p].
+    """
+
+    def __init__(self, height: int, row: Tensor, column: Tensor, same: Tensor) -> None:
+        self.row, self.column, self.same = row, column, same
+        self.sizes = torch.bincount(row, minlength=height)
+        self.ends = self.sizes.cumsum(0)
+        self.longest = max(1, int(self.sizes.max()))
+
+    def of_rows(self, rows: slice) -> tuple[slice, Tensor]:
+        """Return which pairs belong to some rows, and the mask of their places in a table of lists, [a, k]."""
+        sizes = self.sizes[rows]
+        filled = torch.arange(max(1, int(sizes.max())), device=sizes.device) < sizes.unsqueeze(1)
+        last = int(self.ends[rows.stop - 1])
+        return slice(last - int(sizes.sum()), last), filled
+
+    def product(self, weights: Tensor, columns: Tensor) -> Tensor:
+        """Multiply the sparse matrix of these weights, [p], with vectors of the columns, [n, d]."""
+        return embedding_bag(self.column, columns, self.ends - self.sizes, mode="sum", per_sample_weights=weights)
+
+    def transposed(self, width: int) -> tuple[PairList, Tensor]:
+        """Return the pairs with columns as rows, and their order among these."""
+        order = self.column.argsort(stable=True)
+        return PairList(width, self.column[order], self.row[order], self.same[order]), order
+
+
 class TiledBatch:
     """A batch prepared for the measure of a loss, from which tiles are cut.
 
@@ -181,7 +215,7 @@ class TiledBatch:
             numbers in [0, 1) [m + n], or None for each of them.
         relations: Who is a positive and who a negative of whom; None: labels say so.
         columns_need_grad: Whether a gradient by the columns is needed.
-        lists: Whether tiles may consist of lists of columns.
+        lists: Whether tiles may consist of lists of given pairs.
     """
 
     def __init__(
@@ -202,10 +236,11 @@ class TiledBatch:
         columns = embeddings if self.gallery is None else self.gallery
         self.height, self.width = embeddings.shape[0], columns.shape[0]
         self.columns_need_grad = columns_need_grad and not loss.query_only
-        self.partners: tuple[Tensor, Tensor, Tensor] | None = None
+        self.pairs: PairList | None = None
         if relations is not None and lists and embeddings.device.type == "cpu" and not loss.needs_column_values:
-            partners = relations.partners()
-            self.partners = partners if partners and SPARSE * partners[0].shape[1] <= self.width else None
+            pairs = relations.pairs()
+            if pairs is not None and SPARSE * len(pairs[0]) <= self.height * self.width:
+                self.pairs = PairList(self.height, *pairs)
         comparison = loss.comparison
         center = comparison.center(columns)
         self.columns = comparison.prepare(columns, center)
@@ -215,9 +250,8 @@ class TiledBatch:
         """Split ``height`` rows such that a tile of ``width`` columns fits into its share of the memory budget."""
         bytes_per_pair = self.loss.bytes_per_pair * self.embeddings.element_size() // 4
         most_pairs = CPU_TILE_PAIRS
-        if self.partners is not None:
-            # The vectors of the columns are gathered for each row, and so are their gradients.
-            dim, width = self.embeddings.shape[1], self.partners[0].shape[1]
+        if self.pairs is not None:
+            dim, width = self.embeddings.shape[1], self.pairs.longest  # both vectors of each pair are gathered
             bytes_per_pair += 2 * dim * self.embeddings.element_size()
             most_pairs //= dim
         rows = int(share * self.loss.memory_budget) // (bytes_per_pair * width)
@@ -228,7 +262,7 @@ class TiledBatch:
 
     def tile(self, rows: slice) -> Tile:
         """Return the tile of some anchors against all columns, or against their lists of columns."""
-        tile = self._values_and_masks(rows) if self.partners is None else self._lists(rows, *self.partners)
+        tile = self._all_columns(rows) if self.pairs is None else self._lists(rows, self.pairs)
         if self.labels is not None and self.column_labels is not None:
             tile.labels = self.labels[rows], self.column_labels
         if self.anchor_values is not None:
@@ -244,7 +278,7 @@ class TiledBatch:
             tile.ordinals = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
         return tile
 
-    def _values_and_masks(self, rows: slice) -> Tile:
+    def _all_columns(self, rows: slice) -> Tile:
         values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
         positives, negatives = self._masks(rows, slice(0, self.width))
         tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
@@ -255,13 +289,22 @@ class TiledBatch:
             tile.triplets = positive, negative, valid
         return tile
 
-    def _lists(self, rows: slice, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
-        columns, positives, negatives = columns[rows], positives[rows], negatives[rows]
+    def _lists(self, rows: slice, pairs: PairList) -> Tile:
+        some, filled = pairs.of_rows(rows)
+
+        def table(values: Tensor) -> Tensor:
+            return values.new_zeros(filled.shape).masked_scatter_(filled, values)
+
+        row, column = pairs.row[some], pairs.column[some]
+        values = table(self.loss.comparison.listed(self.anchors.gather(row), self.columns.gather(column)))
+        columns, positives = table(column), table(pairs.same[some])
+        negatives = filled & ~positives
         if self.positions is not None:
             others = columns != self.positions[rows].unsqueeze(1)
             positives, negatives = positives & others, negatives & others
-        values = self.loss.comparison.listed(self.anchors.take(rows), self.columns, columns)
-        return Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1], columns=columns)
+        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
+        tile.columns = columns
+        return tile
 
     def _masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         """The positives and negatives of some rows among some columns; a row itself is neither."""
@@ -427,22 +470,48 @@ class StreamedGradient:
         return self.by_anchors, self.by_gallery
 
 
-class ListedGradient(StreamedGradient):
-    """The same for tiles of lists of columns: gathers the vectors of the pairs and adds up their gradients."""
+class ListedGradient:
+    """Keeps the derivatives by the dot products of given pairs and multiplies them with the embeddings at the end."""
+
+    def __init__(self, batch: TiledBatch) -> None:
+        assert batch.pairs is not None
+        self.batch, self.pairs = batch, batch.pairs
+        self.weights = batch.embeddings.new_zeros(len(batch.pairs.row))
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile of anchors."""
-        assert tile.columns is not None
-        batch, measure = self.batch, tile.measure
-        weights = measure.to_dot(weights, tile.values.detach())
-        some, theirs = batch.anchors.points[tile.rows].unsqueeze(1), batch.columns.points[tile.columns]
-        if measure.power and not measure.normalize:
-            theirs -= some  # ∂d²/∂a = 2(a − b); see Measure.product
-        self.by_anchors[tile.rows] += torch.bmm(weights.unsqueeze(1), theirs).squeeze(1)
-        if batch.columns_need_grad:
-            by_pairs = theirs.neg_() if measure.power and not measure.normalize else some
-            by_pairs = (weights.unsqueeze(2) * by_pairs)[tile.positives | tile.negatives]
-            self.by_columns.index_add_(0, tile.columns[tile.positives | tile.negatives], by_pairs)
+        some, filled = self.pairs.of_rows(tile.rows)
+        self.weights[some] = tile.measure.to_dot(weights, tile.values.detach())[filled]
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile whose rows are columns of the batch; there are none of lists."""
+        raise NotImplementedError
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply everything that was added."""
+        self.weights.mul_(factor)
+
+    def merge(self, other: Self) -> None:
+        """Add everything that was added to another accumulator."""
+        self.weights.add_(other.weights)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        batch = self.batch
+        anchors, columns = batch.anchors.points, batch.columns.points
+        by_anchors = self._product(self.pairs, self.weights, anchors, columns)
+        if not batch.columns_need_grad:
+            return by_anchors, None
+        pairs, order = self.pairs.transposed(batch.width)
+        by_columns = self._product(pairs, self.weights[order], columns, anchors)
+        return (by_anchors.add_(by_columns), None) if batch.gallery is None else (by_anchors, by_columns)
+
+    def _product(self, pairs: PairList, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        gradient, measure = pairs.product(weights, columns), self.batch.loss.comparison
+        if measure.power and not measure.normalize:  # see Measure.product
+            sums = rows.new_zeros(len(rows)).index_add_(0, pairs.row, weights)
+            gradient.addcmul_(rows, sums.unsqueeze(1), value=-1.0)
+        return gradient
 
 
 A = TypeVar("A", bound=Accumulator)
@@ -652,7 +721,7 @@ def _compute(
     slices = batch.slices(height, width)
     if not any(needed):
         result: LossAndWeights[Any] = evaluate(batch, slices, None)
-    elif batch.partners is not None:
+    elif batch.pairs is not None:
         result = evaluate(batch, slices, ListedGradient)
     elif len(slices) == 1:
         result = evaluate(batch, slices, MatrixGradient)
