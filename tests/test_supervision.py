@@ -144,6 +144,7 @@ def test_wrong_supervision(make: Any, words: str) -> None:
     ("make", "words"),
     [
         (lambda: Pairs(np.array(["a"]), indices(1)), "left is of <U1; whole numbers"),
+        (lambda: Pairs(indices(0), indices(1), np.array(["yes"])), "same is of <U3; booleans"),
         (lambda: Pairs([0], [1]), "left is a list"),  # type: ignore[arg-type]
         (lambda: Pairs(indices(0), indices(1), [True]), "same is a list"),  # type: ignore[arg-type]
         (lambda: Pairs(indices(0), indices(1), torch.ones(1, dtype=torch.complex64)), "same is of torch.complex64"),

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.utils.tensors import Array, as_label_pair, as_labels, check_values, is_integer, readable
+from nearfar.utils.tensors import ArrayInput, as_array, as_label_pair, as_labels, check_values, is_integer, readable
 from nearfar.utils.validation import non_negative, one_of
 
 __all__ = ["BatchSupervision", "Hierarchy", "Masks", "MultiLabel", "Pairs", "Supervision", "Triplets"]
@@ -110,7 +111,9 @@ class Pairs(Supervision):
         ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 0]])
     """
 
-    def __init__(self, left: Array, right: Array, same: Array | None = None, *, others: str = "unknown") -> None:
+    def __init__(
+        self, left: ArrayInput, right: ArrayInput, same: ArrayInput | None = None, *, others: str = "unknown"
+    ) -> None:
         self.left = _indices("left", left)
         self.right = _indices("right", right, len(self.left))
         self.same = torch.ones_like(self.left, dtype=torch.bool)
@@ -189,7 +192,7 @@ class Triplets(Supervision):
         tensor(0.1000)
     """
 
-    def __init__(self, anchor: Array, positive: Array, negative: Array) -> None:
+    def __init__(self, anchor: ArrayInput, positive: ArrayInput, negative: ArrayInput) -> None:
         self.anchor = _indices("anchor", anchor)
         self.positive = _indices("positive", positive, len(self.anchor))
         self.negative = _indices("negative", negative, len(self.anchor))
@@ -240,7 +243,7 @@ class Masks(Supervision):
         tensor(True)
     """
 
-    def __init__(self, positives: Array, negatives: Array | None = None) -> None:
+    def __init__(self, positives: ArrayInput, negatives: ArrayInput | None = None) -> None:
         self.positives = _flags("positives", positives, (None, None))
         self.negatives = ~self.positives
         if negatives is not None:
@@ -283,7 +286,7 @@ class MultiLabel(Supervision):
         tensor([[1.0000, 0.3333, 0.5000]], dtype=torch.float64)
     """
 
-    def __init__(self, matrix: Array, gallery_matrix: Array | None = None) -> None:
+    def __init__(self, matrix: ArrayInput, gallery_matrix: ArrayInput | None = None) -> None:
         self.matrix = _flags("matrix", matrix, (None, None))
         self.gallery_matrix = None
         if gallery_matrix is not None:
@@ -317,7 +320,7 @@ class Hierarchy(Supervision):
     positives; metrics of graded relevance use the share of the levels, by weight, at which two items agree.
 
     Args:
-        levels: Labels of each level, [m] each, coarsest first; or one matrix, [m, levels].
+        levels: Labels of each level, [m] each, coarsest first; or one matrix or table, [m, levels].
         gallery_levels: The same for the gallery, [n] each, if there is one.
         weights: Weight of each level in the sum of the losses. None: 1 / number of levels, so that it is the mean.
 
@@ -333,8 +336,8 @@ class Hierarchy(Supervision):
 
     def __init__(
         self,
-        levels: Sequence[Array] | Array,
-        gallery_levels: Sequence[Array] | Array | None = None,
+        levels: Sequence[ArrayInput] | ArrayInput,
+        gallery_levels: Sequence[ArrayInput] | ArrayInput | None = None,
         *,
         weights: Sequence[float] | None = None,
     ) -> None:
@@ -391,18 +394,22 @@ class _Levels(BatchSupervision):
         return torch.stack(agreed).sum(dim=0) / sum(weight for weight, _, _ in self.parts)
 
 
-def _indices(name: str, array: Array, count: int | None = None) -> Tensor:
+def _indices(name: str, array: ArrayInput, count: int | None = None) -> Tensor:
+    array = as_array(name, array)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "iu":
         raise TypeError(f"{name} is of {array.dtype}; whole numbers are needed, rows of the embeddings")
     return as_labels(name, array, count)
 
 
-def _flags(name: str, array: Array, shape: tuple[int | None, ...]) -> Tensor:
+def _flags(name: str, array: ArrayInput, shape: tuple[int | None, ...]) -> Tensor:
     """Convert booleans, or 0 and 1, to a tensor of booleans; None stands for any size but 0."""
+    array = as_array(name, array)
     if not isinstance(array, (Tensor, np.ndarray)):
-        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor or NumPy array is needed")
+        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor, NumPy array or column is needed")
     check_values(name, array)
-    flags = torch.from_numpy(array) if isinstance(array, np.ndarray) else array.detach()
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} is of {array.dtype}; booleans, or 0 and 1, are needed")
+    flags = torch.tensor(array) if isinstance(array, np.ndarray) else array.detach()
     fits = [
         size == wanted if wanted is not None else size > 0 for size, wanted in zip(flags.shape, shape, strict=False)
     ]
@@ -418,13 +425,14 @@ def _flags(name: str, array: Array, shape: tuple[int | None, ...]) -> Tensor:
     return chosen
 
 
-def _columns(levels: Sequence[Array] | Array) -> Sequence[Array]:
-    """Levels as a sequence, given a sequence or a matrix, [m, levels]."""
-    if not isinstance(levels, (Tensor, np.ndarray)):
-        return levels
-    if levels.ndim != 2:
-        raise ValueError(f"levels has shape {tuple(levels.shape)}; a matrix [m, levels] or a list of labels is needed")
-    return list(levels.T)
+def _columns(levels: Any) -> list[Any]:
+    """Levels as a list of arrays, given a sequence, a matrix [m, levels] or a table with a column for each."""
+    if isinstance(levels, (Tensor, np.ndarray)):
+        if levels.ndim != 2:
+            raise ValueError(f"levels has shape {tuple(levels.shape)}; a matrix [m, levels] or a list is needed")
+        return list(levels.T)
+    columns = [levels[name] for name in levels.columns] if hasattr(levels, "columns") else levels
+    return [as_array("levels", column) for column in columns]
 
 
 def _check_range(name: str, index: Tensor, count: int, place: str) -> None:

@@ -177,7 +177,7 @@ def calibrate(
         curve = roc_curve(inputs, progress)
     place = _best(curve, criterion)
     right, wrong = int(curve.accepted[place]), int(curve.reached[place])
-    scale = abs(similarity_unit(inputs, measure))
+    scale = abs(similarity_unit(inputs.queries))
     return Threshold(
         similarity=float(curve.similarity[place]) * scale,
         measure=measure,

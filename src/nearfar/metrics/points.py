@@ -113,24 +113,34 @@ def as_query_gallery(
     memory_budget: int | None,
 ) -> QueryGallery:
     """Check the arguments of a metric and move them to the device of the embeddings."""
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels must be given together; only one of them was given")
+    queries, items, budget = as_points(embeddings, gallery, measure=measure, memory_budget=memory_budget)
+    count, device = len(queries.array), queries.array.device
+    if items is None or gallery_labels is None:
+        classes = _codes(as_labels("labels", labels, count).to(device))
+        return QueryGallery(queries, classes, None, classes, budget)
+    pair = as_label_pair("labels", labels, count, "gallery_labels", gallery_labels, len(items.array))
+    classes = _codes(torch.cat([one.to(device) for one in pair]))
+    return QueryGallery(queries, classes[:count], items, classes[count:], budget)
+
+
+def as_points(
+    embeddings: ArrayInput, gallery: ArrayInput | None, *, measure: str, memory_budget: int | None
+) -> tuple[Points, Points | None, int]:
+    """Check embeddings and gallery, move both to the device of the embeddings; also return the working memory."""
     one_of("measure", measure, MEASURES)
     if memory_budget is not None:
         whole("memory_budget", memory_budget)
     queries = _vectors("embeddings", embeddings)
-    device = queries.device
-    budget = _budget(device) if memory_budget is None else memory_budget
-    if gallery is None and gallery_labels is None:
-        classes = _codes(as_labels("labels", labels, len(queries)).to(device))
-        return QueryGallery(prepare([queries], measure)[0], classes, None, classes, budget)
-    if gallery is None or gallery_labels is None:
-        raise ValueError("gallery and gallery_labels must be given together; only one of them was given")
+    budget = _budget(queries.device) if memory_budget is None else memory_budget
+    if gallery is None:
+        return prepare([queries], measure)[0], None, budget
     items = _vectors("gallery", gallery)
     if items.shape[1] != queries.shape[1]:
         raise ValueError(f"gallery has {items.shape[1]} dimensions and embeddings {queries.shape[1]}")
-    pair = as_label_pair("labels", labels, len(queries), "gallery_labels", gallery_labels, len(items))
-    classes = _codes(torch.cat([one.to(device) for one in pair]))
-    query_points, gallery_points = prepare([queries, items.to(device)], measure)
-    return QueryGallery(query_points, classes[: len(queries)], gallery_points, classes[len(queries) :], budget)
+    query_points, gallery_points = prepare([queries, items.to(queries.device)], measure)
+    return query_points, gallery_points, budget
 
 
 def _vectors(name: str, array: ArrayInput) -> Tensor:

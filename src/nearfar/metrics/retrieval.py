@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 
 from nearfar.metrics.k_reciprocal import reranked_positives
-from nearfar.metrics.points import SAME, QueryGallery, as_query_gallery
+from nearfar.metrics.points import SAME, Points, QueryGallery, as_points, as_query_gallery
+from nearfar.supervision import Supervision
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import Array, ArrayInput, as_array, as_label_pair, as_labels, full_precision
 from nearfar.utils.validation import one_of
 
-AT_K = ("recall", "precision", "map")
+AT_K = ("recall", "precision", "map", "ndcg")
 RERANKINGS = ("k_reciprocal",)
 
 
 @torch.no_grad()
 def retrieval(
     embeddings: ArrayInput,
-    labels: ArrayInput,
+    labels: ArrayInput | Supervision,
     gallery: ArrayInput | None = None,
     gallery_labels: ArrayInput | None = None,
     *,
@@ -50,11 +51,13 @@ def retrieval(
     Args:
         embeddings: [m, d], a tensor, NumPy array, memory map or table of pandas, of 16, 32 or 64 bits. The computation
             runs on its device.
-        labels: [m], integers, or strings in a NumPy array or a column of pandas.
+        labels: [m], integers, or strings in a NumPy array or a column of pandas; or another supervision, see
+            :mod:`nearfar.supervision`: its positives take the place of the items of the query's class, and unknown
+            items are ignored. Positions, groups and re-ranking need labels.
         gallery: [n, d], items to search instead of the embeddings themselves.
         gallery_labels: [n], labels of the gallery.
         ks: Numbers of neighbors, each ≥ 1, or a single number. A k beyond the number of items uses all of them.
-        at_k: Metrics to compute for each k, from "recall", "precision" and "map".
+        at_k: Metrics to compute for each k, from "recall", "precision" and "map", and "ndcg" for a supervision.
         measure: "cosine" or "euclidean".
         positions: [m], the index of each query in the gallery, −1 for none, to exclude it from its own results.
         groups: [m], integers or strings, such as the camera of each image. Items of the query's class and group are
@@ -73,6 +76,8 @@ def retrieval(
         - ``recall@k``: fraction of queries with an item of their class among the first k;
         - ``precision@k``: fraction of the first k items that are of the query's class;
         - ``map@k``: sum of precision@i over the ranks i ≤ k of the query's class, divided by min(R, k);
+        - ``ndcg@k``: discounted cumulative gain of the first k items, Σ grade / log2(rank + 1), divided by the largest
+          possible; grades are those of the supervision, from 0 to 1;
         - ``precision@1``: the same as recall@1;
         - ``r_precision``: fraction of the first R items that are of the query's class;
         - ``map@r``: mean of precision@i over the ranks i ≤ R, counting 0 for items of other classes;
@@ -95,23 +100,39 @@ def retrieval(
         one_of("at_k", name, AT_K)
     if rerank is not None:
         one_of("rerank", rerank, RERANKINGS)
-    inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
-    own = None if positions is None else _positions(positions, inputs)
-    kinds = None if groups is None and gallery_groups is None else _kinds(groups, gallery_groups, inputs)
-    ranking = PositiveRanks(inputs, own, kinds)
     counted = ks if {"precision", "map"}.intersection(at_k) else ()
-    with full_precision(ranking.order.device):
-        if rerank is None:
-            statistics = ranking.statistics(progress, counted)
-        else:
-            ranks = reranked_positives(inputs, ranking.ignored, ranking.positives, progress)
-            statistics = _from_ranks(ranks, ranking.positives, counted)
-        values = _values(statistics, ks, at_k)
+    if isinstance(labels, Supervision):
+        if any(each is not None for each in (gallery_labels, positions, groups, gallery_groups, rerank)):
+            raise ValueError(
+                f"labels is a {type(labels).__name__}; gallery_labels, positions, groups, gallery_groups and rerank "
+                "need class labels"
+            )
+        queries, items, budget = as_points(embeddings, gallery, measure=measure, memory_budget=memory_budget)
+        with full_precision(queries.array.device):
+            graded = ks if "ndcg" in at_k else ()
+            statistics = _supervised_statistics(queries, items, labels, budget, progress, counted, graded)
+        nothing = "no query has a positive"
+    else:
+        if "ndcg" in at_k:
+            raise ValueError("at_k contains 'ndcg', which needs a supervision: nearfar.supervision.Hierarchy([labels])")
+        inputs = as_query_gallery(
+            embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget
+        )
+        own = None if positions is None else _positions(positions, inputs)
+        kinds = None if groups is None and gallery_groups is None else _kinds(groups, gallery_groups, inputs)
+        ranking = PositiveRanks(inputs, own, kinds)
+        with full_precision(ranking.order.device):
+            if rerank is None:
+                statistics = ranking.statistics(progress, counted)
+            else:
+                ranks = reranked_positives(inputs, ranking.ignored, ranking.positives, progress)
+                statistics = _from_ranks(ranks, ranking.positives, counted)
+        nothing = "the gallery has none of the queries' classes" if gallery is not None else "no class has two members"
+        nothing += "" if own is None and kinds is None else " except excluded items"
+    values = _values(statistics, ks, at_k)
     answered = ~values["mrr"].isnan()
     if not bool(answered.any()):
-        where = "the gallery has none of the queries' classes" if gallery is not None else "no class has two members"
-        beside = "" if own is None and kinds is None else " except excluded items"
-        raise ValueError(f"labels: {where}{beside}, so there is nothing to retrieve")
+        raise ValueError(f"labels: {nothing}, so there is nothing to retrieve")
     result: dict[str, Any] = {name: value[answered].mean().item() for name, value in values.items()}
     result["queries"] = int(answered.sum())
     result["queries_without_match"] = len(answered) - result["queries"]
@@ -134,6 +155,45 @@ def _values(statistics: dict[str, Tensor], ks: Sequence[int], at_k: Sequence[str
     values = {f"{name}@{k}": at(name, k) for name in at_k for k in ks}
     always = {name: statistics[name] for name in ("r_precision", "map@r", "map")}
     return {**values, "precision@1": recall_at(1), **always, "mrr": 1.0 / (first + 1.0)}
+
+
+def _supervised_statistics(
+    queries: Points,
+    items: Points | None,
+    supervision: Supervision,
+    budget: int,
+    progress: Progress | None,
+    ks: Sequence[int],
+    graded: Sequence[int],
+) -> dict[str, Tensor]:
+    """Return what ``PositiveRanks.statistics`` does, and nDCG at each k of ``graded``, by sorting all items."""
+    height, width = len(queries.array), len((queries if items is None else items).array)
+    given = supervision.of_batch(height, None if items is None else width, queries.array.device)
+    every = torch.arange(width, device=queries.array.device)
+    step = max(1, budget // (256 * width))
+    parts = []
+    for start in range(0, height, step):
+        rows = slice(start, min(start + step, height))
+        positives, negatives = given.masks(rows, slice(0, width))
+        known = positives | negatives
+        if items is None:
+            known.diagonal(start).fill_(False)
+        index = torch.arange(rows.start, rows.stop, device=every.device)
+        similarity, rounding = _similarities(queries, queries if items is None else items, index, budget)
+        similarity.masked_fill_(~known, -math.inf)  # so that they are last
+        order = _in_order(similarity, rounding, queries.unit)
+        hit = (positives & known).gather(1, order)
+        number = hit.sum(dim=1).double()
+        statistics = _from_hits(hit, number, ks)
+        if graded:
+            grades = given.grades(rows, slice(0, width)).masked_fill_(~known, 0.0)
+            gains = torch.stack([grades.gather(1, order), grades.sort(dim=1, descending=True).values])
+            gained, most = (gains / (every + 2.0).log2()).cumsum(dim=2)
+            statistics |= {f"ndcg@{k}": gained[:, min(k, width) - 1] / most[:, min(k, width) - 1] for k in graded}
+        parts.append({name: value.masked_fill(number == 0, torch.nan) for name, value in statistics.items()})
+        if progress is not None:
+            progress(rows.stop, height)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _positions(positions: ArrayInput, inputs: QueryGallery) -> Tensor:
@@ -476,43 +536,54 @@ class PositiveRanks:
 
     def _sorted(self, index: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
         """Return the statistics of some queries by sorting all items."""
-        queries, every = (
-            self.queries.exact(index) - self.queries.center,
-            torch.arange(len(self.order), device=index.device),
-        )
-        similarity = queries.new_empty(len(index), len(every))
-        rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
-        for some in torch.split(every, max(1, self.budget // (64 * queries.shape[1]))):
-            items = self.gallery.exact(some) - self.queries.center
-            similarity[:, some] = self.queries.pairwise(queries, items)
-            rounding[some] = SMALL * items.square().sum(dim=1)
+        every = torch.arange(len(self.order), device=index.device)
+        similarity, rounding = _similarities(self.queries, self.gallery, index, self.budget)
         similarity.masked_fill_(self.ignored(index, every), -math.inf)  # so that they are last
-        order = self._in_order(similarity, rounding + SMALL * queries.square().sum(dim=1, keepdim=True))
+        order = _in_order(similarity, rounding, self.queries.unit)
         hit = self.gallery_classes[order] == self.query_classes[index].unsqueeze(1)
         ignored = self.sizes[self.query_classes[index]] - self.positives[index]
         hit &= every < (len(every) - ignored).unsqueeze(1)
-        precision = hit.cumsum(dim=1).double().div_(every + 1.0).mul_(hit)
-        number = self.positives[index].double()
-        within = every < number.unsqueeze(1)
-        return {
-            "first": hit.int().argmax(dim=1).double(),
-            "r_precision": (hit & within).sum(dim=1) / number,
-            "map@r": (precision * within).sum(dim=1) / number,
-            "map": precision.sum(dim=1) / number,
-            **{f"precision@{k}": hit[:, :k].sum(dim=1, dtype=torch.float64) / k for k in ks},
-            **{f"map@{k}": precision[:, :k].sum(dim=1) / number.clamp(max=k) for k in ks},
-        }
+        return _from_hits(hit, self.positives[index].double(), ks)
 
-    def _in_order(self, similarity: Tensor, rounding: Tensor) -> Tensor:
-        """Return the columns of each row, nearest first; ties up to rounding go to the lower index."""
-        values, order = torch.sort(similarity, dim=1, descending=True, stable=True)
-        slack = SAME * torch.ones_like(values) if self.queries.unit else rounding.gather(1, order) + SAME * values.abs()
-        slack = slack[:, 1:] + (0.0 if self.queries.unit else slack[:, :-1])
-        step = (values[:, :-1] - values[:, 1:] > slack) | values[:, 1:].isinf()
-        if bool(step.all()):
-            return order
-        rank = torch.cat([torch.zeros_like(order[:, :1]), step.cumsum(dim=1)], dim=1)
-        return order.gather(1, (rank * order.shape[1] + order).argsort(dim=1))
+
+def _similarities(queries: Points, gallery: Points, index: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+    """Return the similarities of some queries with all items, [b, n], and bounds of their rounding errors."""
+    some_queries = queries.exact(index) - queries.center
+    every = torch.arange(len(gallery.array), device=index.device)
+    similarity = some_queries.new_empty(len(index), len(every))
+    rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
+    for some in torch.split(every, max(1, budget // (64 * some_queries.shape[1]))):
+        items = gallery.exact(some) - queries.center
+        similarity[:, some] = queries.pairwise(some_queries, items)
+        rounding[some] = SMALL * items.square().sum(dim=1)
+    return similarity, rounding + SMALL * some_queries.square().sum(dim=1, keepdim=True)
+
+
+def _in_order(similarity: Tensor, rounding: Tensor, unit: bool) -> Tensor:
+    """Return the columns of each row, nearest first; ties up to rounding go to the lower index."""
+    values, order = torch.sort(similarity, dim=1, descending=True, stable=True)
+    slack = SAME * torch.ones_like(values) if unit else rounding.gather(1, order) + SAME * values.abs()
+    slack = slack[:, 1:] + (0.0 if unit else slack[:, :-1])
+    step = (values[:, :-1] - values[:, 1:] > slack) | values[:, 1:].isinf()
+    if bool(step.all()):
+        return order
+    rank = torch.cat([torch.zeros_like(order[:, :1]), step.cumsum(dim=1)], dim=1)
+    return order.gather(1, (rank * order.shape[1] + order).argsort(dim=1))
+
+
+def _from_hits(hit: Tensor, number: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:
+    """Return the statistics from which items are positive, nearest first, [b, n], and how many are, [b]."""
+    every = torch.arange(hit.shape[1], device=hit.device)
+    precision = hit.cumsum(dim=1).double().div_(every + 1.0).mul_(hit)
+    within = every < number.unsqueeze(1)
+    return {
+        "first": hit.int().argmax(dim=1).double(),
+        "r_precision": (hit & within).sum(dim=1) / number,
+        "map@r": (precision * within).sum(dim=1) / number,
+        "map": precision.sum(dim=1) / number,
+        **{f"precision@{k}": hit[:, :k].sum(dim=1, dtype=torch.float64) / k for k in ks},
+        **{f"map@{k}": precision[:, :k].sum(dim=1) / number.clamp(max=k) for k in ks},
+    }
 
 
 def _from_ranks(ranks: Tensor, number: Tensor, ks: Sequence[int]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ tile, sorted, counted against the positive ones, and discarded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import SAME, Points, QueryGallery, as_query_gallery
+from nearfar.metrics.points import SAME, Points, QueryGallery, as_points, as_query_gallery
+from nearfar.supervision import Pairs, Supervision
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import Array, ArrayInput, full_precision
 from nearfar.utils.validation import number
@@ -27,7 +28,7 @@ CPU_SIDE = 2048  # rows and columns of a tile
 @torch.no_grad()
 def verification(
     embeddings: ArrayInput,
-    labels: ArrayInput,
+    labels: ArrayInput | Pairs,
     gallery: ArrayInput | None = None,
     gallery_labels: ArrayInput | None = None,
     *,
@@ -45,7 +46,8 @@ def verification(
     Args:
         embeddings: [m, d], a tensor, NumPy array, memory map or table of pandas, of 16, 32 or 64 bits. The computation
             runs on its device.
-        labels: [m], integers, or strings in a NumPy array or a column of pandas.
+        labels: [m], integers, or strings in a NumPy array or a column of pandas; or given pairs, which are then
+            the only ones.
         gallery: [n, d], items to pair the embeddings with instead of each other.
         gallery_labels: [n], labels of the gallery.
         rates: False accept rates, each ≥ 0 and < 1, or a single rate.
@@ -75,10 +77,20 @@ def verification(
         (1.0, 0.8, 0.25, 0.75)
     """
     checked = _rates(rates)
-    inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
-    with full_precision(inputs.query_classes.device):
-        curve = roc_curve(inputs, progress)
-    unit = similarity_unit(inputs, measure)
+    if isinstance(labels, Supervision):
+        if gallery_labels is not None:
+            raise ValueError("gallery_labels is given, but the pairs say which items of the gallery are meant")
+        queries, items, budget = as_points(embeddings, gallery, measure=measure, memory_budget=memory_budget)
+        with full_precision(queries.array.device):
+            curve = _curve_of_pairs(queries, items, labels, budget)
+    else:
+        inputs = as_query_gallery(
+            embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget
+        )
+        queries = inputs.queries
+        with full_precision(queries.array.device):
+            curve = roc_curve(inputs, progress)
+    unit = similarity_unit(queries)
     found: dict[str, float] = {}
     for rate in checked:
         accepted, threshold = curve.at(rate)
@@ -133,9 +145,9 @@ class RocCurve(NamedTuple):
         return (2 * self.positives * self.negatives - twice) / (2 * self.positives * self.negatives)
 
 
-def similarity_unit(inputs: QueryGallery, measure: str) -> float:
+def similarity_unit(points: Points) -> float:
     """Return the factor from similarities to cosines or distances, which are negative similarities."""
-    return 1.0 if measure == "cosine" else -1.0 / inputs.queries.scale
+    return 1.0 if points.unit else -1.0 / points.scale
 
 
 def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
@@ -156,28 +168,61 @@ def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
         found.append(tile.pairs(same=True))
         if progress is not None:
             progress(done, total)
-    positive = _in_order(torch.cat(found))
-    positives, negatives = len(positive), 0
-    if not positives:
+    if not any(len(each) for each in found):
         where = (
             "the gallery has none of the queries' classes" if inputs.gallery is not None else "no class has two members"
         )
         raise ValueError(f"labels: {where}, so there is no pair to accept")
+
+    def negatives() -> Iterator[Tensor]:
+        for done, tile in enumerate(tiles, start=len(mixed) + 1):
+            yield tile.pairs(same=False)
+            if progress is not None:
+                progress(done, total)
+
+    positive = torch.cat(found)
     found.clear()
-    similarity, start = _different(positive, inputs.queries.unit)
+    curve = _count(positive, negatives(), inputs.queries.unit)
+    if not curve.negatives:
+        raise ValueError("labels: all are of one class, so there is no pair to refuse")
+    return curve
+
+
+def _curve_of_pairs(queries: Points, items: Points | None, given: Supervision, budget: int) -> RocCurve:
+    """Count the accepted pairs of those that are given."""
+    if not isinstance(given, Pairs) or given.others != "unknown":
+        kind = f"a {type(given).__name__}" if not isinstance(given, Pairs) else "Pairs with others='negative'"
+        raise TypeError(f"labels is {kind}; allowed are class labels, and Pairs whose others are unknown")
+    device, gallery = queries.array.device, queries if items is None else items
+    given.of_batch(len(queries.array), None if items is None else len(items.array), device)  # checks the pairs
+    step = max(1, budget // (64 * queries.array.shape[1]))
+    left, right, same = (torch.split(part.to(device), step) for part in (given.left, given.right, given.same))
+    found = torch.cat(
+        [queries.similarity(queries.exact(one), gallery.exact(other)) for one, other in zip(left, right, strict=True)]
+    )
+    if not queries.unit:
+        found = -found.neg().sqrt()  # distances, not their squares
+    chosen = torch.cat(same)
+    for needed, what, purpose in ((chosen, "different", "accept"), (~chosen, "same", "refuse")):
+        if not bool(needed.any()):
+            raise ValueError(f"labels: all pairs are {what}, so there is no pair to {purpose}")
+    return _count(found[chosen], [found[~chosen]], queries.unit)
+
+
+def _count(positive: Tensor, several: Iterable[Tensor], unit: bool) -> RocCurve:
+    """Count negative pairs, given in parts, at the similarity of each positive pair; the arguments are overwritten."""
+    positive = _in_order(positive)
+    positives, negatives = len(positive), 0
+    similarity, start = _different(positive, unit)
     del positive
-    slack = _slack(similarity, inputs.queries.unit)
+    slack = _slack(similarity, unit)
     low, high = similarity - slack, similarity + slack
     above, reached = torch.zeros_like(start), torch.zeros_like(start)
-    for done, tile in enumerate(tiles, start=len(mixed) + 1):
-        negative = _in_order(tile.pairs(same=False))
+    for part in several:
+        negative = _in_order(part)
         negatives += len(negative)
         above += len(negative) - torch.searchsorted(negative, high, right=True)
         reached += len(negative) - torch.searchsorted(negative, low)
-        if progress is not None:
-            progress(done, total)
-    if not negatives:
-        raise ValueError("labels: all are of one class, so there is no pair to refuse")
     return RocCurve(similarity, positives - start, above, reached, positives, negatives)
 
 
