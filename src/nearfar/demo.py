@@ -158,10 +158,10 @@ def index(folder: Path, out: Path, *, watch: Watch = lambda work: None) -> int:
     from nearfar import data
     from nearfar.search import Index
     from nearfar.search.images import dataset_images
-    from nearfar.training.api import model_folder
+    from nearfar.training.api import open_model
 
     digits = dataset_images(data.open("digits"), "test")
-    with Index.build(model_folder(folder), digits, out=out, device="cpu", watch=watch) as made:
+    with Index.build(open_model(folder), digits, out=out, device="cpu", watch=watch) as made:
         return len(made)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import BatchSize, Device, Model, NoLabels
+from nearfar.cli.options import BatchSize, Device, Download, Model, NoLabels
 from nearfar.cli.output import print_list, say
 from nearfar.utils.progress import bars
 
@@ -25,6 +25,7 @@ def embed_images(
     no_labels: NoLabels = False,
     device: Device = "auto",
     batch_size: BatchSize = 64,
+    download: Download = False,
 ) -> None:
     """Write the embeddings, names and classes of images, or of the vectors in a file.
 
@@ -33,12 +34,12 @@ def embed_images(
     Example: nearfar embed runs/wines wines.npz -o embeddings.npz
     """
     from nearfar.search.embedding_files import check_file, embed
-    from nearfar.training.api import model_folder
+    from nearfar.training.api import open_model
 
     check_file(out)
     with bars() as watch:
         found = embed(
-            model_folder(model),
+            open_model(model, download=download),
             photos,
             labels=None if no_labels else "folder",
             device=device,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, Json, Seed
+from nearfar.cli.options import Device, Download, Json, Seed
 from nearfar.cli.output import STDOUT, print_json, print_table, say
 from nearfar.cli.values import whole_numbers
 from nearfar.utils.progress import bars
@@ -26,14 +26,17 @@ def evaluate_files(
         Argument(
             metavar="EMBEDDINGS",
             help="Vectors, an .npy, .npz, .safetensors or .parquet file, and their labels, unless it has both; or the "
-            "folder of a run, or those of several with --ensemble.",
+            "folder of a run or the name of a network, or those of several with --ensemble.",
         ),
     ],
     gallery: Annotated[Path | None, Option(metavar="FILE", help="Vectors to look in instead of EMBEDDINGS.")] = None,
     gallery_labels: Annotated[Path | None, Option(metavar="FILE", help="Labels of the gallery.")] = None,
     data: Annotated[
         str | None,
-        Option(metavar="DATA", help="What to test a run on instead: NAME, NAME:ROOT, or its own data's new ROOT."),
+        Option(
+            metavar="DATA",
+            help="What to test a model on: NAME, NAME:ROOT, the new ROOT of a run's own data, or a folder.",
+        ),
     ] = None,
     levels: Annotated[bool, Option("--levels", help="Measure each level of a run's network alone, too.")] = False,
     ensemble: Annotated[
@@ -66,6 +69,7 @@ def evaluate_files(
     labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
     device: Device = "cpu",
     seed: Seed = 0,
+    download: Download = False,
 ) -> None:
     """Measure how well embeddings find and cluster their classes.
 
@@ -73,12 +77,15 @@ def evaluate_files(
 
     Example: nearfar evaluate runs/first --data folder:photos
 
+    Example: nearfar evaluate efficientnet_lite0 --data photos/
+
     Example: nearfar evaluate runs/levels --levels
 
     Example: nearfar evaluate runs/one runs/two --ensemble
 
     Example: nearfar evaluate runs/persons --groups camera --rerank k_reciprocal
     """
+    from nearfar.networks.weights.save import is_network
     from nearfar.training.evaluation import evaluate as evaluation
 
     if gallery is None and gallery_labels is not None:
@@ -90,27 +97,37 @@ def evaluate_files(
     numbers = None if ks is None else whole_numbers("--ks", ks)
     beside = {"gallery": gallery, "gallery_labels": gallery_labels}
     with bars() as watch:
-        if files[0].is_dir():
+        if files[0].is_dir() or is_network(files[0]):
             if any((*beside.values(), key, labels_key)) or (len(files) > 1 and not ensemble):
                 raise ValueError(
-                    f"{files[0]} is a folder; a run knows its labels and its gallery, and several go with --ensemble"
+                    f"{files[0]} is a model; a run knows its labels and its gallery, and several go with --ensemble"
                 )
             if ensemble:
-                found = evaluation.load_ensemble(files, data=data, groups=groups, device=device, watch=watch)
+                found = evaluation.load_ensemble(
+                    files, data=data, groups=groups, device=device, download=download, watch=watch
+                )
             else:
                 found = evaluation.load_run(
-                    files[0], levels=levels, data=data, groups=groups, device=device, watch=watch
+                    files[0],
+                    levels=levels,
+                    data=data,
+                    groups=groups,
+                    device=device,
+                    download=download,
+                    watch=watch,
                 )
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
             given = {**names, **({} if data is None else {"data": data})}
         else:
             for option, used in {"--data": data is not None, "--levels": levels, "--ensemble": ensemble}.items():
                 if used:
-                    raise ValueError(f"{option} goes with a run, and {files[0]} is no folder")
+                    raise ValueError(f"{option} goes with a run or a network, and {files[0]} is neither")
             if len(files) > 2:
                 raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")
             if not files[0].exists():
-                raise FileNotFoundError(f"{files[0]} is not there; needed is a run folder, or a file of embeddings")
+                raise FileNotFoundError(
+                    f"{files[0]} is not there; needed is a run folder, a network, or a file of embeddings"
+                )
             load = partial(evaluation.load_files, key=key, labels_key=labels_key, groups=groups, device=device)
             labels = files[1] if len(files) > 1 else None
             embeddings = load("embeddings", files[0], labels)

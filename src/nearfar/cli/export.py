@@ -12,7 +12,7 @@ from nearfar.cli.app import app
 
 @app.command(name="export", short_help="Export a network as ONNX or as plain weights.")
 def export_network(
-    run: Annotated[Path, Argument(metavar="RUN", help="A run folder, or a folder with model.safetensors.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="A run folder, a folder with model.safetensors, or a network.")],
     format: Annotated[str, Option(help="onnx, or safetensors with a .json file next to it.")] = "onnx",
     out: Annotated[Path | None, Option(metavar="FILE", help="Output file; default: RUN/model.onnx.")] = None,
 ) -> None:
@@ -22,12 +22,12 @@ def export_network(
     """
     from nearfar.networks.weights import save
     from nearfar.networks.weights.export import FORMATS, export
-    from nearfar.training.api import model_folder
+    from nearfar.training.api import open_model
     from nearfar.utils.validation import one_of
 
     one_of("--format", format, FORMATS)
     if out is None and format == "safetensors":
         raise ValueError("--out is needed for safetensors, as RUN already contains such a file")
-    place = model_folder(run)
-    model, used = save.load(place), save.load_preprocessing(place)
-    print(f"wrote {export(model, out or run / 'model.onnx', format=format, preprocessing=used)}")
+    model = open_model(run)
+    file = out or (run if run.is_dir() else Path()) / "model.onnx"
+    print(f"wrote {export(model, file, format=format, preprocessing=save.preprocessing_of(model))}")

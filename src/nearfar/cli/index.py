@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import BatchSize, Device, Everything, IndexFolder, Json, Model, NoLabels, Seed, Trust, Where
+from nearfar.cli.options import (
+    BatchSize,
+    Device,
+    Download,
+    Everything,
+    IndexFolder,
+    Json,
+    Model,
+    NoLabels,
+    Seed,
+    Trust,
+    Where,
+)
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
 from nearfar.utils.progress import bars
@@ -52,6 +64,7 @@ def build(
     part: Part = None,
     device: Device = "auto",
     batch_size: BatchSize = 64,
+    download: Download = False,
 ) -> None:
     """Embed images and build an index. Resume an interrupted build with: nearfar index update
 
@@ -59,11 +72,13 @@ def build(
 
     Example: nearfar index build runs/birds CUB_200_2011/ --data cub --part test -o cub.index
 
+    Example: nearfar index build efficientnet_lite0 photos/ -o my.index
+
     Example: nearfar index build runs/digits --data digits -o digits.index
     """
     from nearfar.search import Index
     from nearfar.training import load_threshold
-    from nearfar.training.api import model_folder
+    from nearfar.training.api import open_model
 
     threshold = load_threshold(model)
     if threshold is not None and threshold.measure != measure:
@@ -72,7 +87,7 @@ def build(
     with (
         bars() as watch,
         Index.build(
-            model_folder(model),
+            open_model(model, download=download),
             pictures,
             out=out,
             backend=backend,

@@ -40,7 +40,17 @@ Out = Annotated[Path | None, Option("-o", "--out", metavar="FILE", help="Write t
 
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="The folder of an index.")]
 Trust = Annotated[bool, Option("--trust", help="Use the Milvus server that INDEX names, even if not chosen here.")]
-Model = Annotated[Path, Argument(metavar="MODEL", help="A run folder, or one with model.safetensors.")]
+Model = Annotated[
+    Path,
+    Argument(
+        metavar="MODEL",
+        help="A run folder, one with model.safetensors, or a network with published weights, such as "
+        "efficientnet_lite0 or timm:NAME.",
+    ),
+]
+Download = Annotated[
+    bool, Option("--download", help="Download the weights of a network if they are not on this machine.")
+]
 NoLabels = Annotated[bool, Option("--no-labels", help="Do not use folders as classes.")]
 BatchSize = Annotated[int, Option(help="Number of images per forward pass.")]
 Where = Annotated[

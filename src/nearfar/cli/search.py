@@ -47,13 +47,13 @@ def search_index(
     """
     from nearfar.reports.search_pages import write_results
     from nearfar.search import Index, filters
-    from nearfar.training.api import model_folder
+    from nearfar.training.api import open_model
 
     queries: list[Path | int] = [*(images or ()), *(ids or ())]
     if not queries:
         raise ValueError("IMAGE is missing; give an image, or the --id of an item")
     wanted = filters.combine([filters.parse(text) for text in where or ()]) or None
-    own = None if model is None else model_folder(model)
+    own = None if model is None else open_model(model)
     with Index.open(place, read_only=True, device=device, model=own, trust=trust) as opened:
         found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
     for results in found if json != STDOUT else ():

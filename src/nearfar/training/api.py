@@ -140,15 +140,17 @@ def start(
         return trainer.run()
 
 
-def open_model(where: str | Path) -> Embedder | Ensemble:
+def open_model(where: str | Path, *, download: bool = False) -> Embedder | Ensemble:
     """Load the model of a run: that of the selected epoch, or of the last one if there are no validation classes.
 
     Args:
-        where: A run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote.
+        where: A run folder, a checkpoint, or a folder or file that ``nearfar.networks.weights.save`` wrote; or the name
+            of a network with published weights, such as "efficientnet_lite0" or "timm:resnet50".
+        download: Allow to download the weights of a network that is given by name.
     """
     from nearfar.networks.weights import save
 
-    return read_model(where, save.load)
+    return read_model(where, lambda folder: save.load(folder, download=download))
 
 
 def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
@@ -163,15 +165,6 @@ def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
     place = _model_place(where)
     is_checkpoint = bool(place.name) and checkpoints.exists(place)
     return checkpoints.read(place, reader) if is_checkpoint else reader(place)
-
-
-def model_folder(where: str | Path) -> Path:
-    """Return the folder of a model. A running training may replace it at any time; ``read_model`` handles that.
-
-    Args:
-        where: As for ``open_model``.
-    """
-    return read_model(where, lambda folder: folder)
 
 
 def _model_place(where: str | Path) -> Path:

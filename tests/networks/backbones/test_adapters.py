@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.networks import Embedder, create, create_backbone
-from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE, local_only
+from nearfar.networks.backbones.external import MINUS_ONE_TO_ONE
+from nearfar.networks.weights.download import local_only
 from nearfar.networks.weights.save import describe, load, save
 from nearfar.utils.preprocessing import IMAGENET, Normalization
 
@@ -426,7 +427,9 @@ def test_transformers_load_no_pickles(transformers: list[tuple[str, dict[str, An
 @pytest.mark.usefixtures("timm", "transformers")
 def test_saved_networks_are_not_downloaded_without_being_asked(tmp_path: Path) -> None:
     save(create("transformers:only/online", dim=4), tmp_path)
-    with pytest.raises(ValueError, match="only/online cannot be created: no such repository; download=True allows"):
+    with pytest.raises(
+        ValueError, match="only/online cannot be created: no such repository; --download, or download=True"
+    ):
         load(tmp_path)
     assert load(tmp_path, download=True).dim == 4
     with local_only(), pytest.raises(ValueError, match="hf-hub:some/vit would be downloaded"):

@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nearfar.networks import create_backbone, names
+import nearfar as nf
+from nearfar.networks import create, create_backbone, names
 from nearfar.networks.weights import published
 from nearfar.networks.weights.download import ChecksumError, DownloadError
 from nearfar.networks.weights.published import KNOWN, Weights
+from nearfar.networks.weights.save import describe, fingerprint, load, save
 
 
 @pytest.fixture(autouse=True)
@@ -246,3 +248,31 @@ def test_a_weight_file_is_found_whatever_the_case_of_its_digits(cache: Path, mon
     made = publish(monkeypatch, write(cache / "resnet18-x.pth"))
     assert published.fetch(replace(made, digits=made.digits.upper())) == cache / "resnet18-x.pth"
     assert os.listdir(cache) == ["resnet18-x.pth"]
+
+
+# --- networks by name  ---------------------------------------------------------------------------------------------
+
+
+def test_the_name_of_a_network_stands_for_a_saved_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    publish(monkeypatch, write(cache / "resnet18.pth"))
+    model = load("resnet18")
+    assert (model.dim, model.training, value_of()) == (512, False, 0.5)
+    assert describe(model)["pooling"] == "avg+max"
+    save(model, tmp_path / "saved")
+    assert fingerprint(load(tmp_path / "saved")) == fingerprint(nf.load("resnet18"))
+    monkeypatch.chdir(tmp_path)
+    save(create("mlp", in_dim=3, dim=2), "resnet18")  # a folder of that name comes first
+    assert nf.load("resnet18").dim == 2
+
+
+def test_weights_of_a_named_network_are_not_downloaded_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DownloadError, match="not without --download, or download=True in Python"):
+        nf.load("resnet18")
+    with pytest.raises(DownloadError, match="nobody is online in tests"):
+        nf.load("resnet18", download=True)
+    with pytest.raises(ValueError, match="small_cnn has no published weights"):
+        nf.load("small_cnn")
+    with pytest.raises(FileNotFoundError, match="resnet19"):
+        nf.load("resnet19")

@@ -212,7 +212,10 @@ def test_embeddings_are_mapped_not_read(folder: Path) -> None:
     ("words", "message"),
     [
         (["embeddings.npy"], "embeddings.npy holds a single array; embeddings and labels need a file each"),
-        (["nowhere.npy", "labels.npy"], "nowhere.npy is not there; needed is a run folder, or a file of embeddings"),
+        (
+            ["nowhere.npy", "labels.npy"],
+            "nowhere.npy is not there; needed is a run folder, a network, or a file of embeddings",
+        ),
         (["embeddings.txt", "labels.npy"], "its name must end in .npy, .npz, .safetensors, .parquet"),
         (["empty.npy", "labels.npy"], "embeddings has shape (0, 8)"),
         (["embeddings.npy", "embeddings.npy"], "embeddings and labels need a file each"),

@@ -184,8 +184,8 @@ def test_intervals_stand_beside_each(
         (["seed0", "mid", "--ensemble"], "mid and seed0 are runs of different data"),
         (["seed0", "vectors.npz", "--ensemble"], "vectors.npz is neither a run nor a saved network"),
         (["seed0", "seed1", "--ensemble", "--levels"], "--levels goes with one run, and --ensemble with several"),
-        (["vectors.npz", "--levels"], "--levels goes with a run, and vectors.npz is no folder"),
-        (["vectors.npz", "seed0", "--ensemble"], "--ensemble goes with a run, and vectors.npz is no folder"),
+        (["vectors.npz", "--levels"], "--levels goes with a run or a network, and vectors.npz is neither"),
+        (["vectors.npz", "seed0", "--ensemble"], "--ensemble goes with a run or a network, and vectors.npz"),
         (["a.npy", "b.npy", "c.npy"], "3 files are given; EMBEDDINGS and LABELS, or one with both, are needed"),
     ],
 )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from training_runs import recipe, train, vectors
 
 from nearfar.networks.weights import save
-from nearfar.training.api import free_folder, model_folder, open_model, start
+from nearfar.training.api import free_folder, open_model, read_model, start
 from nearfar.training.recipe.files import load, to_toml
 from nearfar.training.run import checkpoints, provenance
 from nearfar.training.run import folder as run_module
@@ -191,7 +191,7 @@ def test_a_network_that_is_selected_meanwhile_is_found(tmp_path: Path, monkeypat
         return original(place)
 
     monkeypatch.setattr(checkpoints, "values_of", values)
-    assert model_folder(run.folder) == run.best
+    assert read_model(run.folder, lambda folder: folder) == run.best
 
 
 def test_a_network_is_read_again_where_another_took_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.weights import published
-from nearfar.networks.weights.download import download
+from nearfar.networks.weights.download import download, is_local_only
 from nearfar.networks.weights.state_dict import load_into
 from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import IMAGENET, Normalization
@@ -46,18 +44,6 @@ UNSUPPORTED = {
 }
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 HUB = ("hf-hub:", "hf_hub:")  # names of timm that stand for a download
-
-_local_only: ContextVar[bool] = ContextVar("local_only", default=False)
-
-
-@contextmanager
-def local_only() -> Iterator[None]:
-    """Create backbones in the block from local files only: nothing is downloaded, not even a description."""
-    before = _local_only.set(True)
-    try:
-        yield
-    finally:
-        _local_only.reset(before)
 
 
 def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, Any] = NO_SETTINGS) -> Backbone:
@@ -196,8 +182,8 @@ class Timm(Adapter):
 
 def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     side = _img_side(key, settings.get("img_size"))
-    if _local_only.get() and name.startswith(HUB):
-        raise ValueError(f"{key} would be downloaded; download=True allows it")
+    if is_local_only() and (pretrained or name.startswith(HUB)):
+        raise ValueError(f"{key} would be downloaded; --download, or download=True in Python, allows it")
     try:
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="", **settings)
         about = model.pretrained_cfg
@@ -297,7 +283,7 @@ class Transformers(Adapter):
 
 def _transformers(transformers: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     processing: Any = import_module("transformers.image_processing_utils")
-    local = {"local_files_only": True} if _local_only.get() else {}
+    local = {"local_files_only": True} if is_local_only() else {}
     try:
         about = processing.BaseImageProcessor.get_image_processor_dict(name, **local)[0]
         if pretrained:
@@ -305,7 +291,7 @@ def _transformers(transformers: Any, key: str, name: str, pretrained: bool, sett
         else:
             model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(name, **local))
     except (OSError, ValueError) as error:
-        advice = "; download=True allows to download it" if local else ""
+        advice = "; --download, or download=True in Python, allows to download it" if local else ""
         raise ValueError(f"{key} cannot be created: {error}{advice}") from error
     mean, std = about.get("image_mean") or IMAGENET.mean, about.get("image_std") or IMAGENET.std
     white = 255 * about.get("rescale_factor", 1 / 255)
@@ -324,3 +310,4 @@ _FACTORIES: dict[str, Callable[[Any, str, str, bool, Mapping[str, Any]], Adapter
     "torchvision": _torchvision,
     "transformers": _transformers,
 }
+LIBRARIES = tuple(_FACTORIES)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import cast
@@ -18,6 +21,24 @@ from nearfar.utils.progress import Progress
 PIECE = 1 << 20  # bytes per read
 TRIES = 3  # attempts at an interrupted transfer
 TIMEOUT = 30.0  # seconds without a byte
+
+
+_local_only: ContextVar[bool] = ContextVar("local_only", default=False)
+
+
+@contextmanager
+def local_only() -> Iterator[None]:
+    """Use files of this machine only in the block: nothing is downloaded, not even the description of a network."""
+    before = _local_only.set(True)
+    try:
+        yield
+    finally:
+        _local_only.reset(before)
+
+
+def is_local_only() -> bool:
+    """Whether the caller is in a block of :func:`local_only`."""
+    return _local_only.get()
 
 
 class DownloadError(OSError):
@@ -75,6 +96,8 @@ def download(url: str, file: Path, *, digits: str = "", progress: Progress | Non
     with FileLock(file.with_name(f".{file.name}.lock")):
         if file.is_file():  # another process has downloaded it
             return file
+        if is_local_only():
+            raise DownloadError("not without --download, or download=True in Python")
         resumed = part.is_file() and part.stat().st_size > 0
         try:
             _complete(url, part, progress)

@@ -1,6 +1,6 @@
 """Saves and loads networks: weights as safetensors, and a JSON file that describes the network.
 
-Loading executes no code from the files.
+Loading executes no code from the files. The name of a network with published weights stands for a saved network.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import nn
 
 from nearfar.networks import registry
 from nearfar.networks.backbones.base import Backbone
+from nearfar.networks.backbones.external import LIBRARIES
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
+from nearfar.networks.weights.download import local_only
 from nearfar.networks.weights.state_dict import check
 from nearfar.utils import preprocessing
 from nearfar.utils.atomic import read_tensors, write_json, write_tensors
@@ -73,13 +76,16 @@ def save(model: Model, where: str | Path, *, preprocessing: Preprocessing | None
 
 
 def load(where: str | Path, *, download: bool = False) -> Model:
-    """Load a network that :func:`save` wrote, on the CPU and in evaluation mode.
+    """Load a network that :func:`save` wrote, or one with published weights, on the CPU and in evaluation mode.
 
     Args:
-        where: The folder with model.safetensors and model.json, or a .safetensors file with a .json file next to it.
-        download: Allow to download the description of a network that the file names, such as "transformers:org/name".
-            By default it must be in the library's cache.
+        where: The folder with model.safetensors and model.json, or a .safetensors file with a .json file next to it;
+            or the name of a network, see :func:`is_network`, whose embeddings are its pooled features.
+        download: Allow to download the weights of a network that is given by name, or the description of one that the
+            file names, such as "transformers:org/name". By default they must be on this machine.
     """
+    if is_network(where):
+        return _load_published(str(where), download)
     file, header = read_card(where)
     model = _build(header["model"], file.with_suffix(".json"), download)
     state, about = read_tensors(file)
@@ -93,6 +99,28 @@ def load(where: str | Path, *, download: bool = False) -> Model:
     model.load_state_dict(state)
     vars(model)["preprocessing"] = load_preprocessing(where)
     return model.eval()
+
+
+def is_network(where: str | Path) -> bool:
+    """Whether this is the name of a network, such as "efficientnet_lite0" or "timm:resnet50", and not a path.
+
+    Args:
+        where: A name or a path; a file or folder of that name comes first.
+
+    Example:
+        >>> is_network("efficientnet_lite0"), is_network("runs/efficientnet_lite0")
+        (True, False)
+    """
+    name = str(where)
+    return (name in registry.names() or name.partition(":")[0] in LIBRARIES) and not Path(where).exists()
+
+
+def _load_published(name: str, download: bool) -> Embedder:
+    """Create a network with published weights and without a head."""
+    with nullcontext() if download else local_only():
+        backbone = registry.create_backbone(name, pretrained=True)
+    pooling = "token" if backbone.has_token else "avg+max" if backbone.gives_maps else "avg"
+    return Embedder(backbone, dim=None, head="none", pooling=pooling).eval()
 
 
 def load_preprocessing(where: str | Path) -> Preprocessing | None:
@@ -238,11 +266,7 @@ def _build(arguments: Mapping[str, Any], source: Path, download: bool) -> Model:
             return Ensemble(plain, normalize=arguments["normalize"])
         if "pretrained" in arguments:
             raise TypeError("'pretrained' is not allowed in a saved network")
-        if ":" in str(arguments["name"]) and not download:
-            from nearfar.networks.backbones.external import local_only
-
-            with local_only():
-                return registry.create(**arguments)
-        return registry.create(**arguments)
+        with nullcontext() if download else local_only():
+            return registry.create(**arguments)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} describes a network that cannot be created: {error}") from error

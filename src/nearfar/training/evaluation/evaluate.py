@@ -18,7 +18,7 @@ from nearfar.metrics.clustering import NORMALIZATIONS
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks import ensemble
 from nearfar.networks.weights import save
-from nearfar.training.api import open_model, read_model
+from nearfar.training.api import open_model
 from nearfar.training.evaluation.embeddings import EmbeddingSet, embed, measure_embeddings
 from nearfar.training.loop.builder import (
     Rows,
@@ -58,13 +58,15 @@ def evaluate(
     groups: str | None = None,
     rerank: str | None = None,
     device: str = "auto",
+    download: bool = False,
 ) -> dict[str, Any]:
     """Measure a trained model on classes it has not seen, as ``nearfar evaluate RUN --json`` does.
 
     Args:
-        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote; several of them are an ensemble,
-            whose embeddings are concatenated.
-        data: Another dataset than the run's, as NAME or NAME:ROOT, or the new location of the run's own dataset.
+        where: A run folder, a folder that ``nearfar.networks.weights.save`` wrote, or the name of a network with
+            published weights; several of them are an ensemble, whose embeddings are concatenated.
+        data: Another dataset than the run's, as NAME or NAME:ROOT, or the new location of the run's own dataset; for a
+            network without a run also a folder of class folders.
         levels: Whether to measure each level of the network separately, too.
         ks: The k of recall@k; those of the recipe by default.
         clustering: Whether to add NMI, AMI and F1 of clusters.
@@ -74,6 +76,7 @@ def evaluate(
             recipe by default.
         rerank: "k_reciprocal" also measures re-ranked results, under "reranked".
         device: Where to compute: "auto", "cpu", "cuda", …
+        download: Allow to download the weights of a network that is given by name.
 
     Returns:
         All metrics, fit for JSON. Those of the levels, or of the runs of an ensemble, are under "alone", by name.
@@ -95,11 +98,12 @@ def evaluate(
         True
     """
     if isinstance(where, (str, Path)):
-        found = load_run(Path(where), levels=levels, data=data, groups=groups, device=device)
+        found = load_run(Path(where), levels=levels, data=data, groups=groups, device=device, download=download)
     elif levels:
         raise ValueError(f"levels are those of one run; where has {len(where)}")
     else:
-        found = load_ensemble([Path(run) for run in where], data=data, groups=groups, device=device)
+        runs = [Path(run) for run in where]
+        found = load_ensemble(runs, data=data, groups=groups, device=device, download=download)
     return evaluate_embeddings(
         found.embeddings,
         alone=found.alone,
@@ -274,22 +278,24 @@ def load_run(
     data: str | None = None,
     groups: str | None = None,
     device: str = "cpu",
+    download: bool = False,
     watch: Watch = lambda work: None,
 ) -> Loaded:
     """Return the embeddings of a trained model, see :func:`model_embeddings`.
 
     Args:
-        where: A run folder, or a folder with a saved network.
+        where: A run folder, a folder with a saved network, or the name of a network.
         levels: Whether to return those of each level separately, too.
         data: Another dataset, or another location of the run's own.
         groups: A column of the dataset with groups; that of the recipe by default.
         device: Where to compute.
+        download: Allow to download the weights of a network that is given by name.
         watch: Called when work begins; returns a progress callback.
     """
     check_trained(where)
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
-    together = model_embeddings(where, data=data, groups=groups, device=place, watch=watch).to(place)
+    together = model_embeddings(where, data=data, groups=groups, device=place, download=download, watch=watch).to(place)
     _record_look(where, data)
     return _with_settings(where, together, together.split(dims) if levels else {})
 
@@ -300,15 +306,17 @@ def load_ensemble(
     data: str | None = None,
     groups: str | None = None,
     device: str = "cpu",
+    download: bool = False,
     watch: Watch = lambda work: None,
 ) -> Loaded:
     """Return the embeddings of several runs, concatenated and separately, with the settings of the first one's recipe.
 
     Args:
-        runs: Run folders, or folders with saved networks.
+        runs: Run folders, folders with saved networks, or names of networks.
         data: Another dataset, or another location of the runs' own.
         groups: A column of the dataset with groups; that of the recipes by default.
         device: Where to compute.
+        download: Allow to download the weights of networks that are given by name.
         watch: Called when work begins; returns a progress callback.
     """
     names = ", ".join(map(str, runs))
@@ -322,7 +330,10 @@ def load_ensemble(
     if data is None:
         _check_same_data(runs)
     each = {
-        str(run): model_embeddings(run, data=data, groups=groups, device=place, watch=watch).to(place) for run in runs
+        str(run): model_embeddings(run, data=data, groups=groups, device=place, download=download, watch=watch).to(
+            place
+        )
+        for run in runs
     }
     for run in runs:
         _record_look(run, data)
@@ -376,19 +387,21 @@ def model_embeddings(
     groups: str | None = None,
     part: str = "test",
     device: str | torch.device = "cpu",
+    download: bool = False,
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
 ) -> EmbeddingSet:
     """Return the embeddings that a model is tested on, or those of its validation classes.
 
     Args:
-        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
+        where: A run folder, a folder that ``nearfar.networks.weights.save`` wrote, or the name of a network.
         data: None: the test classes of the run, as embedded at its end. A path: the new location of the run's dataset.
             "NAME" or "NAME:ROOT": another dataset, such as cars196 or folder:photos; its test part if it has one, and
             otherwise all of it. The run's own dataset is split as in the run.
         groups: A column of the dataset with groups; that of the recipe by default.
         part: "test", or "validation": the validation classes of the run, or another dataset without its test part.
         device: Where to embed.
+        download: Allow to download the weights of a network that is given by name.
         cache: Where decoded images are stored.
         watch: Called when work begins; returns a progress callback.
     """
@@ -402,8 +415,8 @@ def model_embeddings(
     if part == "test" and recipe is not None and data is None and run.embeddings.is_file():
         found = EmbeddingSet.load(run.embeddings)
         return found if groups is None else found.grouped(group_numbers(open_dataset(recipe), groups))
-    model, preprocessing = read_model(where, lambda folder: (save.load(folder), save.load_preprocessing(folder)))
-    model = model.to(device)
+    model = open_model(where, download=download).to(device)
+    preprocessing = save.preprocessing_of(model)
     dataset, store, rows = _open_data(recipe, run, data, part, cache, watch, preprocessing)
     if (preprocessing is None) != dataset.is_vectors:
         reads, holds = ("vectors", "images") if preprocessing is None else ("images", "vectors")
@@ -439,10 +452,12 @@ def _with_settings(where: Path, embeddings: EmbeddingSet, alone: Mapping[str, Em
 
 
 def check_trained(where: Path) -> None:
-    """Raise an error if a folder holds neither a run nor a saved network."""
-    if not RunFolder(where).recipe.is_file() and not (where / save.NAME).is_file():
+    """Raise an error for what is neither a run, a saved network nor the name of a network."""
+    if not RunFolder(where).recipe.is_file() and not (where / save.NAME).is_file() and not save.is_network(where):
         if not where.exists():
-            raise FileNotFoundError(f"{where} does not exist; a run folder, or one with model.safetensors, is needed")
+            raise FileNotFoundError(
+                f"{where} does not exist; a run folder, one with model.safetensors, or a network is needed"
+            )
         raise ValueError(
             f"{where} is neither a run nor a saved network: a folder with recipe.toml or model.safetensors is needed"
         )
@@ -481,6 +496,8 @@ def _open_data(
     preprocessing: Preprocessing | None,
 ) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
     """Open a dataset; return it, its images, and the rows of its test parts or of its validation part."""
+    if recipe is None and data is not None and data not in datasets.names() and Path(data).exists():
+        data = f"folder:{data}"
     name, _, root = (data or "").partition(":")
     if recipe is not None and data is not None and _is_own(recipe, name, root):
         data = root or None
@@ -503,8 +520,8 @@ def _open_data(
     if recipe is None:
         given = "data is missing" if data is None else f"data is {data!r}"
         raise ValueError(
-            f"{given}; a network without a run has no dataset of its own: NAME or NAME:ROOT is needed, "
-            f"with a name of {', '.join(datasets.names())}"
+            f"{given}; a network without a run has no dataset of its own: a folder of class folders, NAME or NAME:ROOT "
+            f"is needed, with a name of {', '.join(datasets.names())}"
         )
     if data is not None:
         recipe = load_recipe(run.folder, overrides={"data.root": data})
