@@ -135,9 +135,11 @@ class Embedder(EmbeddingModel):
         """Return the embedding [b, dim] of each level, for one copy of the loss each.
 
         Args:
-            x: Normalized images or vectors.
+            x: Normalized images or vectors; while the backbone is frozen, also its pooled features [b, c].
         """
         backbone = self.backbone
+        if backbone.frozen and x.ndim == 2 and backbone.normalization is not None:
+            return {level: self._finish(self.heads[level](x)) for level in self.levels}
         check_input(x, backbone.key, backbone.in_channels, images=backbone.normalization is not None)
         maps = {"high": backbone.token(x)} if self._uses_token else backbone.maps(x)
         return {level: self._finish(self.heads[level](self.poolings[level](maps[level]))) for level in self.levels}

@@ -101,6 +101,9 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
             each = found.intervals.get(name)
             remark = formatting.interval(*_ends(each)) if each else "of k-means clusters"
             entries.append((metric_name(name), formatting.percent(found.values[name]), remark))
+    if "before" in run.metrics:
+        before = formatting.percent(run.metrics["before"].get("recall@1"))
+        entries.append(("Before", before, "recall@1 of the network without this training"))
     if run.queries is not None:
         tested = run.gallery or run.queries
         classes = f"images of {len(torch.unique(torch.as_tensor(tested.labels))):,} unseen classes"

@@ -198,8 +198,8 @@ def test_a_network_is_read_again_where_another_took_its_place(tmp_path: Path, mo
     run = RunFolder(train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder)
     values, original, read = checkpoints.values_of(run.last), save.load, []
 
-    def load(folder: Path) -> Any:
-        model = original(folder)
+    def load(folder: Path, *, download: bool) -> Any:
+        model = original(folder, download=download)
         read.append(model)
         if len(read) == 1:
             torch.nn.init.zeros_(next(model.parameters()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from nearfar.bench.grid.grid import FROZEN
 from nearfar.training.evaluation.embeddings import Evaluator
-from nearfar.training.loop.builder import build
+from nearfar.training.loop.builder import build, untrained
 from nearfar.training.loop.step import kernels
 from nearfar.training.loop.trainer import peak_memory, reset_peak_memory
 from nearfar.training.recipe.files import to_dict, to_toml
@@ -16,19 +16,6 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import provenance
 from nearfar.training.run.folder import RunFolder, finite
 from nearfar.utils.atomic import write_json, write_text
-
-
-def frozen(recipe: Recipe) -> Recipe:
-    """Return the recipe with pooled features of pretrained weights, without an embedding head.
-
-    Args:
-        recipe: Recipe to change. A network without pretrained weights is kept as it is, with its random weights.
-    """
-    network = recipe.network
-    if network.pretrained is False:
-        return recipe
-    plain = network.model_copy(update={"dim": None, "head": "none", "levels": None, "members": 1})
-    return recipe.model_copy(update={"network": plain})
 
 
 def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = None) -> dict[str, Any]:
@@ -61,7 +48,7 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
     run = RunFolder(folder)
     with run.owned(), kernels(deterministic=recipe.training.deterministic):
         start = time.monotonic()
-        parts = build(frozen(recipe), cache=cache)
+        parts = build(untrained(recipe), cache=cache)
         reset_peak_memory(parts.device)
         about = {**provenance.of(parts), "recipe": to_dict(recipe), "selection": "no training", "baseline": FROZEN}
         write_json(run.manifest, finite(about))

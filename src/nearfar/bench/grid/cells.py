@@ -23,9 +23,11 @@ KEY_DIGITS = 8  # of a key in a folder name
 # Keys of recipes that came later, with the default under which finished cells keep their digests.
 ADDED = {
     "data.pad": False,
+    "evaluation.before": False,
     "evaluation.crops": 1,
     "evaluation.test_every": 0,
     "network.concatenation": "normalized",
+    "network.freeze": False,
     "network.independent": False,
     "training.shard_classes": False,
 }

@@ -409,6 +409,18 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
     return model
 
 
+def untrained(recipe: Recipe) -> Recipe:
+    """Return the recipe of the network before any training: pooled features of pretrained weights, without a head.
+
+    Args:
+        recipe: The recipe. A network with random weights, or with those of a saved model, is kept as it is.
+    """
+    if recipe.network.pretrained is False or _saved_model(recipe.network.pretrained) is not None:
+        return recipe
+    plain = {"dim": None, "head": "none", "levels": None, "members": 1, "independent": False, "freeze": False}
+    return recipe.model_copy(update={"network": recipe.network.model_copy(update=plain)})
+
+
 def _saved_model(pretrained: bool | str) -> Path | None:
     """Return the weights file of a model that nearfar saved, which has a description next to it."""
     if isinstance(pretrained, bool):

@@ -82,7 +82,7 @@ class Session:
         """Prepare the next epoch: its stage, and whether the backbone is frozen."""
         model, training = self.parts.model, self.parts.recipe.training
         model.train()
-        if self.position.epoch < training.warmup_epochs:
+        if self.position.epoch < training.warmup_epochs or self.parts.recipe.network.freeze:
             model.freeze_backbone()
         else:
             model.unfreeze_backbone()
@@ -159,7 +159,8 @@ class Session:
         if training.compile:
             compiled: Callable[[Tensor], dict[str, Tensor]] = torch.compile(network.levels_forward)
             return compiled
-        if self.parts.device.type == "cuda" and training.graphs and training.chunk is None:
+        graphs = training.graphs and training.chunk is None and not self.parts.recipe.network.freeze
+        if self.parts.device.type == "cuda" and graphs:
             from nearfar.training.loop.cuda_graphs import GraphedEmbedder
 
             return GraphedEmbedder(network)

@@ -10,18 +10,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from nearfar.data.store.store import Store
 from nearfar.distributed import World
 from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator, PerQuery
-from nearfar.training.loop.builder import build
+from nearfar.training.loop.builder import build, untrained
+from nearfar.training.loop.features import on_features
 from nearfar.training.loop.state import Session
 from nearfar.training.loop.step import StepLog, StepSummary, StepTimer, kernels
 from nearfar.training.recipe.files import to_dict, to_toml
@@ -178,6 +180,8 @@ class Trainer:
         stack.enter_context(kernels(deterministic=self.recipe.training.deterministic))
         self.parts = build(self.recipe, world=self.world, cache=self.cache, watch=self.display.watch)
         reset_peak_memory(self.parts.device)
+        if self.recipe.network.freeze:
+            self.parts = on_features(self.parts, self.display.watch)
         self.session, self.evaluator = Session(self.parts, self.world), Evaluator(self.parts)
         if self.world.is_main:
             self._write_manifest_and_recipe()
@@ -430,10 +434,24 @@ class Trainer:
             "skipped": position.skipped,
             **measured,
         }
+        if self.recipe.evaluation.before and "test" in measured:
+            metrics["before"] = self._measure_before()
         evaluator.write(self.run_folder, self._embedded, self._per_query)
         provenance.finish(self.run_folder, metrics)
-        self.display.finish(console.Conclusion(position.seconds, rule, epoch + 1, measured))
+        before = {"before": metrics["before"]} if "before" in metrics else {}
+        self.display.finish(console.Conclusion(position.seconds, rule, epoch + 1, before | measured))
         return metrics
+
+    def _measure_before(self) -> dict[str, Any]:
+        """Measure the network as it was before the training on the test classes."""
+        provenance.record_look(self.run_folder, "before")
+        if self.recipe.network.freeze:  # the features are what it is trained on
+            parts = replace(self.parts, model=nn.Identity())  # type: ignore[arg-type]
+        else:
+            parts = build(untrained(self.recipe), cache=self.cache)
+        evaluator = Evaluator(parts)
+        measured: dict[str, Any] = evaluator.measure(evaluator.embed(["test"]))[0]["test"]
+        return measured
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -97,6 +97,7 @@ def problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield from _data(sections["data"])
     if "network" in sections:
         yield from _network(sections["network"])
+        yield from _frozen(sections["network"], sections)
     for where, section in used.items():
         yield from _loss(where, section, sections.get("sampler"), sections.get("training"))
     if "training" in sections:
@@ -265,6 +266,21 @@ def _network(section: schema.NetworkSection) -> Iterator[str]:
         yield _name("network.name", name, networks.names())
         return
     yield from _settings(schema.network_settings(name), "network.settings", name, section.settings)
+
+
+def _frozen(section: schema.NetworkSection, sections: Mapping[str, Any]) -> Iterator[str]:
+    """What is without effect on features that are computed once."""
+    if not section.freeze:
+        return
+    once = "with network.freeze, each image has the features of its center crop"
+    augmentation, evaluation, training = (sections.get(key) for key in ("augmentation", "evaluation", "training"))
+    if augmentation is not None:
+        changed = augmentation.effects | ({"crop": augmentation.crop} if augmentation.crop == "random_resized" else {})
+        yield from (f"augmentation.{key} is {value!r}; {once}" for key, value in changed.items())
+    if evaluation is not None and evaluation.crops > 1:
+        yield f"evaluation.crops is {evaluation.crops}; {once}"
+    if training is not None and training.warmup_epochs:
+        yield f"training.warmup_epochs is {training.warmup_epochs}; with network.freeze, only the head is ever trained"
 
 
 def _loss(

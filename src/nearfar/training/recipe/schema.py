@@ -293,6 +293,9 @@ class NetworkSection(Section):
     """true: published weights; or a file with weights of the backbone, or a saved model with those of its head, too."""
     freeze_batchnorm: bool = False
     """Keep statistics and parameters of batch norms."""
+    freeze: bool = False
+    """Train the head only, on features that the pretrained backbone computes once for each image, without
+    augmentation."""
     members: Count = 1
     """Networks in an ensemble."""
     independent: bool = False
@@ -307,6 +310,16 @@ class NetworkSection(Section):
             yield f"network.levels is {list(self.levels)}; allowed: each level once, and at least one"
         if self.members == 1 and self.independent:
             yield "network.independent is true; it needs network.members > 1"
+        if self.freeze:
+            needed = {
+                "network.pretrained": self.pretrained is not False,
+                "network.dim and network.head": self.dim is not None and self.head != "none",
+            }
+            yield from (f"network.freeze is true; it needs {key}" for key, given in needed.items() if not given)
+            if self.pooling == "gem":
+                yield "network.pooling is 'gem', which is trained; with network.freeze only the head is"
+            if self.members > 1 or (self.levels or ("high",)) != ("high",):
+                yield "network.freeze is true; it is for one network with the level 'high'"
 
 
 class LossSection(Section):
@@ -474,6 +487,8 @@ class EvaluationSection(Section):
     """Also compute NMI, AMI and F1."""
     train_recall: bool = False
     """Also evaluate the training classes."""
+    before: bool = False
+    """At the end, also evaluate the network as it was before the training, on the test classes. The look is counted."""
     batch_size: Count = 256
     """Images in a batch."""
     measure: Literal["cosine", "euclidean"] = "cosine"

@@ -301,7 +301,7 @@ def record_look(run: RunFolder, by: str, **about: Any) -> None:
 
     Args:
         run: The run folder.
-        by: What evaluated the test classes: "train", "evaluate" or "baseline".
+        by: What evaluated the test classes: "train", "before", "evaluate" or "baseline".
         about: Further entries, such as the epoch.
     """
     line = {"date": now(), "run": run.folder.absolute().name, "by": by, **about}
