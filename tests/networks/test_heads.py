@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from nearfar.networks import embedder
+from nearfar.networks import create, embedder
+from nearfar.networks.weights.save import load, save
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 
@@ -49,7 +52,20 @@ def test_the_gradient_reaches_every_parameter(kind: str) -> None:
 
 
 def test_errors_name_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match="head is 'conv'; allowed are linear, linear_norm, mlp, none"):
+    with pytest.raises(ValueError, match="head is 'conv'; allowed are linear, linear_norm, mlp, residual, none"):
         embedder.create_head("conv", 6, 3)
     with pytest.raises(ValueError, match="dim is 0; it must be ≥ 1"):
         embedder.create_head("linear", 6, 0)
+
+
+def test_a_residual_head_starts_from_the_features_and_adds_a_linear_layer(tmp_path: Path) -> None:
+    model = create("linear", in_dim=3, dim=None, head="residual")
+    x = torch.randn(5, 3)
+    assert model.dim == 3
+    assert torch.equal(model(x), torch.nn.functional.normalize(x))
+    torch.nn.init.normal_(model.heads["high"].linear.weight)
+    expected = x + x @ model.heads["high"].linear.weight.T
+    torch.testing.assert_close(model(x), torch.nn.functional.normalize(expected))
+    torch.testing.assert_close(load(save(model, tmp_path))(x), model(x))
+    with pytest.raises(ValueError, match="dim is 2 and head is 'residual'; it must be None or 3"):
+        create("linear", in_dim=3, dim=2, head="residual")

@@ -21,7 +21,7 @@ from nearfar.utils.validation import non_negative, one_of, positive, whole
 
 MAP_POOLINGS = ("avg", "max", "avg+max", "gem")
 POOLINGS = (*MAP_POOLINGS, "token")
-HEADS = ("linear", "linear_norm", "mlp", "none")
+HEADS = ("linear", "linear_norm", "mlp", "residual", "none")
 
 
 class EmbeddingModel(nn.Module):
@@ -73,7 +73,7 @@ class Embedder(EmbeddingModel):
         dim: Dimensions of the embedding, of each level; None for the pooled features themselves.
         pooling: "avg", "max", "avg+max" or "gem"; "token" for the class token of a backbone that has one.
         normalize: Normalize embeddings to length 1.
-        head: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        head: "linear", "linear_norm", "mlp", "residual", or "none" for the pooled features themselves.
         levels: Any of "low", "mid" and "high", in the order of concatenation; None for "high".
         freeze_batchnorm: Freeze statistics and affine parameters of the backbone's batch norms.
 
@@ -339,11 +339,35 @@ class Head(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
+class Residual(nn.Module):
+    """The pooled features plus a linear layer of them that is zero at first, so that training starts from the features.
+
+    Args:
+        channels: Dimensions of the pooled features, and of the embedding.
+
+    Example:
+        >>> Residual(2)(torch.tensor([[1.0, 2.0]])).tolist()
+        [[1.0, 2.0]]
+    """
+
+    kind = "residual"
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(channels, channels)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.linear(x)
+        return found
+
+
 def create_head(kind: str, channels: int, dim: int | None) -> nn.Module:
     """Create a head by name.
 
     Args:
-        kind: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        kind: "linear", "linear_norm", "mlp", "residual", or "none" for the pooled features themselves.
         channels: Dimensions of the pooled features.
         dim: Dimensions of the embedding; None for the pooled features themselves.
 
@@ -354,4 +378,8 @@ def create_head(kind: str, channels: int, dim: int | None) -> nn.Module:
         Identity()
     """
     one_of("head", kind, HEADS)
+    if kind == "residual":
+        if dim not in (None, channels):
+            raise ValueError(f"dim is {dim} and head is 'residual'; it must be None or {channels}, as many as pooled")
+        return Residual(channels)
     return nn.Identity() if kind == "none" or dim is None else Head(channels, dim, kind)

@@ -78,7 +78,7 @@ def create(
         dim: Dimensions of the embedding, of each level; None for the pooled features themselves.
         pooling: "avg", "max", "avg+max" or "gem"; "token" for the class token of a backbone that has one.
         normalize: Normalize embeddings to length 1.
-        head: "linear", "linear_norm", "mlp", or "none" for the pooled features themselves.
+        head: "linear", "linear_norm", "mlp", "residual", or "none" for the pooled features themselves.
         levels: Any of "low", "mid" and "high", in the order of concatenation; None for "high".
         pretrained: True for the published weights, a file with weights, or False for random weights.
         freeze_batchnorm: Freeze statistics and affine parameters of the backbone's batch norms.

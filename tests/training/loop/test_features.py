@@ -92,7 +92,7 @@ def test_the_network_before_the_training_is_measured_beside_the_trained_one(plac
     ("changes", "message"),
     [
         ({"network": {"pretrained": False}}, "network.freeze is true; it needs network.pretrained"),
-        ({"network": {"dim": "none"}}, "network.freeze is true; it needs network.dim and network.head"),
+        ({"network": {"dim": "none"}}, "network.freeze is true; it needs network.head"),
         ({"network": {"pooling": "gem"}}, "network.pooling is 'gem', which is trained"),
         ({"network": {"members": 2}}, "it is for one network with the level 'high'"),
         ({"augmentation": {"crop": "random_resized"}}, "augmentation.crop is 'random_resized'; with network.freeze"),

@@ -285,8 +285,8 @@ class NetworkSection(Section):
     """Pooling of the last feature map; "token" is the class token of a transformer."""
     normalize: bool = True
     """Whether embeddings have length 1."""
-    head: Literal["linear", "linear_norm", "mlp", "none"] = "linear"
-    """Layers after pooling."""
+    head: Literal["linear", "linear_norm", "mlp", "residual", "none"] = "linear"
+    """Layers after pooling; "residual" adds a linear layer to the pooled features, for ``dim = "none"``."""
     levels: tuple[Literal["low", "mid", "high"], ...] | None = None
     """Depths of the backbone that have an embedding and a loss each."""
     pretrained: bool | str = False
@@ -313,7 +313,7 @@ class NetworkSection(Section):
         if self.freeze:
             needed = {
                 "network.pretrained": self.pretrained is not False,
-                "network.dim and network.head": self.dim is not None and self.head != "none",
+                "network.head": self.head == "residual" or (self.head != "none" and self.dim is not None),
             }
             yield from (f"network.freeze is true; it needs {key}" for key, given in needed.items() if not given)
             if self.pooling == "gem":
