@@ -13,6 +13,7 @@ from nearfar.cli import (  # noqa: F401
     evaluate,
     export,
     index,
+    init,
     losses,
     papers,
     recipe,

@@ -1,4 +1,4 @@
-"""Duplicates between parts of a dataset: the same pixels, or pixels that look the same.
+"""Duplicates within a dataset or between its parts: the same pixels, or pixels that look the same.
 
 Each image is reduced to a hash of its pixels and a gray thumbnail of 8 × 9 pixels. Near duplicates differ in at most
 three of the 64 comparisons of neighboring pixels of the thumbnail (dHash), and their thumbnails correlate.
@@ -117,6 +117,30 @@ def between(every: Signatures, first: Rows, second: Rows) -> list[Duplicate]:
     for row, pixels in zip(second.tolist(), right["pixels"].tolist(), strict=True):
         if pixels in known:
             found[row] = Duplicate(known[pixels], row, True)
+    return [found[row] for row in sorted(found)]
+
+
+def within(every: Signatures) -> list[Duplicate]:
+    """Find the images that are the same as an earlier one, each with one of these.
+
+    Args:
+        every: Signatures of all images.
+
+    Returns:
+        One duplicate for each image that has an earlier one, exact ones preferred, by row of the later one.
+
+    Example:
+        >>> images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), dtype=np.uint8)
+        >>> every = np.array([signature(image) for image in (*images, images[0], images[1] // 2)])
+        >>> [(one.first, one.second, one.exact) for one in within(every)]
+        [(0, 2, True), (1, 3, False)]
+    """
+    near = _near(every["thumbnail"], every["thumbnail"])
+    found = {later: Duplicate(earlier, later, False) for earlier, later in reversed(near) if earlier < later}
+    _, first, group = np.unique(every["pixels"], return_index=True, return_inverse=True)
+    for row, earlier in enumerate(first[group].tolist()):
+        if earlier < row:
+            found[row] = Duplicate(earlier, row, True)
     return [found[row] for row in sorted(found)]
 
 

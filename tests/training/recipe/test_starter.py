@@ -1,0 +1,96 @@
+"""First recipes: what init says about images, and that what it writes can be trained."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nearfar.cli import main
+from nearfar.training.recipe import starter
+from nearfar.training.recipe.files import load
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five classes; one image is there twice, one is broken, and a class has a single image."""
+    folder, rng = tmp_path_factory.mktemp("init") / "photos", np.random.default_rng(0)
+    for number in range(13):
+        file = folder / f"class {min(number // 3, 4)}" / f"{number:02d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(file)
+    (folder / "class 1" / "again.png").write_bytes((folder / "class 0" / "00.png").read_bytes())
+    (folder / "class 2" / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> starter.Findings:
+    return starter.examine(photos, cache=tmp_path_factory.mktemp("cache"))
+
+
+def test_what_is_found(photos: Path, found: starter.Findings) -> None:
+    assert found.lines() == [
+        f"{photos}: 14 images of 5 classes, 1 to 4 of each",
+        "14 images with a shorter side below 224 pixels, down to 40",
+        "1 class with one image, which has no match: class 4",
+        "1 duplicate, 1 with the same pixels and 1 in two classes",
+        "3 classes for training, 2 other classes for the test",
+    ]
+    assert [bad.name for bad in found.store.bad] == ["class 2/broken.png"]
+
+
+def test_recipes_fit_data_and_machine(photos: Path, found: starter.Findings, tmp_path: Path) -> None:
+    recipes = {}
+    for gpu in (False, True):
+        file = tmp_path / f"{gpu}.toml"
+        file.write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
+        recipes[gpu] = load(file)  # complete and consistent
+    assert recipes[False].network.freeze
+    assert not recipes[True].network.freeze
+    for recipe in recipes.values():
+        assert (recipe.data.name, recipe.data.root, recipe.sampler.per_class) == ("folder", str(photos), 3)
+        assert recipe.evaluation.before
+    assert "1.4 s here" in (tmp_path / "False.toml").read_text()
+
+
+def test_a_table_is_another_dataset(photos: Path, tmp_path: Path) -> None:
+    table = photos.parent / "photos.csv"
+    files = sorted(photos.glob("*/[0-9]*.png"))
+    table.write_text("path,label\n" + "".join(f"{file},{file.parent.name}\n" for file in files))
+    found = starter.examine(table, cache=tmp_path)
+    assert tomllib.loads(starter.starter(found, gpu=True))["data"]["name"] == "table"
+
+
+def test_few_classes_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "1.png")
+    with pytest.raises(ValueError, match="has 3 classes; at least 4 are needed"):
+        starter.examine(tmp_path)
+
+
+def test_the_command_writes_a_recipe_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(starter, "measure_seconds", lambda name: (0.1, 1.0))
+    for code in (0, 1):
+        with pytest.raises(SystemExit) as end:
+            main(["init", str(photos), "--device", "cpu", "--cache", str(tmp_path / "cache")])
+        assert end.value.code == code
+    printed = capsys.readouterr()
+    for words in ("14 images of 5 classes", "class 2/broken.png", "again.png has the pixels of", "computed once"):
+        assert words in printed.out
+    assert "photos.toml exists" in printed.err
+    assert load(tmp_path / "photos.toml").network.name == "efficientnet_lite0"
+
+
+def test_seconds_of_an_image_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starter, "TIMED", 1)
+    once, step = starter.measure_seconds("efficientnet_lite0")
+    assert once > 0
+    assert step > 0
