@@ -11,8 +11,8 @@ import typer
 from typer import Argument, Option
 
 from nearfar.cli.app import group
-from nearfar.cli.options import Cache, Everything, Seed
-from nearfar.cli.output import SHOWN, print_list, print_table, say, say_more
+from nearfar.cli.options import Cache, Device, Download, Everything, Json, Seed
+from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say, say_more
 from nearfar.cli.values import setting
 from nearfar.utils.progress import bars
 
@@ -251,6 +251,63 @@ def show(
         f"wrote {out}: {len(images)} images of {len(set(labels.tolist()))} classes of {part}, {chosen.crop} view, "
         f"{height} × {width} pixels"
     )
+
+
+@data.command(name="audit", short_help="Find duplicates and images that may have a wrong class.")
+def audit_images(
+    photos: Annotated[
+        Path, Argument(metavar="PHOTOS", help="A folder or archive of images; its subfolders are the classes.")
+    ],
+    model: Annotated[
+        Path, Option(metavar="MODEL", help="What compares the images: a run folder, or the name of a network.")
+    ],
+    html: Annotated[Path, Option(metavar="FILE", help="The page.")] = Path("audit.html"),
+    k: Annotated[int, Option("-k", help="Number of neighbors.")] = 5,
+    threshold: Annotated[float, Option(help="Lowest cosine of two duplicates, from 0 to 1.")] = 0.95,
+    shown: Annotated[int, Option(help="Images, and groups of duplicates, on the page.")] = 100,
+    json: Json = None,
+    device: Device = "auto",
+    download: Download = False,
+) -> None:
+    """Find duplicates, and images whose nearest neighbors all have other classes; write them as a page.
+
+    Example: nearfar data audit photos/ --model efficientnet_lite0 --html audit.html
+    """
+    from tempfile import TemporaryDirectory
+
+    from nearfar.reports.search_pages import audit_page
+    from nearfar.search import Index
+    from nearfar.search.audit import audit
+    from nearfar.training.api import open_model
+    from nearfar.utils.atomic import write_text
+    from nearfar.utils.validation import whole
+
+    whole("shown", shown)
+    network = open_model(model, download=download)
+    with (
+        TemporaryDirectory() as place,
+        bars() as watch,
+        Index.build(network, photos, out=Path(place) / "index", device=device, watch=watch) as index,
+    ):
+        found = audit(index, k=k, threshold=threshold, watch=watch)
+        write_text(html, audit_page(found, shown))
+        skipped = index.skipped
+    if json != STDOUT:
+        print_list("files were skipped", [f"{name}: {reason}" for name, reason in skipped])
+        suspects = [f"{one.item.name}: labeled {one.item.label}, neighbors {one.label}" for one in found.suspects]
+        print_list("images whose neighbors all have other classes", suspects)
+        print_list("groups of duplicates", [", ".join(item.name for item in group.items) for group in found.duplicates])
+        say(f"wrote {html}")
+    if json is not None:
+        rows = [
+            {"name": one.item.name, "label": one.item.label, "neighbors": one.label, "share": one.share}
+            for one in found.suspects
+        ]
+        groups = [
+            {"names": [item.name for item in group.items], "similarity": group.similarity, "identical": group.identical}
+            for group in found.duplicates
+        ]
+        print_json(json, {"suspects": rows, "duplicates": groups})
 
 
 def _view(dataset: Dataset, crop: str, size: int | None, resize: int | None, flip: bool) -> Any:

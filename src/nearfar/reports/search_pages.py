@@ -1,4 +1,4 @@
-"""Pages of images: search results, and contact sheets of clusters."""
+"""Pages of images: search results, contact sheets of clusters, and the audit of labeled images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.reports import contact_sheet
 from nearfar.reports.pages import render
+from nearfar.search.items import Item
 from nearfar.search.results import Results
 from nearfar.utils.atomic import write_text
 from nearfar.utils.formatting import percent, plural
 
 if TYPE_CHECKING:
+    from nearfar.search.audit import Audit
     from nearfar.search.clusters import Clusters
 
 KINDS = {None: "", True: "good", False: "bad"}
@@ -74,6 +76,36 @@ def cluster_page(found: Clusters, shown: int) -> str:
         ]
         clusters.append({"group": group, "figures": figures})
     return render("clusters.html", "Clusters", lead=lead, clusters=clusters)
+
+
+def audit_page(found: Audit, shown: int) -> str:
+    """A page with duplicates, and with images whose neighbors all have other classes.
+
+    Args:
+        found: The audit.
+        shown: Groups of duplicates, and other images, to show at most.
+
+    Returns:
+        The HTML source.
+    """
+    index = found.index
+
+    def figure(item: Item, kind: str = "") -> dict[str, Any]:
+        return _figure(index.thumbnail(item.id), item.label or "", _short(item.name), item.name, kind)
+
+    suspects = [
+        {
+            "suspect": one,
+            "figures": [figure(one.item, "asked"), *(figure(other, "bad") for other in one.neighbors)],
+        }
+        for one in found.suspects[:shown]
+    ]
+    groups = [{"group": group, "figures": [figure(item) for item in group.items]} for group in found.duplicates[:shown]]
+    lead = (
+        f"{plural(len(index), 'image')}: {plural(len(found.suspects), 'image')} whose neighbors all have other "
+        f"classes, and {plural(len(found.duplicates), 'group')} of duplicates."
+    )
+    return render("audit.html", "Audit", lead=lead, audit=found, suspects=suspects, groups=groups)
 
 
 def _figures(results: Results) -> list[dict[str, Any]]:
