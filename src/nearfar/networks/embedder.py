@@ -21,6 +21,7 @@ from nearfar.utils.validation import non_negative, one_of, positive, whole
 
 MAP_POOLINGS = ("avg", "max", "avg+max", "gem")
 POOLINGS = (*MAP_POOLINGS, "token")
+CPU_PIXELS = 16 * 224 * 224  # of a batch on a CPU; larger maps are allocated anew for each layer, at twice the time
 HEADS = ("linear", "linear_norm", "mlp", "residual", "none")
 
 
@@ -59,6 +60,20 @@ class EmbeddingModel(nn.Module):
                 self, inputs, batch_size=batch_size, progress=None if watch is None else watch("embedding")
             )
         return found
+
+
+def cpu_batch(height: int, width: int) -> int:
+    """Return how many images should pass through a network at once on a CPU.
+
+    Args:
+        height: Height of the images.
+        width: Width of the images.
+
+    Example:
+        >>> cpu_batch(224, 224), cpu_batch(28, 28)
+        (16, 1024)
+    """
+    return max(1, CPU_PIXELS // (height * width))
 
 
 class Embedder(EmbeddingModel):

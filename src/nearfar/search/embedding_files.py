@@ -92,7 +92,7 @@ def embed(
     """Compute the embeddings of images.
 
     Args:
-        model: A folder with model.safetensors and model.json, or a model.
+        model: A folder with model.safetensors and model.json, the name of a network, or a model.
         images: A folder or archive of images, a list of files, or a dataset.
         labels: "folder", a mapping from names to classes, or None.
         device: Device for the model: "auto", "cpu", "cuda", …

@@ -21,6 +21,7 @@ from nearfar.data.store.decode import decode, shrink
 from nearfar.data.store.sources import Arrays, encode_image
 from nearfar.data.transforms.view import View, planar, window
 from nearfar.networks import Embedder, Ensemble
+from nearfar.networks.embedder import cpu_batch
 from nearfar.networks.weights import save
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_device
@@ -112,7 +113,7 @@ class Encoder:
         return self._cropped(pixels), thumbnail(pixels if enough else item, decode)
 
     def vectors(self, inputs: Sequence[NDArray[Any]] | NDArray[Any]) -> NDArray[np.float32]:
-        """Compute embeddings in one forward pass.
+        """Compute embeddings: in one forward pass, or several of fewer large images on a CPU.
 
         Args:
             inputs: Results of ``preprocess``, of one shape.
@@ -127,7 +128,9 @@ class Encoder:
             if self.preprocessing is not None:
                 batch = (batch.flip(1) if self._flips_channels else batch).float() * self._factor - self._shift
                 batch = batch.contiguous(memory_format=torch.channels_last)
-            found: NDArray[np.float32] = self.model(batch).float().cpu().numpy()
+            most = cpu_batch(*batch.shape[2:]) if batch.ndim == 4 and self.device.type == "cpu" else len(batch)
+            parts = [self.model(part).float() for part in torch.split(batch, most)]
+            found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()
         return found
 
     def encode(

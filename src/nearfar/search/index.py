@@ -140,7 +140,8 @@ class Index:
         """Embed images and write a new index folder. ``update`` resumes a build that was interrupted.
 
         Args:
-            model: A folder with model.safetensors and model.json, or a model as ``nearfar.load`` returns it.
+            model: A folder with model.safetensors and model.json, the name of a network with published weights, or a
+                model as ``nearfar.load`` returns it.
             images: A folder or archive of images, a list of files, a ``nearfar.data.Dataset``, or a file of vectors for
                 a model that reads vectors.
             out: The new folder of the index.

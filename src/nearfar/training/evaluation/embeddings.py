@@ -16,6 +16,7 @@ from nearfar import metrics
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import Independent, hard_items
 from nearfar.losses import HierarchicalTriplet
+from nearfar.networks.embedder import cpu_batch
 from nearfar.training.loop.builder import Parts, Rows, output_dims
 from nearfar.training.loop.step import autocast, no_cudnn_autotune
 from nearfar.training.run.folder import RunFolder, finite
@@ -224,7 +225,7 @@ def embed(
         model: The network; its training mode is restored afterwards.
         loader: Loads images or vectors.
         rows: Rows of the loader's store.
-        batch_size: Images that are embedded at once.
+        batch_size: Images that are embedded at once; on a CPU fewer if they are large.
         precision: "float32" or "bfloat16".
         channels_last: Whether images use the channels-last memory format.
         crops: Random crops of each image whose embeddings are averaged; above 1, the loader must draw them.
@@ -238,6 +239,8 @@ def embed(
     """
     if not len(rows):
         raise ValueError("rows is empty; there is nothing to embed")
+    if loader.view is not None and loader.device.type == "cpu":
+        batch_size = min(batch_size, cpu_batch(*loader.view.window))
     was = model.training
     model.eval()
     try:
