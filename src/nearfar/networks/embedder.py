@@ -153,7 +153,7 @@ class Embedder(EmbeddingModel):
             x: Normalized images or vectors; while the backbone is frozen, also its pooled features [b, c].
         """
         backbone = self.backbone
-        if backbone.frozen and x.ndim == 2 and backbone.normalization is not None:
+        if x.ndim == 2 and backbone.normalization is not None and backbone.frozen:
             return {level: self._finish(self.heads[level](x)) for level in self.levels}
         check_input(x, backbone.key, backbone.in_channels, images=backbone.normalization is not None)
         maps = {"high": backbone.token(x)} if self._uses_token else backbone.maps(x)
