@@ -18,7 +18,6 @@ PML_LOSSES = {
     "LiftedStructureLoss": "nf.losses.LiftedStructure",
     "MarginLoss": "nf.losses.Margin",
     "MultiSimilarityLoss": "nf.losses.Raw, or nf.losses.MultiSimilarity with its miner",
-    "MultipleLosses": "a sum of losses",
     "NCALoss": "nf.losses.NeighborhoodComponents",
     "NPairsLoss": "nf.losses.NPair",
     "NTXentLoss": "nf.losses.NTXent",
