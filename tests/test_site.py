@@ -12,6 +12,7 @@ from typing import Any
 
 import griffe
 import pytest
+from filelock import FileLock
 from test_docstrings import modules, package, public_objects
 
 ROOT = Path(__file__).parents[1]
@@ -60,13 +61,20 @@ FAINT = """() => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as ``make site`` builds it."""
-    out = tmp_path_factory.mktemp("site")
+    """The site, built as ``make site`` builds it, once for all processes that run tests."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with FileLock(f"{out}.lock"):
+        if not (out / "objects.inv").is_file():
+            build(out)
+    return out
+
+
+def build(out: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-4000:]
-    return out
 
 
 def documented(site: Path) -> set[str]:
