@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import SAME, Points, QueryGallery, as_points, as_query_gallery
+from nearfar.metrics.points import MEASURES, SAME, Points, QueryGallery, as_points, as_query_gallery, prepare
 from nearfar.supervision import Pairs, Supervision
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, ArrayInput, full_precision
-from nearfar.utils.validation import number
+from nearfar.utils.tensors import Array, ArrayInput, as_labels, as_vectors, check_finite, full_precision
+from nearfar.utils.validation import number, one_of
 
 CPU_SIDE = 2048  # rows and columns of a tile
 
@@ -90,13 +90,99 @@ def verification(
         queries = inputs.queries
         with full_precision(queries.array.device):
             curve = roc_curve(inputs, progress)
-    unit = similarity_unit(queries)
+    return _report(curve, checked, similarity_unit(queries))
+
+
+def _report(curve: RocCurve, rates: Sequence[float], unit: float) -> dict[str, float]:
+    """Return the metrics of a curve; ``unit`` converts similarities to thresholds: distances are negative ones."""
     found: dict[str, float] = {}
-    for rate in checked:
+    for rate in rates:
         accepted, threshold = curve.at(rate)
         found |= {f"tar@{rate}": accepted, f"threshold@{rate}": threshold * unit}
     found |= {"eer": curve.equal_error(), "auc": curve.area()}
     return {**found, "positives": curve.positives, "negatives": curve.negatives}
+
+
+@torch.no_grad()
+def pair_verification(
+    embeddings: ArrayInput,
+    left: ArrayInput,
+    right: ArrayInput,
+    same: ArrayInput,
+    *,
+    folds: ArrayInput | None = None,
+    rates: float | Sequence[float] | Array = (1e-2, 1e-3),
+    measure: str = "cosine",
+) -> dict[str, float]:
+    """Compute verification metrics over given pairs, exactly.
+
+    Args:
+        embeddings: [n, d], a tensor, NumPy array, memory map or table of pandas, of 16, 32 or 64 bits.
+        left: [p], rows of the first members of the pairs.
+        right: [p], rows of the second members.
+        same: [p], 1 for pairs that are the same, and 0 for others.
+        folds: [p], the fold of each pair, for the accuracy; ten folds in turn by default, or as many as there are pairs
+            if these are fewer.
+        rates: False accept rates, each ≥ 0 and < 1, or a single rate.
+        measure: "cosine" or "euclidean".
+
+    Returns:
+        The dictionary of :func:`verification`, and ``accuracy``: the share of pairs that are judged right, each fold by
+        the threshold that is best for the others, as in the protocol of LFW.
+
+    Raises:
+        ValueError: If there is no positive or no negative pair, or an argument is invalid.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+        >>> found = pair_verification(points, np.array([0, 2, 0]), np.array([1, 3, 2]), np.array([1, 1, 0]))
+        >>> found["auc"], found["positives"], found["negatives"]
+        (1.0, 2, 1)
+    """
+    checked = _rates(rates)
+    one_of("measure", measure, MEASURES)
+    vectors = as_vectors("embeddings", embeddings)
+    check_finite("embeddings", vectors)
+    first = as_labels("left", left)
+    rows = [first, as_labels("right", right, len(first))]
+    wanted = as_labels("same", same, len(first)).cpu()
+    for name, each in zip(("left", "right"), rows, strict=True):
+        low, high = int(each.min()), int(each.max())
+        if low < 0 or high >= len(vectors):
+            raise ValueError(f"{name} goes from {low} to {high}; embeddings has {len(vectors)} rows")
+    points = prepare([vectors], measure)[0]
+    one, other = (points.exact(each.to(vectors.device)) for each in rows)
+    similarity = points.similarity(one, other).cpu()
+    if not points.unit:
+        similarity = -similarity.neg().sqrt()
+    positive, negative = (_in_order(similarity[wanted == kind]) for kind in (1, 0))
+    if not len(positive) or not len(negative) or len(positive) + len(negative) < len(first):
+        raise ValueError("same must be 1 or 0 for each pair, and hold both")
+    level, start = _different(positive, points.unit)
+    slack = _slack(level, points.unit)
+    above = len(negative) - torch.searchsorted(negative, level + slack, right=True)
+    reached = len(negative) - torch.searchsorted(negative, level - slack)
+    curve = RocCurve(level, len(positive) - start, above, reached, len(positive), len(negative))
+    turns = torch.arange(len(first)) % min(10, len(first))
+    judged = _accuracy(similarity, wanted == 1, turns if folds is None else as_labels("folds", folds, len(first)).cpu())
+    return {**_report(curve, checked, 1.0 if points.unit else -1.0 / points.scale), "accuracy": judged}
+
+
+def _accuracy(similarity: Tensor, same: Tensor, folds: Tensor) -> float:
+    """Return the share of right judgments, each fold judged by the best threshold of the others."""
+    right = 0
+    for fold in torch.unique(folds):
+        own = folds == fold
+        values, order = similarity[~own].sort(stable=True)
+        kinds = same[~own][order].long()
+        # Right judgments if the first k values are refused and the others accepted, for k = 0 … n.
+        correct = torch.cat([kinds.new_zeros(1), (1 - 2 * kinds).cumsum(0)]) + kinds.sum()
+        differs = torch.ones(len(correct), dtype=torch.bool)
+        differs[1:-1] = values.diff() > 0  # no threshold separates equal values
+        k = int(torch.where(differs, correct, -1).argmax())
+        ends = torch.cat([values.new_tensor([-math.inf]), values, values.new_tensor([math.inf])])
+        right += int(((similarity[own] > (ends[k] + ends[k + 1]) / 2) == same[own]).sum())
+    return right / len(same)
 
 
 class RocCurve(NamedTuple):

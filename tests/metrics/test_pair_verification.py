@@ -1,0 +1,73 @@
+"""Verification of given pairs, against loops over thresholds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from nearfar import metrics
+
+RNG = np.random.default_rng(0)
+POINTS = RNG.normal(size=(40, 5))
+LEFT, RIGHT = RNG.permutation(np.stack(np.triu_indices(40, 1), axis=1))[:120].T
+SAME = (RNG.random(120) < 0.5).astype(np.int64)
+
+
+def similarities(measure: str) -> np.ndarray[Any, Any]:
+    one, other = POINTS[LEFT], POINTS[RIGHT]
+    if measure == "euclidean":
+        return -np.linalg.norm(one - other, axis=1)
+    return (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+
+
+def by_hand(values: np.ndarray[Any, Any], folds: np.ndarray[Any, Any]) -> float:
+    """Accuracy with the best threshold of the other folds: all of them are tried."""
+    right = 0
+    for fold in np.unique(folds):
+        others = folds != fold
+        ordered = np.unique(values[others])
+        tried = np.concatenate([[-np.inf], (ordered[1:] + ordered[:-1]) / 2, [np.inf]])
+        counts = [int(((values[others] > t) == SAME[others]).sum()) for t in tried]
+        best = tried[int(np.argmax(counts))]
+        right += int(((values[~others] > best) == SAME[~others]).sum())
+    return right / len(values)
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+def test_given_pairs(measure: str) -> None:
+    values = similarities(measure)
+    found = metrics.pair_verification(POINTS, LEFT, RIGHT, SAME, rates=(0.1,), measure=measure)
+    assert found["auc"] == pytest.approx(roc_auc_score(SAME, values))
+    threshold = min(t for t in values[SAME == 1] if (values[SAME == 0] >= t).mean() <= 0.1)
+    assert found["tar@0.1"] == pytest.approx((values[SAME == 1] >= threshold).mean())
+    assert found["threshold@0.1"] == pytest.approx(threshold if measure == "cosine" else -threshold)
+    assert found["accuracy"] == pytest.approx(by_hand(values, np.arange(120) % 10))
+    folds = np.arange(120) // 30
+    again = metrics.pair_verification(torch.from_numpy(POINTS), LEFT, RIGHT, SAME, folds=folds, measure=measure)
+    assert again["accuracy"] == pytest.approx(by_hand(values, folds))
+
+
+def test_all_pairs_are_those_of_the_labels() -> None:
+    labels = np.arange(40) % 6
+    left, right = np.triu_indices(40, 1)
+    given = metrics.pair_verification(POINTS, left, right, (labels[left] == labels[right]).astype(np.int64))
+    for name, value in metrics.verification(POINTS, labels).items():
+        assert given[name] == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("right", "same", "message"),
+    [
+        (RIGHT, np.ones(120, dtype=np.int64), "same must be 1 or 0 for each pair, and hold both"),
+        (RIGHT, SAME * 2, "same must be 1 or 0"),
+        (RIGHT + 40, SAME, "right goes from .* embeddings has 40 rows"),
+        (RIGHT[1:], SAME, "right has shape"),
+    ],
+)
+def test_pairs_that_do_not_fit(right: Any, same: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metrics.pair_verification(POINTS, LEFT, right, same)
