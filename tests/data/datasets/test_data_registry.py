@@ -13,7 +13,7 @@ import pytest
 from nearfar import data
 from nearfar.data.datasets.base import settings_of, takes_root
 
-NAMES = "arrays cars196 cub digits fashion_mnist folder glyphs inshop market1501 mnist sop table".split()  # noqa: SIM905
+NAMES = "arrays cars196 cub digits fashion_mnist folder glyphs inshop market1501 mnist pairs sop table triplets".split()  # noqa: SIM905
 
 
 def test_all_data_sets_are_known() -> None:

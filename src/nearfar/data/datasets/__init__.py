@@ -9,10 +9,11 @@ from nearfar.data.datasets.glyphs import glyphs
 from nearfar.data.datasets.inshop import inshop
 from nearfar.data.datasets.market1501 import market1501
 from nearfar.data.datasets.mnist import fashion_mnist, mnist
+from nearfar.data.datasets.relations import pairs, triplets
 from nearfar.data.datasets.sop import sop
 from nearfar.data.datasets.table import table
 
 __all__ = [
     "arrays", "cars196", "cub", "digits", "fashion_mnist", "folder", "from_arrays", "glyphs", "inshop",
-    "market1501", "mnist", "sop", "table",
+    "market1501", "mnist", "pairs", "sop", "table", "triplets",
 ]  # fmt: skip

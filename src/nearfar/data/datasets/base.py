@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -72,6 +72,57 @@ class UnreadableError(OSError):
 
 
 @dataclass(frozen=True, eq=False)
+class Relations:
+    """Given pairs or triplets of the items of a dataset.
+
+    Args:
+        rows: Rows of the dataset, int64: [p, 2] for pairs; [p, 3] for triplets, of anchor, positive and negative.
+        scores: How similar the members of each pair are, from 0 to 1, [p]; 1 for triplets.
+        same: Whether the members of each pair are the same, [p].
+        parts: Part of each, [p].
+        folds: Fold of each in cross-validation, [p]; None: ten folds.
+
+    Example:
+        >>> given = Relations(np.array([[0, 1], [0, 2]]), np.array([1.0, 0.0]), np.array([True, False]),
+        ...     np.array(["train", "test"]))
+        >>> len(given), given.width, given.take(np.array([1])).rows.tolist()
+        (2, 2, [[0, 2]])
+    """
+
+    rows: Ints
+    scores: Column
+    same: Column
+    parts: Column
+    folds: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def width(self) -> int:
+        """2 for pairs, 3 for triplets."""
+        return int(self.rows.shape[1])
+
+    def take(self, which: Column) -> Relations:
+        """Return some of them.
+
+        Args:
+            which: Their numbers, or a mask.
+        """
+        folds = None if self.folds is None else self.folds[which]
+        return Relations(self.rows[which], self.scores[which], self.same[which], self.parts[which], folds)
+
+    def among(self, rows: Ints) -> Relations:
+        """Return those between some rows of the dataset, with positions in these rows instead of rows.
+
+        Args:
+            rows: Rows of the dataset, increasing.
+        """
+        found = self.take(np.flatnonzero(np.isin(self.rows, rows).all(axis=1)))
+        return replace(found, rows=np.searchsorted(rows, found.rows))
+
+
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Images or vectors, their classes, and the parts they belong to.
 
@@ -84,6 +135,7 @@ class Dataset:
         columns: Further columns, each [n].
         notes: Differences from the published dataset and files that were left out, one line each.
         unreadable: Paths of files and folders that could not be looked at, each with the reason.
+        relations: Given pairs or triplets in place of classes; None if there are none.
 
     Example:
         >>> from nearfar.data.store.sources import Vectors
@@ -101,6 +153,7 @@ class Dataset:
     columns: Mapping[str, Column] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
+    relations: Relations | None = None
 
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)
@@ -134,7 +187,7 @@ class Dataset:
     def __reduce__(self) -> tuple[Any, ...]:
         # A MappingProxyType cannot be pickled.
         values = (self.name, self.source, self.labels, self.classes, dict(self.parts), dict(self.columns))
-        return Dataset, (*values, self.notes, self.unreadable)
+        return Dataset, (*values, self.notes, self.unreadable, self.relations)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {len(part)}" for name, part in self.parts.items())

@@ -69,23 +69,18 @@ def table(
         name: Name of the dataset in results.
     """
     file = Path(root)
-    if not file.is_file():
-        why = "a table is needed, such as photos.csv" if file.exists() else "there is no such file"
-        raise FileNotFoundError(f"root is {file}; {why}")
-    content = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
-    for column in (path, label):
-        if column not in content:
-            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}")
+    content = read_table(file)
+    check_columns(file, content, (path, label))
     notes: list[str] = []
     corners = _corners(file, content) if boxes and all(name in content for name in CORNERS) else None
     source, rows = _find_images(
         file, Path(images) if images is not None else file.parent, content[path], content[label], corners, notes
     )
-    classes, labels = encode_labels(np.array([_label(content[label][row]) for row in rows]))
-    words = [_label(content[split][row]) for row in rows] if split in content else None
+    classes, labels = encode_labels(np.array([as_text(content[label][row]) for row in rows]))
+    words = [as_text(content[split][row]) for row in rows] if split in content else None
     if words is not None and all(name in content for name in SIDES):
         words = _sides(file, words, *([_is_true(content[name][row]) for row in rows] for name in SIDES))
-    extra = {key: _values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
+    extra = {key: as_values(values[row] for row in rows) for key, values in content.items() if key not in (path, label)}
     if corners is not None:
         extra |= {key: np.array(values) for key, values in box_columns(corners[rows]).items()}
     found = Dataset(name, source, labels, classes, encode_parts(words, len(rows)), extra, tuple(notes))
@@ -96,7 +91,7 @@ def _corners(file: Path, content: Table) -> Array:
     """Return the boxes of all rows, [n, 4]; that of a row without numbers contains every image."""
     columns = []
     for name, whole in zip(CORNERS, (0, 0, LARGEST, LARGEST), strict=True):
-        values = _values(content[name])
+        values = as_values(content[name])
         if values.dtype.kind not in "fiu":
             raise ValueError(f"{file} has text in the column {name!r}; boxes are numbers of pixels")
         columns.append(np.where(np.isnan(values.astype(np.float64)), whole, values))
@@ -141,14 +136,14 @@ def _find_images(
     members = {} if tree is None else {member: index for index, member in enumerate(tree.names)}
     first: dict[tuple[str, ...], int] = {}  # rows by path and box
     for row, written in enumerate(paths):
-        where = _relative(str(written or ""), images)
+        where = relative_path(str(written or ""), images)
         what = (where,) if corners is None else (where, *map(str, corners[row]))
         said = f"row {row + 1}, {written}"
         if not written:
             notes.append(left_out(f"row {row + 1}", "no path"))
         elif not is_inside(where):
             raise ValueError(f"{file}: {said} is not below {images}; set images to a folder further up")
-        elif _label(labels[row]) == "":
+        elif as_text(labels[row]) == "":
             notes.append(left_out(said, "no label"))
         elif where not in members if tree is not None else not os.path.isfile(images / where):
             notes.append(left_out(said, "missing"))
@@ -165,7 +160,7 @@ def _find_images(
     return tree.files.take([members[where] for where, *_ in first]), list(first.values())
 
 
-def _relative(path: str, images: Path) -> str:
+def relative_path(path: str, images: Path) -> str:
     """Return a path relative to the folder of images."""
     path = path.replace("\\", "/")
     if posixpath.isabs(path):
@@ -173,7 +168,7 @@ def _relative(path: str, images: Path) -> str:
     return posixpath.normpath(path) if path else ""
 
 
-def _label(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return a label as text; 3.0, as some tools write whole numbers, becomes 3."""
     if value is None or value != value:
         return ""
@@ -182,7 +177,7 @@ def _label(value: Any) -> str:
     return str(value).strip()
 
 
-def _values(values: Any) -> Array:
+def as_values(values: Any) -> Array:
     """Return a column as integers, as floats (an empty field is NaN), or else as text."""
     column = list(values)
     texts = ["" if value is None else str(value).strip() for value in column]
@@ -194,6 +189,31 @@ def _values(values: Any) -> Array:
         return np.array([float(text) if text else np.nan for text in texts])
     except ValueError:
         return np.array(["" if value is None else str(value) for value in column])
+
+
+def read_table(file: Path) -> Table:
+    """Read the columns of a CSV or Parquet file.
+
+    Args:
+        file: The file.
+    """
+    if not file.is_file():
+        why = "a table is needed, such as photos.csv" if file.exists() else "there is no such file"
+        raise FileNotFoundError(f"root is {file}; {why}")
+    return _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
+
+
+def check_columns(file: Path, content: Table, columns: Sequence[str]) -> None:
+    """Raise an error unless a table has some columns.
+
+    Args:
+        file: The file of the table.
+        content: Its columns.
+        columns: Names of the columns that are needed.
+    """
+    for column in columns:
+        if column not in content:
+            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}")
 
 
 def _read_csv(file: Path) -> Table:

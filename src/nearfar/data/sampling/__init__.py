@@ -3,8 +3,8 @@
 Example:
     >>> import numpy as np
     >>> from nearfar.data import sampling
-    >>> sampling.names()
-    ['groups', 'hard_classes', 'hard_triplets', 'importance', 'neighbor_classes', 'pairs', 'random', 'smart_triplets']
+    >>> sampling.names()  # doctest: +ELLIPSIS
+    ['given', 'groups', 'hard_classes', 'hard_triplets', 'importance', 'neighbor_classes', 'pairs', 'random', ...]
     >>> labels = np.repeat(np.arange(5), 4)
     >>> sampler = sampling.create("groups", labels, classes=3, per_class=2)
     >>> np.unique(labels[sampler.batch(epoch=0, step=0)], return_counts=True)[1].tolist()
@@ -13,12 +13,14 @@ Example:
 
 from nearfar.data.sampling.base import BatchSampler, Sampler, create, fitting_classes, names
 from nearfar.data.sampling.class_balanced import ClassBalanced, ClassPairs
+from nearfar.data.sampling.given import Given
 from nearfar.data.sampling.hard_classes import HardClasses
 from nearfar.data.sampling.independent import Independent
 from nearfar.data.sampling.neighbors import HardTriplets, Importance, NeighborClasses, SmartTriplets, hard_items
 from nearfar.data.sampling.random import Random
 
 __all__ = [
-    "BatchSampler", "ClassBalanced", "ClassPairs", "HardClasses", "HardTriplets", "Importance", "Independent",
-    "NeighborClasses", "Random", "Sampler", "SmartTriplets", "create", "fitting_classes", "hard_items", "names",
+    "BatchSampler", "ClassBalanced", "ClassPairs", "Given", "HardClasses", "HardTriplets", "Importance",
+    "Independent", "NeighborClasses", "Random", "Sampler", "SmartTriplets", "create", "fitting_classes", "hard_items",
+    "names",
 ]  # fmt: skip
