@@ -163,7 +163,14 @@ def _check_file(file: Path) -> None:
 
 def _show(report: dict[str, Any]) -> None:
     """Print a report as tables."""
-    queries, found = report["queries"], report["retrieval"]
+    queries = report["queries"]
+    if "verification" in report:
+        say(f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions")
+        values = report["verification"].items()
+        shown = [(name, "" if value is None else f"{value:g}") for name, value in values]
+        print_table(("metric", ""), shown, right=(1,))
+        return
+    found = report["retrieval"]
     say(
         f"{queries['vectors']:,} embeddings of {queries['dimensions']:,} dimensions, {queries['classes']:,} classes"
         + (f"; a gallery of {report['gallery']['vectors']:,}" if "gallery" in report else "")

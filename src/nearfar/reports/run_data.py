@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nearfar import metrics
 from nearfar.metrics.intervals import Interval
 from nearfar.reports.charts import Point
 from nearfar.training.evaluation.embeddings import measure_embeddings
+from nearfar.training.run.provenance import COUNTS
 from nearfar.training.run.reader import RunData
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import as_device
@@ -53,6 +55,10 @@ def measured(run: RunData, *, device: str = "cpu", watch: Watch = lambda work: N
     section = run.recipe.evaluation
     queries = run.queries.to(as_device("device", device))
     found = measure_embeddings(queries, ks=section.ks, measure=section.measure, watch=watch)
+    if found.verification:  # given pairs and triplets have no queries
+        nothing = torch.full((len(queries),), torch.nan)
+        shares = {name: value for name, value in found.verification.items() if not name.startswith("threshold@")}
+        return RunMetrics({name: value for name, value in shares.items() if name not in COUNTS}, {}, nothing, nothing)
     per_query = {name: values.cpu() for name, values in found.per_query.items()}
     tested = run.metrics.get("test", {})
     values = {name: float(value) for name, value in found.retrieval.items() if name in per_query}

@@ -16,6 +16,7 @@ from nearfar.reports.charts import Line, line_chart, scatter, smoothed, whiskers
 from nearfar.reports.gallery import MAX_POINTS, METHODS, NeighborRow, flatten, neighbors, spread, thumbnail
 from nearfar.reports.pages import metric_name, render
 from nearfar.reports.run_data import PARTS, RunMetrics, loss_points, measured, metric_points
+from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.run.loggers import flat
 from nearfar.training.run.reader import RunData, read_run
 from nearfar.utils import formatting
@@ -96,10 +97,11 @@ def report(
 def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str]]:
     """The most important numbers: name, value and remark."""
     entries: list[tuple[str, str, str]] = []
-    for name in ("recall@1", "map@r", "nmi"):
+    for name in ("recall@1", "map@r", "nmi", *VERIFICATION):
         if found is not None and name in found.values:
             each = found.intervals.get(name)
-            remark = formatting.interval(*_ends(each)) if each else "of k-means clusters"
+            of = "of given pairs" if name in VERIFICATION else "of k-means clusters"
+            remark = formatting.interval(*_ends(each)) if each else of
             entries.append((metric_name(name), formatting.percent(found.values[name]), remark))
     if "before" in run.metrics:
         before = formatting.percent(run.metrics["before"].get("recall@1"))
@@ -166,7 +168,7 @@ def _random_queries(run: RunData, count: int, seed: int) -> list[list[dict[str, 
     """Random queries of different classes with their neighbors."""
     return (
         _hits(run, spread(torch.as_tensor(run.queries.labels), count, seed))
-        if run.queries is not None and count
+        if run.queries is not None and run.queries.relations is None and count
         else []
     )
 

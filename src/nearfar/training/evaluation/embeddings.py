@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearfar import metrics
+from nearfar.data.datasets.base import Relations
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import Independent, hard_items
 from nearfar.losses import HierarchicalTriplet
@@ -38,6 +39,7 @@ class EmbeddingSet:
         gallery: What the embeddings are searched in; None: each other.
         unlabeled: The number of embeddings that were left out because they have no label.
         groups: [n], such as the camera of each image: items of the query's class and group are ignored. None: none are.
+        relations: Given pairs or triplets of the embeddings, by position, which are verified in place of retrieval.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -51,6 +53,7 @@ class EmbeddingSet:
     gallery: EmbeddingSet | None = None
     unlabeled: int = 0
     groups: Array | None = None
+    relations: Relations | None = None
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.embeddings):
@@ -119,6 +122,11 @@ class EmbeddingSet:
                 tensors[f"{prefix}rows"] = part.rows
                 if part.groups is not None:
                     tensors[f"{prefix}groups"] = torch.as_tensor(part.groups).clone()
+        if self.relations is not None:
+            given = self.relations
+            tensors |= {"relations": torch.from_numpy(given.rows), "scores": torch.from_numpy(given.scores)}
+            tensors |= {"same": torch.from_numpy(given.same)}
+            tensors |= {} if given.folds is None else {"folds": torch.from_numpy(given.folds)}
         write_tensors(file, tensors)
 
     @classmethod
@@ -138,6 +146,11 @@ class EmbeddingSet:
             embeddings, labels, rows = (tensors[name] for name in names)
             return cls(embeddings.float(), labels, rows, gallery, groups=tensors.get(f"{prefix}groups"))
 
+        if "relations" in tensors:
+            rows, scores, same = (tensors[name].numpy() for name in ("relations", "scores", "same"))
+            folds = tensors["folds"].numpy() if "folds" in tensors else None
+            given = Relations(rows, scores, same, np.full(len(rows), "test"), folds)
+            return replace(part("", None), relations=given)
         return part("", part("gallery_", None) if "gallery_embeddings" in tensors else None)
 
 
@@ -149,11 +162,13 @@ class Measurement:
         retrieval: Metrics of retrieval, by name.
         clustering: Metrics of k-means clusters, by name; empty if not measured.
         per_query: The retrieval metrics of each query.
+        verification: Metrics of given pairs or triplets, by name, in place of all others.
     """
 
     retrieval: dict[str, Any]
     clustering: dict[str, Any]
     per_query: PerQuery
+    verification: dict[str, Any] = field(default_factory=dict)
 
 
 def measure_embeddings(
@@ -179,6 +194,8 @@ def measure_embeddings(
         rerank: "k_reciprocal": how the nearest items are re-ranked; None: not at all.
         watch: Called when work begins; returns a progress callback.
     """
+    if found.relations is not None:
+        return Measurement({}, {}, {}, verify(found.embeddings, found.relations, measure=measure))
     gallery = found.gallery
     values = metrics.retrieval(
         found.embeddings,
@@ -205,6 +222,40 @@ def measure_embeddings(
             progress=watch("clustering"),
         )
     return Measurement(values, clusters, per_query)
+
+
+def verify(embeddings: Tensor, relations: Relations, *, measure: str = "cosine") -> dict[str, Any]:
+    """Measure how well embeddings tell given pairs apart, or order given triplets.
+
+    Args:
+        embeddings: [n, d].
+        relations: Pairs or triplets, as positions in the embeddings.
+        measure: "cosine" or "euclidean".
+
+    Returns:
+        What ``metrics.pair_verification`` returns, for triplets of both of their pairs. In addition, for pairs with
+        scores between 0 and 1, "spearman", the rank correlation of similarities and scores; and for triplets,
+        "triplet_accuracy", the share whose positive is more similar than their negative.
+    """
+    first, second = relations.rows[:, 0], relations.rows[:, 1]
+    left = np.tile(first, relations.width - 1)
+    right = np.concatenate([second, *relations.rows[:, 2:].T])
+    same, folds = relations.same, relations.folds
+    if relations.width == 3:
+        same = np.repeat([True, False], len(relations))
+    found: dict[str, Any] = metrics.pair_verification(
+        embeddings, left, right, same.astype(np.int64), folds=folds, measure=measure
+    )
+    points = embeddings.double().cpu()
+    points = torch.nn.functional.normalize(points, dim=1) if measure == "cosine" else points
+    nearness = -(points[left] - points[right]).norm(dim=1).numpy()
+    if relations.width == 3:
+        found["triplet_accuracy"] = float((nearness[: len(first)] > nearness[len(first) :]).mean())
+    elif len(np.unique(relations.scores)) > 2:
+        from scipy.stats import spearmanr
+
+        found["spearman"] = float(spearmanr(nearness, relations.scores).statistic)
+    return found
 
 
 @torch.no_grad()
@@ -364,11 +415,12 @@ class Evaluator:
             channels_last=training.channels_last,
             crops=self.recipe.evaluation.crops,
         )
-        groups = self.parts.groups(rows)
+        groups, given = self.parts.groups(rows), self.parts.dataset.relations
         return replace(
             found,
             rows=torch.from_numpy(np.array(self.parts.dataset_rows(rows))),
             groups=None if groups is None else torch.from_numpy(groups),
+            relations=None if given is None else given.among(self.parts.dataset_rows(rows)),
         )
 
     def measure(self, found: Mapping[str, EmbeddingSet]) -> tuple[dict[str, Any], PerQuery | None]:
@@ -383,8 +435,8 @@ class Evaluator:
         section, values, per_query = self.recipe.evaluation, {}, None
         for name, one in found.items():
             result = measure_embeddings(one, ks=section.ks, measure=section.measure, clustering=section.clustering)
-            values[name] = finite({**result.retrieval, **result.clustering})
-            if name == "test":
+            values[name] = finite({**result.retrieval, **result.clustering, **result.verification})
+            if name == "test" and not result.verification:
                 per_query = result.per_query
         return values, per_query
 
@@ -423,6 +475,9 @@ class Evaluator:
         if not self._test:
             return
         one = found["test"]
+        if one.relations is not None:
+            self._with_dataset_labels(one).save(run.embeddings)
+            return
         if per_query is None:
             per_query = measure_embeddings(one, ks=(1,), measure=self.recipe.evaluation.measure).per_query
         gallery = None if one.gallery is None else self._with_dataset_labels(one.gallery)

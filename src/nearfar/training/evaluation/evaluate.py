@@ -32,7 +32,7 @@ from nearfar.training.loop.builder import (
 )
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.recipe.schema import Recipe
-from nearfar.training.run.folder import RunFolder
+from nearfar.training.run.folder import RunFolder, finite
 from nearfar.training.run.provenance import record_look
 from nearfar.training.run.reader import read_json
 from nearfar.utils.paths import expanded
@@ -160,6 +160,10 @@ def evaluate_embeddings(
         found: dict[str, Any] = {"nearfar": __version__, "settings": settings, "queries": one.counts()}
         if one.gallery is not None:
             found["gallery"] = one.gallery.counts("gallery_labels")
+        if one.relations is not None:
+            if intervals or worst or rerank:
+                raise ValueError("intervals, worst and rerank are for queries; given pairs and triplets have none")
+            return {**found, "verification": finite(measure_embeddings(one, measure=measure).verification)}
         if clustering and found["queries"]["classes"] == 1:
             raise ValueError("labels have one class, so there is nothing to cluster; disable clustering")
         result = measure_embeddings(
@@ -441,6 +445,8 @@ def model_embeddings(
         labels = torch.as_tensor(one.labels).cpu()
         parts[each] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
     found = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts[part]
+    if dataset.relations is not None:
+        found = replace(found, relations=dataset.relations.among(found.rows.numpy()))
     return found if column is None else found.grouped(group_numbers(dataset, column))
 
 

@@ -18,15 +18,19 @@ from torch import nn
 
 from nearfar import data, networks
 from nearfar.data import Dataset, Loader, Split, Store, View, sampling, splits
-from nearfar.data.datasets.base import takes_root
+from nearfar.data.datasets.base import Relations, takes_root
 from nearfar.data.datasets.frames import pad_to_squares
 from nearfar.data.sampling.base import Sampler
+from nearfar.data.sampling.given import Given
 from nearfar.data.sampling.independent import Independent
 from nearfar.distributed import World, shard_classes
 from nearfar.losses import ProxyLoss
 from nearfar.networks import Embedder, Ensemble
 from nearfar.networks import registry as backbones
 from nearfar.networks.weights import published, save
+from nearfar.supervision import Pairs, Triplets
+from nearfar.training.loop.step import GivenRelations
+from nearfar.training.recipe.checks import VERIFICATION
 from nearfar.training.recipe.schema import DataSection, LossSection, Recipe
 from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import SMALL, Preprocessing
@@ -79,6 +83,7 @@ class Parts:
         device: Where to train.
         epochs: Number of epochs; the last one may end early if iterations are counted.
         steps: Number of steps in total.
+        relations: Given pairs or triplets for training, as positions in rows["train"]; None if there are classes.
     """
 
     recipe: Recipe
@@ -100,6 +105,7 @@ class Parts:
     device: torch.device
     epochs: int
     steps: int
+    relations: Relations | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -113,6 +119,18 @@ class Parts:
     def dataset_rows(self, rows: Rows) -> Rows:
         """Convert rows of the store to rows of the dataset; files that cannot be decoded are not in the store."""
         return self.store.rows[rows] if isinstance(self.store, Store) else rows
+
+    def given(self, epoch: int, step: int) -> GivenRelations | None:
+        """Return the given pairs or triplets of a batch; None if the labels of the batch are its supervision."""
+        if self.relations is None:
+            return None
+        assert isinstance(self.sampler, Given)
+        drawn = self.relations.take(self.sampler.drawn(epoch, step))
+        _, first, places = np.unique(drawn.rows.T, return_index=True, return_inverse=True)
+        left, right, *negative = torch.from_numpy(places.reshape(drawn.width, -1))
+        if negative:
+            return GivenRelations(torch.from_numpy(first), Triplets(left, right, negative[0]))
+        return GivenRelations(torch.from_numpy(first), Pairs(left, right, torch.from_numpy(drawn.same)))
 
     def groups(self, rows: Rows) -> Rows | None:
         """Return the numbers of the groups of rows of the store; None if the recipe has no groups."""
@@ -152,13 +170,16 @@ def build(
             "split.name = 'fixed_validation' takes some of the training classes"
         )
     train_labels = labels[rows["train"]]
-    sampler = _create_sampler(recipe, train_labels, world.rank, world.ranks)
+    relations = _train_relations(recipe, dataset, store, rows)
+    sampler = _create_sampler(recipe, train_labels, world.rank, world.ranks, relations)
     torch.manual_seed(recipe.training.seed)
     model = create_network(recipe, store)
     _check_input(recipe, dataset, model)
     steps = recipe.training.iterations or (recipe.training.epochs or 0) * len(sampler)
     epochs = math.ceil(steps / len(sampler))
     losses, stages = create_losses(recipe, model, num_classes, epochs, world)
+    if relations is not None:
+        _check_losses(dataset, losses)
     _check_warmup(recipe, model, stages, epochs, steps)
     layout = {"memory_format": torch.channels_last} if recipe.training.channels_last and not dataset.is_vectors else {}
     model.to(device, **layout)  # type: ignore[call-overload]
@@ -180,10 +201,11 @@ def build(
         losses=losses,
         stages=stages,
         preprocessing=_preprocessing(eval_loader, recipe.data),
-        fingerprint=data_fingerprint(dataset.source.fingerprint(), rows, labels),
+        fingerprint=data_fingerprint(dataset.source.fingerprint(), rows, labels, dataset.relations),
         device=device,
         epochs=epochs,
         steps=steps,
+        relations=relations,
     )
 
 
@@ -259,12 +281,15 @@ def number_classes(dataset: Dataset, store: Store | Vectors, rows: Mapping[str, 
     return number[given], len(trained)
 
 
-def data_fingerprint(source: str, rows: Mapping[str, Rows], labels: Rows) -> str:
-    """Return a digest of the source's own fingerprint, the labels and the split."""
+def data_fingerprint(source: str, rows: Mapping[str, Rows], labels: Rows, relations: Relations | None = None) -> str:
+    """Return a digest of the source's own fingerprint, the labels, the split and the given relations."""
     digest = hashlib.sha256(source.encode())
     digest.update(labels.astype("<i8").tobytes())
     for name, part in sorted(rows.items()):
         digest.update(f"{name} {len(part)} ".encode() + part.astype("<i8").tobytes())
+    if relations is not None:
+        digest.update(relations.rows.astype("<i8").tobytes() + relations.scores.astype("<f8").tobytes())
+        digest.update(np.packbits(relations.same).tobytes() + " ".join(relations.parts).encode())
     return digest.hexdigest()
 
 
@@ -285,6 +310,8 @@ def _check_parts(
     recipe: Recipe, dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows], labels: Rows
 ) -> None:
     """Raise an error for parts that cannot be evaluated, before anything is trained."""
+    if dataset.relations is not None:
+        return
     measured = {"train": recipe.evaluation.train_recall, "validation": True}
     kinds = labels  # combinations of class and group
     if recipe.evaluation.groups is not None:
@@ -318,9 +345,46 @@ def _check_parts(
                 )
 
 
-def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int) -> Sampler:
+def _train_relations(
+    recipe: Recipe, dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows]
+) -> Relations | None:
+    """Return the given pairs or triplets for training, after checks of all of them."""
+    given, metric = dataset.relations, recipe.selection.metric
+    if (given is None) == (recipe.sampler.name == "given"):
+        what = "has classes" if given is None else "gives pairs or triplets, which sampler.name = 'given' draws"
+        raise ValueError(f"sampler.name is {recipe.sampler.name!r}; {dataset.name} {what}")
+    if given is None:
+        return None
+    settings = {"training.memory": recipe.training.memory, "network.independent": recipe.network.independent}
+    for key, value in settings.items():
+        if value:
+            raise ValueError(f"{key} is {value}; it is for classes, and {dataset.name} gives pairs or triplets")
+    if len(rows["validation"]) and metric not in VERIFICATION:
+        raise ValueError(
+            f"selection.metric is {metric!r}; {dataset.name} gives pairs or triplets, whose metrics are "
+            f"{' and '.join(VERIFICATION)}"
+        )
+    for part in ("validation", "test"):
+        own = given.take(given.parts == part)
+        if len(rows.get(part, ())) and given.width == 2 and len(np.unique(own.same)) < 2:
+            raise ValueError(f"the {part} part of {dataset.name} needs pairs that are the same and others")
+    train = given.take(given.parts == "train")
+    return train.among(store.rows[rows["train"]] if isinstance(store, Store) else rows["train"])
+
+
+def _check_losses(dataset: Dataset, losses: nn.ModuleList) -> None:
+    for loss in (loss for modules in losses for loss in modules.values()):  # type: ignore[operator]
+        if loss.needs_labels is not None:
+            raise ValueError(
+                f"loss.name is {loss.key!r}, which {loss.needs_labels}; {dataset.name} gives pairs or triplets"
+            )
+
+
+def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int, relations: Relations | None) -> Sampler:
     section, seed = recipe.sampler, recipe.training.seed
     settings = section.model_dump(exclude={"name"}, exclude_none=True)
+    if relations is not None:
+        settings["relations"] = relations.rows
     if section.name == "groups" and section.batch_size is not None:
         most = settings.pop("batch_size")
         settings["classes"] = sampling.fitting_classes(labels, most, settings["per_class"], ranks)

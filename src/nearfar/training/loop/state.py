@@ -114,7 +114,11 @@ class Session:
         if self.memories and self.position.iteration >= training.memory_warmup:
             for number, learner in enumerate(self._learners):
                 learner.memories = {level: self.memories[self._output_key(number, level)] for level in learner.losses}
-        result = self._step(batch, seed=combine_seeds(training.seed, self.position.iteration))
+        result = self._step(
+            batch,
+            seed=combine_seeds(training.seed, self.position.iteration),
+            given=self.parts.given(self.position.epoch, self.position.step),
+        )
         self.schedule.step_iteration()
         self.position.step += 1
         self.position.iteration += 1

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from nearfar.distributed import World, draws, global_loss
 from nearfar.losses import Memory
 from nearfar.networks.backbones.base import batchnorm_layers
 from nearfar.networks.embedder import Embedder
+from nearfar.supervision import Supervision
 from nearfar.utils.validation import one_of, positive, whole
 
 PRECISIONS = ("float32", "bfloat16")
@@ -55,6 +57,22 @@ class Learner:
         """Return the parameters of the network and its losses, each once."""
         modules = [self.network, *self.losses.values()]
         return list(dict.fromkeys(each for module in modules for each in module.parameters()))
+
+
+@dataclass(frozen=True)
+class GivenRelations:
+    """Given pairs or triplets of a batch.
+
+    Args:
+        rows: The rows of the batch that the loss is computed of, [u]: each item once.
+        supervision: Who is a positive and who a negative of whom among them.
+    """
+
+    rows: Tensor
+    supervision: Supervision
+
+
+Labels = Tensor | GivenRelations
 
 
 @dataclass(frozen=True)
@@ -132,11 +150,12 @@ class TrainStep:
         if self._fused:
             seed_momentum(optimizer)
 
-    def __call__(self, batch: Batch, *, seed: int | None = None) -> StepResult:
+    def __call__(self, batch: Batch, *, seed: int | None = None, given: GivenRelations | None = None) -> StepResult:
         """Train on a batch.
 
         Args:
             batch: Images and labels on the device.
+            given: Given pairs or triplets in place of the labels, in a single process.
             seed: Seed of what losses draw, so that it is the same in all processes; use a different one for each step.
                 None: losses draw from torch's global generator.
 
@@ -148,10 +167,10 @@ class TrainStep:
         if self.channels_last and images.ndim == 4:
             images = images.contiguous(memory_format=torch.channels_last)
         count = len(self.learners)
-        parts = [(images, batch.labels)] * count
+        parts: list[tuple[Tensor, Labels]] = [(images, batch.labels if given is None else given)] * count
         if self.independent:
             parts = list(zip(images.chunk(count), batch.labels.chunk(count), strict=True))
-        chunked = self.chunk is not None and self.chunk < len(parts[0][1])
+        chunked = self.chunk is not None and self.chunk < len(parts[0][0])
         backward = self._backward_in_chunks if chunked else self._backward
         seeds = [None if seed is None else (seed, number) for number in range(count)]
         before = BatchNormStatistics(self._norms)
@@ -165,7 +184,7 @@ class TrainStep:
 
     # --- gradients ---------------------------------------------------------------------------------------------
 
-    def _backward(self, learner: Learner, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
+    def _backward(self, learner: Learner, images: Tensor, labels: Labels, seed: Seed) -> Tensor:
         assert learner.embed is not None
         with autocast(images.device, self.precision):
             embeddings = learner.embed(images)
@@ -173,7 +192,7 @@ class TrainStep:
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
-    def _backward_in_chunks(self, learner: Learner, images: Tensor, labels: Tensor, seed: Seed) -> Tensor:
+    def _backward_in_chunks(self, learner: Learner, images: Tensor, labels: Labels, seed: Seed) -> Tensor:
         assert self.chunk is not None
         assert learner.embed is not None
         chunks = torch.split(images, self.chunk)
@@ -200,13 +219,19 @@ class TrainStep:
         _set_random_state(after, images.device)
         return value.detach()
 
-    def _loss(self, learner: Learner, embeddings: ByLevel, labels: Tensor, seed: Seed) -> Tensor:
+    def _loss(self, learner: Learner, embeddings: ByLevel, labels: Labels, seed: Seed) -> Tensor:
         """Return the sum over levels of the losses of the global batch."""
         embeddings, replaced = self._without_nan(embeddings)
         values = []
         for number, (level, points) in enumerate(embeddings.items()):
             loss, memory = learner.losses[level], learner.memories.get(level)
             start = None if seed is None or not draws(loss) else combine_seeds(*seed, number)
+            if isinstance(labels, GivenRelations):
+                rows = torch.arange(len(points))  # in place of labels, which the loss does not get
+                values.append(
+                    global_loss(partial(_supervised, loss, labels), points, rows, seed=start, world=self.world)
+                )
+                continue
             if memory is None:
                 values.append(global_loss(loss, points, labels, seed=start, world=self.world))
                 continue
@@ -507,6 +532,11 @@ def no_cudnn_autotune() -> Iterator[None]:
 
 
 # --- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _supervised(loss: nn.Module, given: GivenRelations, points: Tensor, _: Tensor) -> Tensor:
+    value: Tensor = loss(points[given.rows], given.supervision)
+    return value
 
 
 def combine_seeds(*numbers: int) -> int:

@@ -24,6 +24,7 @@ from nearfar.utils.validation import nearest
 
 RETRIEVAL = ("map", "map@r", "mrr", "precision@1", "r_precision")
 CLUSTERING = ("ami", "f1", "nmi")
+VERIFICATION = ("accuracy", "auc")  # of given pairs
 RENAMED = {"split.kind": "split.name"}  # keys of earlier versions
 Model = TypeVar("Model", bound=Section)
 _WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
@@ -374,7 +375,7 @@ def _evaluation(evaluation: EvaluationSection, sections: Mapping[str, Any]) -> I
     if "selection" in sections:
         metric = sections["selection"].metric
         ranks = [f"recall@{k}" for k in evaluation.ks]
-        known = [*ranks, *RETRIEVAL, *CLUSTERING]
+        known = [*ranks, *RETRIEVAL, *CLUSTERING, *VERIFICATION]
         if re.fullmatch(r"recall@\d+", metric) and metric not in ranks:
             yield f"selection.metric is {metric!r} and evaluation.ks is {list(evaluation.ks)}; add its k there"
         elif metric not in known:

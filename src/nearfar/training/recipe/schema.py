@@ -168,6 +168,7 @@ class SamplerSection(Section):
         "groups": ("classes", "per_class", "batch_size"),
         "pairs": ("classes",),
         "random": ("batch_size",),
+        "given": ("batch_size",),
         "hard_classes": ("classes", "per_class", "candidates"),
         "neighbor_classes": ("classes", "per_class", "anchors"),
         "importance": ("classes", "per_class", "batch_size", "neighbors"),
@@ -178,6 +179,7 @@ class SamplerSection(Section):
         "groups": ("per_class",),
         "pairs": ("classes",),
         "random": ("batch_size",),
+        "given": ("batch_size",),
         "hard_classes": ("classes",),
         "neighbor_classes": ("classes",),
         "importance": ("classes", "batch_size"),
@@ -188,6 +190,7 @@ class SamplerSection(Section):
         "groups",
         "pairs",
         "random",
+        "given",
         "hard_classes",
         "neighbor_classes",
         "importance",
@@ -195,6 +198,7 @@ class SamplerSection(Section):
         "smart_triplets",
     ] = "groups"
     """"groups": ``per_class`` images of each of ``classes`` classes; "pairs": two of each; "random": any images;
+    "given": pairs or triplets that the dataset gives;
     "hard_classes": classes that are close to each other; "neighbor_classes": random classes and their neighbors;
     "importance": images of some classes and their hardest negatives; "hard_triplets" and "smart_triplets": anchors,
     each with a positive and the nearest negative, or one of the nearest."""

@@ -234,6 +234,6 @@ def shown(metrics: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found = []
     for part, values in metrics.items():
         first = next((name for name in values if name.startswith("recall@")), None)
-        names = [name for name in (first, "map@r", "nmi") if name is not None and name in values]
+        names = [name for name in (first, "map@r", "nmi", "auc", "accuracy") if name is not None and name in values]
         found.append(" ".join([part, *(f"{name} {values[name]:.4f}" for name in names)]))
     return found

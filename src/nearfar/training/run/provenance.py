@@ -52,7 +52,8 @@ DIGITS = 16  # of a hash of code
 NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
 GRID = "grid.toml"  # file in the folder of a grid, two above that of a run
 WAIVABLE = ("code",)
-COUNTS = ("queries", "queries_without_match", "clusters")  # metrics that are numbers of items
+COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
+SIGNED = ("ami", "spearman")  # metrics from −1 to 1
 PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "torchvision", "transformers")
 
 
@@ -409,9 +410,10 @@ def _impossible(metrics: Mapping[str, Any]) -> Iterator[str]:
         for name, value in values.items():
             if value is None:
                 continue
-            low, high = (0, math.inf) if name in COUNTS else (-1 if name == "ami" else 0, 1 + 1e-9)
+            low = -1.0 if name in SIGNED or name.startswith("threshold@") else 0.0
+            high = math.inf if name in COUNTS or name.startswith("threshold@") else 1.0
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not low <= value <= high:
+            if not number or not low - 1e-9 <= value <= high + 1e-9:
                 yield f"metrics.json has {name} {value!r} of {part}, which is impossible"
         recalls = sorted((int(name[7:]), value) for name, value in values.items() if re.fullmatch(r"recall@\d+", name))
         for (k, value), (more, other) in pairwise(recalls):
