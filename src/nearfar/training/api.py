@@ -9,8 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nearfar.data.datasets.huggingface import is_huggingface
-from nearfar.data.datasets.saved import FILES, as_dataset, save_dataset
+from nearfar.data.datasets.arrays import FILES, as_dataset, is_huggingface, save_dataset
 from nearfar.networks import Embedder, Ensemble
 from nearfar.training.recipe.files import NAME, Overrides, load
 from nearfar.training.recipe.schema import Recipe

@@ -12,7 +12,7 @@ from trees_on_disk import write, write_zip
 
 from nearfar import data
 from nearfar.data import sampling
-from nearfar.data.datasets.base import Relations
+from nearfar.data.datasets.base import ItemRelations
 
 PAIRS = ["left,right,same,split", "a/1.jpg,a/2.jpg,1,train", "a/1.jpg,b/1.jpg,False,train", "c/1.jpg,c/2.jpg,true,test"]
 IMAGES = ["a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg", "c/2.jpg"]
@@ -23,7 +23,7 @@ def table(root: Path, lines: list[str], name: str = "pairs.csv") -> Path:
     return root / name
 
 
-def relations(dataset: data.Dataset) -> Relations:
+def relations(dataset: data.Dataset) -> ItemRelations:
     assert dataset.relations is not None
     return dataset.relations
 
@@ -102,7 +102,7 @@ def test_tables_that_do_not_fit(lines: list[str], error: type[Exception], messag
 
 
 def test_positions_among_some_rows() -> None:
-    given = Relations(np.array([[7, 2], [2, 5], [9, 7]]), np.ones(3), np.ones(3, dtype=bool), np.full(3, "train"))
+    given = ItemRelations(np.array([[7, 2], [2, 5], [9, 7]]), np.ones(3), np.ones(3, dtype=bool), np.full(3, "train"))
     assert given.among(np.array([2, 7, 9])).rows.tolist() == [[1, 0], [2, 1]]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,17 @@ from torch import Tensor
 
 from nearfar.data.datasets.base import Dataset, Root, encode_labels, encode_parts, left_out, register
 from nearfar.data.store.sources import Arrays, Files, Pictures, Source, Vectors
+from nearfar.utils.atomic import whole_file
 from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values
+from nearfar.utils.validation import few
 from nearfar.utils.vector_files import has, read, read_details
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# Names of columns of Hugging Face, and of files in a run folder.
+INPUTS = ("image", "img", "picture", "embedding", "embeddings", "vector", "features", "X")
+LABELS = ("label", "labels", "class", "y")
+FILES = ARRAYS, TABLE, IMAGES = "data.npz", "data.csv", "data.zip"
 
 
 @register
@@ -194,3 +203,113 @@ def read_arrays(file: Path) -> ArrayFile:
         if column is not None and len(column) != len(values):
             raise ValueError(f"{file} has {len(column)} {name} for {len(values)} rows")
     return ArrayFile(values, labels, about.get("names"), about.get("split"))
+
+
+# --- data in memory, written to files that recipes can name -----------------------------------------------------------
+
+
+def as_dataset(data: Any) -> Dataset:
+    """Convert what ``nearfar.train`` takes as data to a dataset.
+
+    Args:
+        data: (X, y) or (X, y, split), see ``nearfar.data.from_arrays``; or a dataset of Hugging Face, or several of
+            them by the name of their part.
+
+    Example:
+        >>> as_dataset((np.eye(4), ["jay", "jay", "wren", "wren"]))
+        Dataset('arrays': 4 of 2 classes; all 4; 0 notes)
+    """
+    if is_huggingface(data):
+        return from_huggingface(data)
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        raise TypeError(
+            f"data is a {type(data).__name__}; needed is (X, y), (X, y, split), a dataset of Hugging Face, or a table "
+            "with keys of [data]"
+        )
+    X, y, *split = data
+    return from_arrays(X, y, split=split[0] if split else None)
+
+
+def save_dataset(dataset: Dataset, folder: Path) -> dict[str, Any]:
+    """Write a dataset to a folder.
+
+    Vectors and images of one size become data.npz; other images data.csv, with the paths of their files, or with those
+    in data.zip if there are none.
+
+    Args:
+        dataset: A dataset that ``from_arrays`` made.
+        folder: An existing folder.
+
+    Returns:
+        The keys "name", "root" and "settings" of the section [data] of a recipe that opens the files.
+    """
+    source, labels = dataset.source, np.array(dataset.classes)[dataset.labels]
+    split = np.full(len(labels), "", dtype="U10")
+    for part, rows in dataset.parts.items():
+        split[rows] = "" if part == "all" else part
+    folder = folder.absolute()
+    if isinstance(source, Arrays):
+        with whole_file(folder / ARRAYS) as draft, open(draft, "wb") as out:
+            np.savez(out, X=source.array, y=labels, split=split)
+        return {"name": "arrays", "root": str(folder / ARRAYS), "settings": {}}
+    names = [source.name(row) for row in range(len(source))]
+    images = source.root if isinstance(source, Files) else folder / IMAGES
+    if not isinstance(source, Files):
+        names = [f"{name}.png" for name in names]
+        with whole_file(images) as draft, zipfile.ZipFile(draft, "w") as archive:
+            for row, name in enumerate(names):
+                archive.writestr(name, source.read(row))
+    with whole_file(folder / TABLE) as draft, open(draft, "w", encoding="utf-8", newline="") as out:
+        csv.writer(out).writerows([("path", "label", "split"), *zip(names, labels, split, strict=True)])
+    return {"name": "table", "root": str(folder / TABLE), "settings": {"images": str(images), "name": dataset.name}}
+
+
+# --- datasets of Hugging Face, whose library need not be installed ----------------------------------------------------
+
+
+def is_huggingface(data: Any) -> bool:
+    """Return whether data is a dataset of Hugging Face, or a table of several by name."""
+    several = list(data.values()) if isinstance(data, Mapping) else [data]
+    return bool(several) and all(hasattr(one, "features") and hasattr(one, "column_names") for one in several)
+
+
+def from_huggingface(data: Any) -> Dataset:
+    """Create a dataset from one of Hugging Face, or from several parts of one.
+
+    The images, or vectors, and the labels are the columns of these types (``Image``, ``ClassLabel``), or of the usual
+    names.
+
+    Args:
+        data: A ``datasets.Dataset``, or a ``datasets.DatasetDict`` whose keys are train, test and so on.
+    """
+    parts = dict(data) if isinstance(data, Mapping) else {"": data}
+    X: list[Any] = []
+    y: list[Any] = []
+    split: list[str] = []
+    for part, rows in parts.items():
+        inputs = _column(rows, "Image", INPUTS, "images or vectors")
+        label = _column(rows, "ClassLabel", LABELS, "labels")
+        names = getattr(rows.features[label], "names", None)
+        X += [_undecoded(value) for value in rows[inputs]]
+        y += [value if names is None else names[value] for value in rows[label]]
+        split += [part] * (len(y) - len(split))
+    return from_arrays(X, np.array(y), split=split if any(split) else None)
+
+
+def _column(rows: Any, kind: str, names: tuple[str, ...], what: str) -> str:
+    """Return the column of a type or, if none has it, of one of the usual names."""
+    typed = [name for name, feature in rows.features.items() if type(feature).__name__ == kind]
+    found = typed or [name for name in names if name in rows.column_names]
+    if len(found) != 1:
+        raise ValueError(
+            f"data has the columns {few(rows.column_names, 12)}, and {len(found)} of them may hold the {what}; pass "
+            'two columns instead: data=(dataset["image"], dataset["label"])'
+        )
+    return str(found[0])
+
+
+def _undecoded(value: Any) -> Any:
+    """Return the bytes or the path of an image that was not decoded, and anything else as it is."""
+    if isinstance(value, Mapping) and {"bytes", "path"} <= value.keys():
+        return value["path"] if value["bytes"] is None else value["bytes"]
+    return value

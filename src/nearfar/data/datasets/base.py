@@ -72,7 +72,7 @@ class UnreadableError(OSError):
 
 
 @dataclass(frozen=True, eq=False)
-class Relations:
+class ItemRelations:
     """Given pairs or triplets of the items of a dataset.
 
     Args:
@@ -83,7 +83,7 @@ class Relations:
         folds: Fold of each in cross-validation, [p]; None: ten folds.
 
     Example:
-        >>> given = Relations(np.array([[0, 1], [0, 2]]), np.array([1.0, 0.0]), np.array([True, False]),
+        >>> given = ItemRelations(np.array([[0, 1], [0, 2]]), np.array([1.0, 0.0]), np.array([True, False]),
         ...     np.array(["train", "test"]))
         >>> len(given), given.width, given.take(np.array([1])).rows.tolist()
         (2, 2, [[0, 2]])
@@ -103,16 +103,16 @@ class Relations:
         """2 for pairs, 3 for triplets."""
         return int(self.rows.shape[1])
 
-    def take(self, which: Column) -> Relations:
+    def take(self, which: Column) -> ItemRelations:
         """Return some of them.
 
         Args:
             which: Their numbers, or a mask.
         """
         folds = None if self.folds is None else self.folds[which]
-        return Relations(self.rows[which], self.scores[which], self.same[which], self.parts[which], folds)
+        return ItemRelations(self.rows[which], self.scores[which], self.same[which], self.parts[which], folds)
 
-    def among(self, rows: Ints) -> Relations:
+    def among(self, rows: Ints) -> ItemRelations:
         """Return those between some rows of the dataset, with positions in these rows instead of rows.
 
         Args:
@@ -153,7 +153,7 @@ class Dataset:
     columns: Mapping[str, Column] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
-    relations: Relations | None = None
+    relations: ItemRelations | None = None
 
     def __post_init__(self) -> None:
         labels = indices("labels", self.labels)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nearfar.data.datasets.archives import open_tree
 from nearfar.data.datasets.arrays import as_source, read_arrays
-from nearfar.data.datasets.base import PART_WORDS, PARTS, Column, Dataset, Relations, Root, is_whole, register
+from nearfar.data.datasets.base import PART_WORDS, PARTS, Column, Dataset, ItemRelations, Root, is_whole, register
 from nearfar.data.datasets.layouts import match
 from nearfar.data.datasets.table import Table, as_text, as_values, check_columns, read_table, relative_path
 from nearfar.data.store.sources import Files, Source, is_inside
@@ -122,7 +122,7 @@ def _dataset(
     if unknown:
         raise ValueError(f"{file}: {split} has {unknown[0]!r}; allowed are train, validation and test")
     found = np.array([PART_WORDS[word] for word in parts])
-    return _with_relations(name, source, Relations(numbers, scores.astype(np.float64), scores >= threshold, found))
+    return _with_relations(name, source, ItemRelations(numbers, scores.astype(np.float64), scores >= threshold, found))
 
 
 def _vectors(file: Path, place: Path, written: Sequence[Sequence[str]]) -> tuple[Source, Column]:
@@ -179,11 +179,11 @@ def _lfw(file: Path, images: Path, name: str) -> Dataset:
     part = "train" if "train" in file.stem.lower() else "test"
     # The first line of pairs.txt is the number of folds and the pairs of each kind in a fold.
     folds = np.arange(len(lines)) // (2 * int(head[1])) if len(head) == 2 else None
-    relations = Relations(rows, same.astype(np.float64), same, np.full(len(lines), part), folds)
+    relations = ItemRelations(rows, same.astype(np.float64), same, np.full(len(lines), part), folds)
     return _with_relations(name, tree.files.take(found.places), relations)
 
 
-def _with_relations(name: str, source: Source, relations: Relations) -> Dataset:
+def _with_relations(name: str, source: Source, relations: ItemRelations) -> Dataset:
     """Return a dataset in which each item is a class of its own, in the part of its relations."""
     ordered = np.sort(relations.rows, axis=1)
     twice = np.flatnonzero((np.diff(ordered, axis=1) == 0).any(axis=1))

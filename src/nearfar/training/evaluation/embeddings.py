@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nearfar import metrics
-from nearfar.data.datasets.base import Relations
+from nearfar.data.datasets.base import ItemRelations
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import Independent, hard_items
 from nearfar.losses import HierarchicalTriplet
@@ -53,7 +53,7 @@ class EmbeddingSet:
     gallery: EmbeddingSet | None = None
     unlabeled: int = 0
     groups: Array | None = None
-    relations: Relations | None = None
+    relations: ItemRelations | None = None
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.embeddings):
@@ -149,7 +149,7 @@ class EmbeddingSet:
         if "relations" in tensors:
             rows, scores, same = (tensors[name].numpy() for name in ("relations", "scores", "same"))
             folds = tensors["folds"].numpy() if "folds" in tensors else None
-            given = Relations(rows, scores, same, np.full(len(rows), "test"), folds)
+            given = ItemRelations(rows, scores, same, np.full(len(rows), "test"), folds)
             return replace(part("", None), relations=given)
         return part("", part("gallery_", None) if "gallery_embeddings" in tensors else None)
 
@@ -224,7 +224,7 @@ def measure_embeddings(
     return Measurement(values, clusters, per_query)
 
 
-def verify(embeddings: Tensor, relations: Relations, *, measure: str = "cosine") -> dict[str, Any]:
+def verify(embeddings: Tensor, relations: ItemRelations, *, measure: str = "cosine") -> dict[str, Any]:
     """Measure how well embeddings tell given pairs apart, or order given triplets.
 
     Args:

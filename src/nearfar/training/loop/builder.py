@@ -18,7 +18,7 @@ from torch import nn
 
 from nearfar import data, networks
 from nearfar.data import Dataset, Loader, Split, Store, View, sampling, splits
-from nearfar.data.datasets.base import Relations, takes_root
+from nearfar.data.datasets.base import ItemRelations, takes_root
 from nearfar.data.datasets.frames import pad_to_squares
 from nearfar.data.sampling.base import Sampler
 from nearfar.data.sampling.given import Given
@@ -105,7 +105,7 @@ class Parts:
     device: torch.device
     epochs: int
     steps: int
-    relations: Relations | None = None
+    relations: ItemRelations | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -281,7 +281,9 @@ def number_classes(dataset: Dataset, store: Store | Vectors, rows: Mapping[str, 
     return number[given], len(trained)
 
 
-def data_fingerprint(source: str, rows: Mapping[str, Rows], labels: Rows, relations: Relations | None = None) -> str:
+def data_fingerprint(
+    source: str, rows: Mapping[str, Rows], labels: Rows, relations: ItemRelations | None = None
+) -> str:
     """Return a digest of the source's own fingerprint, the labels, the split and the given relations."""
     digest = hashlib.sha256(source.encode())
     digest.update(labels.astype("<i8").tobytes())
@@ -347,7 +349,7 @@ def _check_parts(
 
 def _train_relations(
     recipe: Recipe, dataset: Dataset, store: Store | Vectors, rows: Mapping[str, Rows]
-) -> Relations | None:
+) -> ItemRelations | None:
     """Return the given pairs or triplets for training, after checks of all of them."""
     given, metric = dataset.relations, recipe.selection.metric
     if (given is None) == (recipe.sampler.name == "given"):
@@ -380,7 +382,7 @@ def _check_losses(dataset: Dataset, losses: nn.ModuleList) -> None:
             )
 
 
-def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int, relations: Relations | None) -> Sampler:
+def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int, relations: ItemRelations | None) -> Sampler:
     section, seed = recipe.sampler, recipe.training.seed
     settings = section.model_dump(exclude={"name"}, exclude_none=True)
     if relations is not None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from nearfar import data
 from nearfar.data import Dataset
-from nearfar.data.datasets.saved import as_dataset, save_dataset
+from nearfar.data.datasets.arrays import as_dataset, save_dataset
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), dtype=np.uint8)
 LABELS, SPLIT = ["9", "10", "9", "10"], ["train", "test", "train", "query"]
