@@ -28,8 +28,10 @@ from nearfar.losses.hierarchical_triplet import HierarchicalTriplet
 from nearfar.losses.histogram import Histogram
 from nearfar.losses.lifted_structure import LiftedStructure, LiftedStructureGeneralized
 from nearfar.losses.margin import Margin
+from nearfar.losses.matryoshka import Matryoshka
 from nearfar.losses.memory import Memory
 from nearfar.losses.multi_similarity import MultiSimilarity
+from nearfar.losses.multiple import MultipleLosses
 from nearfar.losses.n_pair import NPair
 from nearfar.losses.nca import NeighborhoodComponents
 from nearfar.losses.normalized_softmax import NormalizedSoftmax
@@ -43,6 +45,7 @@ from nearfar.losses.quadruplet import Quadruplet
 from nearfar.losses.ranked_list import RankedList
 from nearfar.losses.raw import Raw
 from nearfar.losses.registry import create, defaults, describe, get, names, register, summary
+from nearfar.losses.regularized import Regularized
 from nearfar.losses.relational import RelationalDistillation
 from nearfar.losses.smooth_ap import SmoothAP
 from nearfar.losses.soft_triple import SoftTriple
@@ -57,12 +60,12 @@ from nearfar.losses.tuplet_margin import TupletMargin
 __all__ = [
     "NRA", "AdaFace", "AdversarialRegularizer", "Angular", "ArcFace", "BinomialDeviance", "Center", "Circle",
     "ClassificationLoss", "CoSENT", "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP", "Group",
-    "HierarchicalTriplet", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin", "Memory",
-    "MultiSimilarity", "NPair", "NTXent", "NeighborhoodComponents", "NormalizedSoftmax", "PairLoss", "ProxyAnchor",
-    "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList", "Raw", "RelationalDistillation",
-    "ShardedParameter", "SmoothAP", "SoftTriple", "Softmax", "SpectralClustering", "SphereFace", "SupCon",
-    "ThresholdConsistentMargin", "Triplet", "TupletMargin", "create", "defaults", "describe", "get", "names",
-    "param_groups", "register", "summary",
+    "HierarchicalTriplet", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin",
+    "Matryoshka", "Memory", "MultiSimilarity", "MultipleLosses", "NPair", "NTXent", "NeighborhoodComponents",
+    "NormalizedSoftmax", "PairLoss", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList",
+    "Raw", "Regularized", "RelationalDistillation", "ShardedParameter", "SmoothAP", "SoftTriple", "Softmax",
+    "SpectralClustering", "SphereFace", "SupCon", "ThresholdConsistentMargin", "Triplet", "TupletMargin", "create",
+    "defaults", "describe", "get", "names", "param_groups", "register", "summary",
 ]  # fmt: skip
 
 

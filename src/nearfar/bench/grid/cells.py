@@ -263,10 +263,10 @@ def _key(recipe: Recipe, what: str, labels: Mapping[str, str]) -> str:
 
 def _plugin_digests(recipe: Recipe, what: str) -> list[str]:
     """Return digests of the user's files that define the loss, network or dataset of a cell."""
-    staged = [stage.loss.name for stage in recipe.stages if stage.loss is not None]
+    staged = [name for stage in recipe.stages if stage.loss is not None for name in stage.loss.names]
     things: list[object] = [datasets.get(recipe.data.name)]
     things += [networks.get(recipe.network.name)] if recipe.network.name in networks.names() else []
-    things += [losses.get(name) for name in (recipe.loss.name, *staged)] if what != FROZEN else []
+    things += [losses.get(name) for name in (*recipe.loss.names, *staged)] if what != FROZEN else []
     return sorted({found for thing in things if (found := plugins.digest(thing))})
 
 

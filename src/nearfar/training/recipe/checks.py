@@ -60,7 +60,13 @@ def read_section(kind: type[Model], where: str, table: Any, *, owner: str = "") 
         return Reading(None, [f"{where} is {table!r}; allowed: a table, [{where}]"], {where})
     found: list[str] = []
     if issubclass(kind, LossSection) and "name" in table:
-        table = {"name": table["name"], "settings": {key: value for key, value in table.items() if key != "name"}}
+        own = {key: value for key, value in table.items() if key in ("name", *schema.WRAPPERS)}
+        own["settings"] = {key: value for key, value in table.items() if key not in own}
+        if isinstance(own.get("plus"), (list, tuple)):
+            readings = [read_section(LossSection, f"{where}.plus.{i}", each) for i, each in enumerate(own["plus"])]
+            found += [line for reading in readings for line in reading.problems]
+            own["plus"] = tuple(reading.section for reading in readings if reading.section is not None)
+        table = own
     elif issubclass(kind, LossSection):
         return Reading(None, [f"{where}.name is missing"], {f"{where}.name"})
     elif issubclass(kind, StageSection) and table.get("loss") is not None:
@@ -100,7 +106,7 @@ def problems(sections: Mapping[str, Any]) -> Iterator[str]:
         yield from _network(sections["network"])
         yield from _frozen(sections["network"], sections)
     for where, section in used.items():
-        yield from _loss(where, section, sections.get("sampler"), sections.get("training"))
+        yield from _loss(where, section, *(sections.get(name) for name in ("sampler", "training", "network")))
     if "training" in sections:
         yield from _length(sections["training"], stages, sections.get("sampler"))
     if "evaluation" in sections:
@@ -285,15 +291,29 @@ def _frozen(section: schema.NetworkSection, sections: Mapping[str, Any]) -> Iter
 
 
 def _loss(
-    where: str, section: LossSection, sampler: SamplerSection | None, training: TrainingSection | None
+    where: str,
+    section: LossSection,
+    sampler: SamplerSection | None,
+    training: TrainingSection | None,
+    network: schema.NetworkSection | None,
 ) -> Iterator[str]:
-    name = section.name
-    if name not in losses.names():
-        yield _name(f"{where}.name", name, losses.names())
+    terms, name = list(_terms(where, section)), section.name
+    unknown = [
+        _name(f"{place}.name", each.name, losses.names()) for place, each in terms if each.name not in losses.names()
+    ]
+    yield from unknown
+    if unknown:
         return
-    found = list(_loss_settings(where, section))
+    found = [line for place, each in terms for line in _loss_settings(place, each)]
     yield from found
-    pairs = issubclass(losses.get(name), losses.PairLoss)
+    if section.weight != 1.0:
+        yield f"{where}.weight is {section.weight}; it is for losses in {where}.plus"
+    if not found and section != section.without_wrappers():
+        longest = max((dim for _, each in terms for dim in each.matryoshka), default=1)
+        dim = longest + 1 if network is None or network.dim is None else network.dim
+        error = _refused(section, dim)
+        yield from [] if error is None else [f"{where}.{error}"]
+    pairs = any(issubclass(losses.get(each), losses.PairLoss) for each in section.names)
     memory = 0 if training is None else training.memory
     if pairs and not memory and sampler is not None and sampler.per_class == 1:
         yield f"sampler.per_class is 1; {name} needs positives, at least 2 images of each class"
@@ -311,6 +331,13 @@ def _loss(
             )
 
 
+def _terms(where: str, section: LossSection) -> Iterator[tuple[str, LossSection]]:
+    """All losses in a section, each with the place of its table."""
+    yield where, section
+    for number, each in enumerate(section.plus):
+        yield from _terms(f"{where}.plus.{number}", each)
+
+
 def _loss_settings(where: str, section: LossSection) -> Iterator[str]:
     defaults = losses.defaults(section.name)
     given = {
@@ -323,7 +350,7 @@ def _loss_settings(where: str, section: LossSection) -> Iterator[str]:
         yield f"{where}.{key} cannot be set; it comes from data and network"
     found = _settings(model, where, section.name, {key: value for key, value in given.items() if key not in wrong})
     yield from found
-    if found or wrong or (error := _refused(section)) is None:
+    if found or wrong or (error := _refused(section.without_wrappers())) is None:
         return
     # A constructor names one wrong setting; the others are found by trying each on its own.
     alone = {
@@ -333,11 +360,11 @@ def _loss_settings(where: str, section: LossSection) -> Iterator[str]:
         yield f"{where}.{message}" if message.split(" ")[0] in defaults else f"{where}: {message}"
 
 
-def _refused(section: LossSection) -> str | None:
+def _refused(section: LossSection, dim: int = 2) -> str | None:
     """Why a loss cannot be created."""
     try:
         with torch.device("meta"):  # neither memory nor random numbers
-            section.create(num_classes=2, dim=2)
+            section.create(num_classes=2, dim=dim)
     except (TypeError, ValueError) as error:
         return str(error)
     return None

@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from nearfar.training.recipe.checks import problems, read_section, without_consequences
-from nearfar.training.recipe.schema import NONE, SECTIONS, LossSection, Recipe, Section, StageSection
+from nearfar.training.recipe.schema import NONE, SECTIONS, WRAPPERS, LossSection, Recipe, Section, StageSection
 from nearfar.utils import shipped
 from nearfar.utils.toml import parse_value, read
 from nearfar.utils.validation import listed, nearest
@@ -203,7 +203,11 @@ def section_tables(section: Section) -> dict[str, Any]:
         section: A section of a recipe.
     """
     if isinstance(section, LossSection):
-        return {"name": section.name, **section.settings}
+        given = {key: getattr(section, key) for key in WRAPPERS}
+        given["plus"] = tuple(section_tables(each) for each in section.plus)
+        added = {key: value for key, value in given.items() if value != LossSection.model_fields[key].default}
+        lists = {key: list(value) for key, value in added.items() if isinstance(value, tuple)}
+        return {"name": section.name, **section.settings, **added, **lists}
     name = getattr(section, "name", "")
     table: dict[str, Any] = {}
     for key, field in type(section).model_fields.items():
@@ -302,7 +306,7 @@ def _forget(table: dict[str, Any], path: list[str], name: Any) -> None:
         return
     kind = SECTIONS.get(path[0])
     if path[-2] == "loss":
-        lost = [key for key in section if key != "name"]
+        lost = [key for key in section if key not in ("name", *WRAPPERS)]
     elif kind is not None and kind.keys:
         lost = [key for key in section if isinstance(name, str) and kind.is_foreign(name, key)]
     elif path == ["data", "name"]:

@@ -30,6 +30,7 @@ from nearfar.networks import registry as backbones
 
 NONE = "none"  # stands for None in TOML, which has no word for it
 FILLED = ("num_classes", "dim")  # settings of losses that data and network determine
+WRAPPERS = ("matryoshka", "plus", "weight", "regularizer", "regularizer_weight")  # keys beside the settings of a loss
 
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
@@ -334,6 +335,29 @@ class LossSection(Section):
     """A loss; ``nearfar losses`` lists them."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the loss, as given."""
+    matryoshka: tuple[Count, ...] = ()
+    """Lengths of prefixes of the embedding that have the same loss, in addition to the whole embedding."""
+    plus: tuple[LossSection, ...] = ()
+    """Further losses that are added."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of a loss in ``plus``."""
+    regularizer: Literal["l1", "l2", "zero_mean", "center_invariant", "orthogonal", "sparse_centers"] | None = None
+    """Regularizer of embeddings or proxies."""
+    regularizer_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Its weight."""
+
+    def conflicts(self) -> Iterator[str]:
+        if any(b <= a for a, b in zip(self.matryoshka, self.matryoshka[1:], strict=False)):
+            yield f"loss.matryoshka is {list(self.matryoshka)}; allowed: increasing whole numbers ≥ 1"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all losses in it."""
+        return [self.name, *(name for section in self.plus for name in section.names)]
+
+    def without_wrappers(self) -> LossSection:
+        """Return the loss alone, without what is added to it."""
+        return LossSection(name=self.name, settings=self.settings)
 
     def create(self, *, num_classes: int, dim: int) -> losses.Loss:
         """Create the loss.
@@ -349,6 +373,23 @@ class LossSection(Section):
             >>> LossSection(name="proxy_anchor", settings={"alpha": 16}).create(num_classes=100, dim=512).proxies.shape
             torch.Size([100, 512])
         """
+        if self.matryoshka and self.matryoshka[-1] >= dim:
+            raise ValueError(f"matryoshka is {list(self.matryoshka)}; it must be below the {dim} of the embedding")
+        if self.matryoshka:
+            dims = [*self.matryoshka, dim]
+            loss: losses.Loss = losses.Matryoshka(
+                lambda each: self._create(num_classes=num_classes, dim=each), dims=dims
+            )
+        else:
+            loss = self._create(num_classes=num_classes, dim=dim)
+        if self.plus:
+            others = [section.create(num_classes=num_classes, dim=dim) for section in self.plus]
+            loss = losses.MultipleLosses([loss, *others], weights=[1.0, *(section.weight for section in self.plus)])
+        if self.regularizer is not None:
+            loss = losses.Regularized(loss, self.regularizer, weight=self.regularizer_weight)
+        return loss
+
+    def _create(self, *, num_classes: int, dim: int) -> losses.Loss:
         allowed = losses.defaults(self.name)
         known = {"num_classes": num_classes, "dim": dim}
         settings = {key: known[key] for key in FILLED if allowed.get(key) is inspect.Parameter.empty}
@@ -704,7 +745,8 @@ def json_schema() -> dict[str, Any]:
         ]
     tables["DataSection"]["properties"]["name"]["enum"] = data.names()
     tables["NetworkSection"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
-    variants = [_loss_schema(name) for name in losses.names()]
+    wrappers = {key: tables["LossSection"]["properties"][key] for key in WRAPPERS}
+    variants = [_loss_schema(name, wrappers) for name in losses.names()]
     tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
     return file_schema(schema, "nearfar recipe")
 
@@ -739,12 +781,12 @@ def _settings_schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _loss_schema(name: str) -> dict[str, Any]:
+def _loss_schema(name: str, wrappers: Mapping[str, Any]) -> dict[str, Any]:
     schema = loss_settings(name).model_json_schema()
     described = {"const": name, "description": losses.summary(name)}
     return {
         **schema,
-        "properties": {"name": described, **schema.get("properties", {})},
+        "properties": {"name": described, **schema.get("properties", {}), **wrappers},
         "required": ["name", *schema.get("required", ())],
     }
 

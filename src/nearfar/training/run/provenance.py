@@ -170,7 +170,8 @@ def code(recipe: Recipe) -> dict[str, Any]:
         losses of the recipe; "diff": of the changes since the commit; "used": of the Python files of the user and of
         the local modules they import.
     """
-    names = [recipe.loss.name, *(stage.loss.name for stage in recipe.stages if stage.loss is not None)]
+    sections = [recipe.loss, *(stage.loss for stage in recipe.stages if stage.loss is not None)]
+    names = [name for section in sections for name in section.names]
     files = dict.fromkeys(file for name in names for file in _loss_files(losses.get(name)))
     own = {file.name: LOSSES.get(file) or plugins.SOURCES.get(file) or _hash(file.read_bytes()) for file in files}
     return {

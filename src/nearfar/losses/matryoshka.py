@@ -1,0 +1,57 @@
+"""Matryoshka: a loss of several prefixes of the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from nearfar.losses.base import Loss
+from nearfar.losses.multiple import MultipleLosses
+from nearfar.utils.validation import whole
+
+
+class Matryoshka(MultipleLosses):
+    """Trains the first coordinates of an embedding to be a good, shorter embedding.
+
+    Formula:
+        loss = Σ_d weight_d · loss(the first d coordinates of the embeddings)
+
+    Args:
+        loss: A loss, used for all prefixes, or a function that creates one for a dimension. Losses with proxies need
+            the function: every prefix has proxies of its own.
+        dims: Lengths of the prefixes, increasing. Include the whole embedding, unless only its prefixes are trained.
+        weights: A weight for each prefix; None: 1 for each.
+
+    Differences:
+        Losses that normalize embeddings normalize each prefix.
+
+    Reference:
+        Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> labels = torch.tensor([0, 0, 1, 1])
+        >>> nf.losses.Matryoshka(nf.losses.Raw(), dims=[2, 4])(torch.randn(4, 4), labels).shape
+        torch.Size([])
+        >>> loss = nf.losses.Matryoshka(lambda dim: nf.losses.ProxyAnchor(num_classes=2, dim=dim), dims=[2, 4])
+        >>> [tuple(proxies.shape) for proxies in loss.parameters()]
+        [(2, 2), (2, 4)]
+    """
+
+    mean_over_anchors = MultipleLosses.mean_over_anchors
+    fixed = ("dims",)
+
+    def __init__(
+        self, loss: Loss | Callable[[int], Loss], *, dims: Sequence[int], weights: Sequence[float] | None = None
+    ) -> None:
+        found = [whole("dims", dim) for dim in dims]
+        if not found or found != sorted(set(found)):
+            raise ValueError(f"dims is {found}; increasing whole numbers are needed")
+        super().__init__([loss if isinstance(loss, Loss) else loss(dim) for dim in found], weights=weights)
+        self.dims = found
+
+    def share(self, number: int, embeddings: Tensor) -> Tensor:
+        if self.dims[number] > embeddings.shape[1]:
+            raise ValueError(f"dims has {self.dims[number]}, and embeddings have {embeddings.shape[1]} dimensions")
+        return embeddings[:, : self.dims[number]]

@@ -1,0 +1,100 @@
+"""Weighted sums of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from nearfar.losses.base import Loss
+from nearfar.utils.validation import non_negative
+
+
+class MultipleLosses(Loss):
+    """The weighted sum of several losses of the same embeddings.
+
+    Formula:
+        loss = Σ_k weight_k · loss_k
+
+    Args:
+        losses: The losses.
+        weights: Their weights; None: 1 for each.
+
+    Differences:
+        A gallery is given to all losses but those that compare embeddings with their own parameters, such as proxies.
+
+    Example:
+        >>> import torch, nearfar as nf
+        >>> softmax, center = (nf.losses.create(key, num_classes=2, dim=4) for key in ("softmax", "center"))
+        >>> loss = nf.losses.MultipleLosses([softmax, center], weights=[1.0, 0.003])
+        >>> loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).backward()
+        >>> len(loss.param_groups(lr=1e-3))
+        2
+    """
+
+    def __init__(self, losses: Sequence[Loss], *, weights: Sequence[float] | None = None) -> None:
+        super().__init__()
+        if not losses or not all(isinstance(loss, Loss) for loss in losses):
+            kinds = [type(loss).__name__ for loss in losses]
+            raise TypeError(f"losses is {kinds}; one or more losses of nearfar are needed")
+        if weights is not None and len(weights) != len(losses):
+            raise ValueError(f"weights has {len(weights)} numbers for {len(losses)} losses")
+        self.losses = nn.ModuleList(losses)
+        self.weights = [1.0] * len(losses) if weights is None else [non_negative("weights", each) for each in weights]
+
+    @property
+    def parts(self) -> list[Loss]:
+        """The losses, as a list."""
+        return [loss for loss in self.losses if isinstance(loss, Loss)]
+
+    @property
+    def draws(self) -> bool:
+        """Whether a call may draw random numbers."""
+        return any(loss.draws for loss in self.parts)
+
+    @property
+    def mean_over_anchors(self) -> bool:  # type: ignore[override]
+        """Whether every loss is a mean over all embeddings of the batch."""
+        return all(loss.mean_over_anchors for loss in self.parts)
+
+    @property
+    def shared_columns(self) -> bool:  # type: ignore[override]
+        """Whether a loss compares embeddings with each other."""
+        return any(loss.shared_columns for loss in self.parts)
+
+    def param_groups(self, lr: float) -> list[dict[str, Any]]:
+        groups, seen = [], set()
+        for loss in self.parts:
+            for group in loss.param_groups(lr):
+                if (key := tuple(map(id, group["params"]))) not in seen:  # a loss may be used twice
+                    groups.append(group)
+                seen.add(key)
+        return groups
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        gallery: Tensor | None,
+        gallery_labels: Tensor,
+        positions: Tensor | None,
+    ) -> Tensor:
+        terms = []
+        for number, (loss, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
+            columns = None if gallery is None or not loss.shared_columns else self.share(number, gallery)
+            compared = (None, labels, None) if columns is None else (columns, gallery_labels, positions)
+            terms.append(weight * loss.compute(self.share(number, embeddings), labels, *compared))
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    def share(self, number: int, embeddings: Tensor) -> Tensor:
+        """Return the part of the embeddings that a loss is computed on: all of them.
+
+        Args:
+            number: The number of the loss.
+            embeddings: Embeddings, [m, d].
+        """
+        return embeddings
