@@ -136,6 +136,10 @@ def _angular(**settings: Any) -> Case:
     return Case("angular", settings, family="triple", tiled=False)
 
 
+def _views(key: str, **settings: Any) -> Case:
+    return Case(key, settings, "squared_euclidean", normalize=False, family="triple", tiled=False)
+
+
 def _nca(**settings: Any) -> Case:
     return Case("nca", settings, "squared_euclidean", normalize=settings.get("normalize", False))
 
@@ -286,6 +290,10 @@ CASES = [
     _angular(),
     _angular(angle=15.0),
     _angular(angle=70.0),
+    _views("vicreg"),
+    _views("vicreg", invariance=3.0, variance=2.0, covariance=4.0),
+    _views("barlow_twins"),
+    _views("barlow_twins", redundancy=0.4),
     _hierarchical(),
     _hierarchical(margin=0.5, num_classes=5),
     _hierarchical(num_classes=5, levels=4),

@@ -459,6 +459,36 @@ def cosent(view: View, *, scale: float = 20.0) -> Tensor:
     return log_one_plus_sum_exp([scale * (n - p) for p in near for n in far], view.embeddings)
 
 
+def vicreg(view: View, *, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> Tensor:
+    like, dim = view.embeddings, view.embeddings.shape[1]
+    value = invariance * mean([view.value(i, j) / dim for i in view.anchors for j in view.positives[i]], like)
+    for side in (view.embeddings, view.columns):
+        if len(side) < 2:
+            continue
+        columns = [column - column.mean() for column in side.T]
+        products = [[(one * other).sum() / (len(side) - 1) for other in columns] for one in columns]
+        narrow = [hinge(1 - (products[k][k] + 1e-4).sqrt()) for k in range(dim)]
+        crossed = [products[k][l] ** 2 for k in range(dim) for l in range(dim) if k != l]  # noqa: E741
+        value = value + variance * mean(narrow, like) / 2 + covariance * total(crossed, like) / dim
+    return value
+
+
+def barlow_twins(view: View, *, redundancy: float = 0.005) -> Tensor:
+    pairs = [(i, j) for i in view.anchors for j in view.positives[i]]
+    if not pairs:
+        return view.embeddings.sum() * 0
+    scaled = []
+    for side in (view.embeddings, view.columns):
+        centered = [column - column.mean() for column in side.T]
+        scaled.append([column / (column.square().mean() + 1e-5).sqrt() for column in centered])
+    terms = []
+    for k, one in enumerate(scaled[0]):
+        for l, other in enumerate(scaled[1]):  # noqa: E741
+            correlation = sum(one[i] * other[j] for i, j in pairs) / len(pairs)
+            terms.append((1 - correlation) ** 2 if k == l else redundancy * correlation**2)
+    return total(terms, view.embeddings)
+
+
 def angular(view: View, *, angle: float = 40.0) -> Tensor:
     square, terms = math.tan(math.pi * angle / 180) ** 2, []
     for i in view.anchors:

@@ -180,6 +180,13 @@ def test_zeros_and_equal_proxies_have_finite_gradients(name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in found.gradients.values())
 
 
+def test_autocast_does_not_reach_into_the_terms() -> None:
+    loss, batch = Regularized(create("arcface", {}), "orthogonal"), make_batch(dtype=torch.float32)
+    expected = run(loss, *batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same(run(loss, *batch), expected, tolerance=1e-7)
+
+
 def test_wrong_regularizers_are_errors() -> None:
     with pytest.raises(ValueError, match="regularizer is 'l3'; allowed are l1, l2"):
         Regularized(create("raw", {}), "l3")

@@ -33,6 +33,8 @@ PAPER_DEFAULTS = {
     "tuplet_margin": {"slack": 0.1, "scale": 64.0},
     "threshold_consistent_margin": {"positive_margin": 0.9, "negative_margin": 0.5},
     "cosent": {"scale": 20.0},
+    "vicreg": {"invariance": 25.0, "variance": 25.0, "covariance": 1.0},
+    "barlow_twins": {"redundancy": 0.005},
     "angular": {"angle": 40.0},
     "hierarchical_triplet": {"margin": 0.1, "levels": 16},
     "quadruplet": {"margin": 1.0, "second_margin": 0.5},

@@ -12,6 +12,7 @@ from typing import Never
 from nearfar.losses.adaface import AdaFace
 from nearfar.losses.angular import Angular
 from nearfar.losses.arcface import ArcFace
+from nearfar.losses.barlow_twins import BarlowTwins
 from nearfar.losses.base import Loss, PairLoss, param_groups
 from nearfar.losses.binomial_deviance import BinomialDeviance
 from nearfar.losses.center import Center
@@ -56,16 +57,17 @@ from nearfar.losses.sup_con import SupCon
 from nearfar.losses.threshold_consistent_margin import ThresholdConsistentMargin
 from nearfar.losses.triplet import Triplet
 from nearfar.losses.tuplet_margin import TupletMargin
+from nearfar.losses.vicreg import VICReg
 
 __all__ = [
-    "NRA", "AdaFace", "AdversarialRegularizer", "Angular", "ArcFace", "BinomialDeviance", "Center", "Circle",
-    "ClassificationLoss", "CoSENT", "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP", "Group",
-    "HierarchicalTriplet", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin",
+    "NRA", "AdaFace", "AdversarialRegularizer", "Angular", "ArcFace", "BarlowTwins", "BinomialDeviance", "Center",
+    "Circle", "ClassificationLoss", "CoSENT", "Contrastive", "CosFace", "Divergence", "FacilityLocation", "FastAP",
+    "Group", "HierarchicalTriplet", "Histogram", "LiftedStructure", "LiftedStructureGeneralized", "Loss", "Margin",
     "Matryoshka", "Memory", "MultiSimilarity", "MultipleLosses", "NPair", "NTXent", "NeighborhoodComponents",
     "NormalizedSoftmax", "PairLoss", "ProxyAnchor", "ProxyLoss", "ProxyNCA", "ProxyRepel", "Quadruplet", "RankedList",
     "Raw", "Regularized", "RelationalDistillation", "ShardedParameter", "SmoothAP", "SoftTriple", "Softmax",
-    "SpectralClustering", "SphereFace", "SupCon", "ThresholdConsistentMargin", "Triplet", "TupletMargin", "create",
-    "defaults", "describe", "get", "names", "param_groups", "register", "summary",
+    "SpectralClustering", "SphereFace", "SupCon", "ThresholdConsistentMargin", "Triplet", "TupletMargin", "VICReg",
+    "create", "defaults", "describe", "get", "names", "param_groups", "register", "summary",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nearfar.engine import unit
+from nearfar.engine import LossComputation, by_autograd, differentiable, unit
 from nearfar.losses.base import Loss
 from nearfar.losses.multiple import MultipleLosses
 from nearfar.losses.proxies import ProxyLoss
@@ -114,8 +114,9 @@ class Regularized(MultipleLosses):
         positions: Tensor | None,
     ) -> Tensor:
         total = super().compute(embeddings, labels, gallery, gallery_labels, positions)
-        if self.regularizer in OF_EMBEDDINGS:
-            return total + self.weight * OF_EMBEDDINGS[self.regularizer](embeddings)
-        for loss in self._with_proxies():
-            total = total + self.weight * OF_PROXIES[self.regularizer](loss.proxies)
+        # Computed with its gradient: the backward pass may run under autocast.
+        term = LossComputation(by_autograd((OF_EMBEDDINGS | OF_PROXIES)[self.regularizer]))
+        given = [embeddings] if self.regularizer in OF_EMBEDDINGS else [loss.proxies for loss in self._with_proxies()]
+        for vectors in given:
+            total = total + self.weight * differentiable(term, (vectors,))
         return total
