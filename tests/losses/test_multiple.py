@@ -57,6 +57,16 @@ def test_a_gallery_is_for_losses_that_compare_embeddings() -> None:
     assert found.item() == pytest.approx(expected.item())
 
 
+def test_a_sum_of_pair_losses_takes_other_supervision() -> None:
+    embeddings, labels = make_batch()
+    raw, circle = create("raw", {}), create("circle", {})
+    same = nf.supervision.Masks(labels.unsqueeze(1) == labels)
+    expected = raw(embeddings, labels) + circle(embeddings, labels)
+    assert MultipleLosses([raw, circle])(embeddings, same).item() == pytest.approx(expected.item())
+    with pytest.raises(TypeError, match="labels is a Masks, but MultipleLosses learns vectors for each class"):
+        both()[2](embeddings, same)
+
+
 def test_proxies_keep_their_learning_rates() -> None:
     _, other, loss = both()
     (group,) = loss.param_groups(lr=0.01)

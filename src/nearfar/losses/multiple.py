@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nearfar.losses.base import Loss
+from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import non_negative
+
+Term = Callable[[Loss, Tensor, Tensor | None], Tensor]
 
 
 class MultipleLosses(Loss):
@@ -72,6 +76,11 @@ class MultipleLosses(Loss):
                 seen.add(key)
         return groups
 
+    @property
+    def needs_labels(self) -> str | None:
+        """Why a loss needs a class label of each embedding; None: none of them does."""
+        return next((reason for loss in self.parts if (reason := loss.needs_labels) is not None), None)
+
     def compute(
         self,
         embeddings: Tensor,
@@ -80,15 +89,34 @@ class MultipleLosses(Loss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
-        terms = []
+        def term(loss: Loss, anchors: Tensor, columns: Tensor | None) -> Tensor:
+            if columns is None:
+                return loss.compute(anchors, labels, None, labels, None)
+            return loss.compute(anchors, labels, columns, gallery_labels, positions)
+
+        return self.total(term, embeddings, gallery)
+
+    def compute_supervised(
+        self, embeddings: Tensor, supervision: BatchSupervision, gallery: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        def term(loss: Loss, anchors: Tensor, columns: Tensor | None) -> Tensor:
+            return loss.compute_supervised(anchors, supervision, columns, positions)
+
+        return self.total(term, embeddings, gallery)
+
+    def total(self, term: Term, embeddings: Tensor, gallery: Tensor | None) -> Tensor:
+        """Return the weighted sum.
+
+        Args:
+            term: Computes a loss, given its embeddings and gallery.
+            embeddings: Embeddings, [m, d].
+            gallery: Columns to compare with instead, [n, d]; or None.
+        """
+        values = []
         for number, (loss, weight) in enumerate(zip(self.parts, self.weights, strict=True)):
             columns = None if gallery is None or not loss.shared_columns else self.share(number, gallery)
-            compared = (None, labels, None) if columns is None else (columns, gallery_labels, positions)
-            terms.append(weight * loss.compute(self.share(number, embeddings), labels, *compared))
-        total = terms[0]
-        for term in terms[1:]:
-            total = total + term
-        return total
+            values.append(weight * term(loss, self.share(number, embeddings), columns))
+        return torch.stack(values).sum()
 
     def share(self, number: int, embeddings: Tensor) -> Tensor:
         """Return the part of the embeddings that a loss is computed on: all of them.

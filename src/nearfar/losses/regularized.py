@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nearfar.engine import LossComputation, by_autograd, differentiable, unit
 from nearfar.losses.base import Loss
-from nearfar.losses.multiple import MultipleLosses
+from nearfar.losses.multiple import MultipleLosses, Term
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.utils.validation import non_negative, one_of
 
@@ -105,18 +105,11 @@ class Regularized(MultipleLosses):
     def _with_proxies(self) -> list[ProxyLoss]:
         return [module for module in self.modules() if isinstance(module, ProxyLoss)]
 
-    def compute(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        gallery: Tensor | None,
-        gallery_labels: Tensor,
-        positions: Tensor | None,
-    ) -> Tensor:
-        total = super().compute(embeddings, labels, gallery, gallery_labels, positions)
+    def total(self, term: Term, embeddings: Tensor, gallery: Tensor | None) -> Tensor:
+        total = super().total(term, embeddings, gallery)
         # Computed with its gradient: the backward pass may run under autocast.
-        term = LossComputation(by_autograd((OF_EMBEDDINGS | OF_PROXIES)[self.regularizer]))
+        regularizer = LossComputation(by_autograd((OF_EMBEDDINGS | OF_PROXIES)[self.regularizer]))
         given = [embeddings] if self.regularizer in OF_EMBEDDINGS else [loss.proxies for loss in self._with_proxies()]
         for vectors in given:
-            total = total + self.weight * differentiable(term, (vectors,))
+            total = total + self.weight * differentiable(regularizer, (vectors,))
         return total
