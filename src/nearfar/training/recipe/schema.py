@@ -745,7 +745,8 @@ def json_schema() -> dict[str, Any]:
         ]
     tables["DataSection"]["properties"]["name"]["enum"] = data.names()
     tables["NetworkSection"]["properties"]["name"]["anyOf"] = [{"enum": networks.names()}, {"pattern": ":"}]
-    wrappers = {key: tables["LossSection"]["properties"][key] for key in WRAPPERS}
+    tables["LossWrappers"] = {"properties": {key: tables["LossSection"]["properties"][key] for key in WRAPPERS}}
+    wrappers = {key: {"$ref": f"#/$defs/LossWrappers/properties/{key}"} for key in WRAPPERS}
     variants = [_loss_schema(name, wrappers) for name in losses.names()]
     tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
     return file_schema(schema, "nearfar recipe")
