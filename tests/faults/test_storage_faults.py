@@ -170,6 +170,21 @@ def test_damaged_files_of_faiss_are_built_again(tmp_path: Path, name: str, caplo
     assert not caplog.text
 
 
+def test_an_index_of_faiss_that_forgot_its_training_is_built_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    faiss = pytest.importorskip("faiss")
+    Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:flat").close()
+    (file,) = (tmp_path / "i").rglob("faiss.index")
+    found = faiss.read_index(str(file))
+    found.is_trained = False
+    faiss.write_index(found, str(file))
+    with Index.open(tmp_path / "i") as index:
+        assert "faiss:flat is built again" in caplog.text
+        index.add_vectors(vector_of(1))
+        index.compact()
+
+
 @pytest.mark.parametrize("backend", ["exact", "faiss:flat", "faiss:ivf"])
 def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None:
     Index.from_vectors(POINTS, out=tmp_path / "i", backend=backend, measure="euclidean").close()

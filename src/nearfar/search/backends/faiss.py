@@ -122,7 +122,7 @@ class Faiss(Backend):
         index = faiss.read_index(str(folder / FILE))
         own = np.load(folder / IDS, allow_pickle=False)
         sound = own.ndim == 1 and own.dtype == np.int64 and (np.diff(own) > 0).all() and np.isin(ids, own).all()
-        if not sound or index.ntotal != len(own) or index.d != vectors.shape[1]:
+        if not sound or not index.is_trained or index.ntotal != len(own) or index.d != vectors.shape[1]:
             raise ValueError(f"{FILE} and {IDS} do not match the vectors")
         found = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=int(facts.get("trained", len(ids))))
         found.recall = facts.get("recall@10")
