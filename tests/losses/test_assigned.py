@@ -10,9 +10,17 @@ import nearfar as nf
 from nearfar.losses import PairLoss
 
 CHANGES = [(case, name) for case in CASES for name in case.settings]
-FIXED = (
-    "form", "normalize", "num_classes", "dim", "centers", "similarity", "assignment", "num_proxies", "learn_temperature",
-)  # fmt: skip
+FIXED = [
+    "form",
+    "normalize",
+    "num_classes",
+    "dim",
+    "centers",
+    "similarity",
+    "assignment",
+    "num_proxies",
+    "learn_temperature",
+]
 
 
 @pytest.mark.parametrize(("case", "name"), CHANGES, ids=lambda value: value if isinstance(value, str) else value.id)

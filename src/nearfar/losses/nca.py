@@ -47,7 +47,7 @@ class NeighborhoodComponents(PairLoss):
     cuda_graph = deterministic = True
     measure = "squared_euclidean"
     closed_form = True
-    fixed = ("normalize",)
+    fixed = ("form", "normalize")
 
     def __init__(self, *, form: str = "log", scale: float = 1.0, normalize: bool = False) -> None:
         super().__init__(normalize=normalize)

@@ -77,12 +77,22 @@ class NTXent(PairLoss):
         mining: Choice = "all",
     ) -> None:
         super().__init__(mining)
-        self.temperature = positive("temperature", temperature)
         self.symmetric, self.learn_temperature = bool(symmetric), bool(learn_temperature)
-        self.logit_scale: nn.Parameter | None = None
-        if self.learn_temperature:
-            number("temperature", temperature, low=1.0 / LARGEST_SCALE)
-            self.logit_scale = nn.Parameter(torch.tensor(-math.log(self.temperature)))
+        self.logit_scale = nn.Parameter(torch.zeros(())) if self.learn_temperature else None
+        self.temperature = temperature
+
+    @property
+    def temperature(self) -> float:
+        """The divisor of the cosines; a learned one started here, and starts again if it is assigned."""
+        return self._temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        checked = positive("temperature", value)
+        if self.logit_scale is not None:
+            number("temperature", checked, low=1.0 / LARGEST_SCALE)
+            self.logit_scale.data.fill_(-math.log(checked))
+        self._temperature = checked
 
     def param_groups(self, lr: float) -> list[dict[str, Any]]:
         return [] if self.logit_scale is None else [{"params": [self.logit_scale], "lr": lr, "weight_decay": 0.0}]
