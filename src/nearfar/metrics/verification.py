@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import MEASURES, SAME, Points, QueryGallery, as_points, as_query_gallery, prepare
+from nearfar.metrics.points import SAME, Points, QueryGallery, as_points, as_query_gallery
 from nearfar.supervision import Pairs, Supervision
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, ArrayInput, as_labels, as_vectors, check_finite, full_precision
-from nearfar.utils.validation import number, one_of
+from nearfar.utils.tensors import Array, ArrayInput, as_labels, full_precision
+from nearfar.utils.validation import number
 
 CPU_SIDE = 2048  # rows and columns of a tile
 
@@ -140,32 +140,22 @@ def pair_verification(
         (1.0, 2, 1)
     """
     checked = _rates(rates)
-    one_of("measure", measure, MEASURES)
-    vectors = as_vectors("embeddings", embeddings)
-    check_finite("embeddings", vectors)
+    points, _, budget = as_points(embeddings, None, measure=measure, memory_budget=None)
     first = as_labels("left", left)
-    rows = [first, as_labels("right", right, len(first))]
+    rows = first, as_labels("right", right, len(first))
     wanted = as_labels("same", same, len(first)).cpu()
     for name, each in zip(("left", "right"), rows, strict=True):
         low, high = int(each.min()), int(each.max())
-        if low < 0 or high >= len(vectors):
-            raise ValueError(f"{name} goes from {low} to {high}; embeddings has {len(vectors)} rows")
-    points = prepare([vectors], measure)[0]
-    one, other = (points.exact(each.to(vectors.device)) for each in rows)
-    similarity = points.similarity(one, other).cpu()
-    if not points.unit:
-        similarity = -similarity.neg().sqrt()
-    positive, negative = (_in_order(similarity[wanted == kind]) for kind in (1, 0))
-    if not len(positive) or not len(negative) or len(positive) + len(negative) < len(first):
+        if low < 0 or high >= len(points.array):
+            raise ValueError(f"{name} goes from {low} to {high}; embeddings has {len(points.array)} rows")
+    if torch.unique(wanted).tolist() != [0, 1]:
         raise ValueError("same must be 1 or 0 for each pair, and hold both")
-    level, start = _different(positive, points.unit)
-    slack = _slack(level, points.unit)
-    above = len(negative) - torch.searchsorted(negative, level + slack, right=True)
-    reached = len(negative) - torch.searchsorted(negative, level - slack)
-    curve = RocCurve(level, len(positive) - start, above, reached, len(positive), len(negative))
+    with full_precision(points.array.device):
+        similarity = _of_pairs(points, points, *rows, budget).cpu()
+    curve = _count(similarity[wanted == 1], [similarity[wanted == 0]], points.unit)
     turns = torch.arange(len(first)) % min(10, len(first))
     judged = _accuracy(similarity, wanted == 1, turns if folds is None else as_labels("folds", folds, len(first)).cpu())
-    return {**_report(curve, checked, 1.0 if points.unit else -1.0 / points.scale), "accuracy": judged}
+    return {**_report(curve, checked, similarity_unit(points)), "accuracy": judged}
 
 
 def _accuracy(similarity: Tensor, same: Tensor, folds: Tensor) -> float:
@@ -281,18 +271,20 @@ def _curve_of_pairs(queries: Points, items: Points | None, given: Supervision, b
         raise TypeError(f"labels is {kind}; allowed are class labels, and Pairs whose others are unknown")
     device, gallery = queries.array.device, queries if items is None else items
     given.of_batch(len(queries.array), None if items is None else len(items.array), device)  # checks the pairs
-    step = max(1, budget // (64 * queries.array.shape[1]))
-    left, right, same = (torch.split(part.to(device), step) for part in (given.left, given.right, given.same))
-    found = torch.cat(
-        [queries.similarity(queries.exact(one), gallery.exact(other)) for one, other in zip(left, right, strict=True)]
-    )
-    if not queries.unit:
-        found = -found.neg().sqrt()  # distances, not their squares
-    chosen = torch.cat(same)
+    found = _of_pairs(queries, gallery, given.left, given.right, budget)
+    chosen = given.same.to(device)
     for needed, what, purpose in ((chosen, "different", "accept"), (~chosen, "same", "refuse")):
         if not bool(needed.any()):
             raise ValueError(f"labels: all pairs are {what}, so there is no pair to {purpose}")
     return _count(found[chosen], [found[~chosen]], queries.unit)
+
+
+def _of_pairs(queries: Points, gallery: Points, left: Tensor, right: Tensor, budget: int) -> Tensor:
+    """Return the similarity of each pair, some at a time."""
+    step = max(1, budget // (64 * queries.array.shape[1]))
+    parts = zip(*(torch.split(rows.to(queries.array.device), step) for rows in (left, right)), strict=True)
+    found = torch.cat([queries.similarity(queries.exact(one), gallery.exact(other)) for one, other in parts])
+    return found if queries.unit else -found.neg().sqrt()  # distances, not their squares
 
 
 def _count(positive: Tensor, several: Iterable[Tensor], unit: bool) -> RocCurve:
