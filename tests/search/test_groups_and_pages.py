@@ -109,5 +109,5 @@ def test_a_page_is_whole_and_harmless(tmp_path: Path) -> None:
 def test_results_as_json() -> None:
     found = results().to_json()
     assert found["neighbors"][0] == {
-        "id": 0, "name": "<b>&.jpg", "label": "jay", "score": 0.9, "right": True, "metadata": {},
+        "id": 0, "name": "<b>&.jpg", "label": "jay", "score": 0.9, "right": True, "metadata": {}, "match": None,
     }  # fmt: skip

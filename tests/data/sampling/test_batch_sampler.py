@@ -30,7 +30,7 @@ def epochs_of(sampler: Sampler, *epochs: int) -> list[list[list[int]]]:
     return [[batch.tolist() for batch in sampler.epoch(epoch)] for epoch in epochs]
 
 
-@pytest.mark.parametrize("key", names())
+@pytest.mark.parametrize("key", sorted(set(names()) - {"given"}))  # that draws given pairs, whatever the labels
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_goes_from_epoch_to_epoch(key: str, workers: int) -> None:
     sampler = create(key, LABELS, **SETTINGS[key])
