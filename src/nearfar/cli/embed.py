@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import BatchSize, Device, Download, Model, NoLabels
+from nearfar.cli.options import BatchSize, Device, Download, Engine, Model, NoLabels, RayAddress, Workers
 from nearfar.cli.output import print_list, say
 from nearfar.utils.progress import bars
 
@@ -26,26 +27,38 @@ def embed_images(
     device: Device = "auto",
     batch_size: BatchSize = 64,
     download: Download = False,
+    engine: Engine = "local",
+    jobs: Workers = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Write the embeddings, names and classes of images, or of the vectors in a file.
+
+    With --engine ray, workers keep what is done in FILE.parts; the same command resumes an interrupted one.
 
     Example: nearfar embed runs/birds photos/ -o birds.safetensors && nearfar evaluate birds.safetensors
 
     Example: nearfar embed runs/wines wines.npz -o embeddings.npz
     """
     from nearfar.search.embedding_files import check_file, embed
-    from nearfar.training.api import open_model
+    from nearfar.training.api import model_place, open_model
 
     check_file(out)
+    parts = out.with_name(f"{out.name}.parts")
     with bars() as watch:
         found = embed(
-            open_model(model, download=download),
+            model_place(model) if engine == "ray" else open_model(model, download=download),
             photos,
             labels=None if no_labels else "folder",
             device=device,
             batch_size=batch_size,
+            engine=engine,
+            jobs=jobs,
+            ray_address=ray_address,
+            parts=parts,
             watch=watch,
         )
     found.write(out)
+    if engine == "ray":
+        shutil.rmtree(parts)
     print_list("files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
     say(f"wrote {out}: {len(found.names):,} embeddings of {found.vectors.shape[1]:,} dimensions")

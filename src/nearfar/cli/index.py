@@ -14,14 +14,17 @@ from nearfar.cli.options import (
     BatchSize,
     Device,
     Download,
+    Engine,
     Everything,
     IndexFolder,
     Json,
     Model,
     NoLabels,
+    RayAddress,
     Seed,
     Trust,
     Where,
+    Workers,
 )
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
@@ -65,6 +68,9 @@ def build(
     device: Device = "auto",
     batch_size: BatchSize = 64,
     download: Download = False,
+    engine: Engine = "local",
+    jobs: Workers = None,
+    ray_address: RayAddress = None,
 ) -> None:
     """Embed images and build an index. Resume an interrupted build with: nearfar index update
 
@@ -78,7 +84,7 @@ def build(
     """
     from nearfar.search import Index
     from nearfar.training import load_threshold
-    from nearfar.training.api import open_model
+    from nearfar.training.api import model_place, open_model
 
     threshold = load_threshold(model)
     if threshold is not None and threshold.measure != measure:
@@ -87,7 +93,7 @@ def build(
     with (
         bars() as watch,
         Index.build(
-            open_model(model, download=download),
+            model_place(model) if engine == "ray" else open_model(model, download=download),
             pictures,
             out=out,
             backend=backend,
@@ -97,6 +103,9 @@ def build(
             threshold=threshold,
             device=device,
             batch_size=batch_size,
+            engine=engine,
+            jobs=jobs,
+            ray_address=ray_address,
             watch=watch,
         ) as made,
     ):

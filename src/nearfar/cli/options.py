@@ -52,6 +52,9 @@ Download = Annotated[
     bool, Option("--download", help="Download the weights of a network if they are not on this machine.")
 ]
 NoLabels = Annotated[bool, Option("--no-labels", help="Do not use folders as classes.")]
+Engine = Annotated[str, Option(help="local, or ray: workers of a Ray cluster, with files on shared storage.")]
+Workers = Annotated[int | None, Option("--jobs", help="Number of Ray workers; default: one per GPU, or per CPU.")]
+RayAddress = Annotated[str | None, Option(metavar="ADDRESS", help="Address of a Ray cluster.")]
 BatchSize = Annotated[int, Option(help="Number of images per forward pass.")]
 Where = Annotated[
     list[str] | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import numpy as np
 
 from nearfar.networks.weights import save as saving
 from nearfar.search.encoder import Encoder, Model
+from nearfar.search.engines import ENGINES, RayEmbedder, embed_batches
 from nearfar.search.images import FOLDER, Images, Labels, list_images
 from nearfar.search.storage import Vectors
-from nearfar.search.update import preprocessed_batches
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Watch
-from nearfar.utils.validation import whole
+from nearfar.utils.validation import one_of, whole
 
 EXTENSIONS = (".npz", ".npy", ".safetensors")
 
@@ -87,6 +88,10 @@ def embed(
     labels: Labels = FOLDER,
     device: str = "auto",
     batch_size: int = 64,
+    engine: str = "local",
+    jobs: int | None = None,
+    ray_address: str | None = None,
+    parts: str | Path | None = None,
     watch: Watch | None = None,
 ) -> EmbeddedImages:
     """Compute the embeddings of images.
@@ -97,6 +102,11 @@ def embed(
         labels: "folder", a mapping from names to classes, or None.
         device: Device for the model: "auto", "cpu", "cuda", …
         batch_size: Number of images per forward pass.
+        engine: "local", or "ray": workers of a Ray cluster, which need ``model`` and ``images`` as paths that all
+            machines can read. The result is the same.
+        jobs: Number of Ray workers; by default as many as there are GPUs or, without any, CPUs.
+        ray_address: Address of the Ray cluster.
+        parts: A folder where Ray workers keep what is done, so that an interrupted call can be resumed.
         watch: Receives the progress.
 
     Returns:
@@ -104,22 +114,40 @@ def embed(
     """
     whole("batch_size", batch_size)
     listed = list_images(images, labels)
-    encoder = Encoder(saving.load(model) if isinstance(model, (str, Path)) else model, device=device)
+    loaded = saving.load(model) if isinstance(model, (str, Path)) else model
     progress = None if watch is None else watch("embedding")
-    parts, names, classes, skipped, done = [], [], [], [], 0
-    for batch in preprocessed_batches(listed, encoder, batch_size):
-        good = []
-        for each, outcome in batch:
-            if isinstance(outcome, Exception):
-                skipped.append((each.name, " ".join(str(outcome).split())))
-            else:
-                good.append(outcome[0])
+    vectors: list[Vectors] = []
+    names: list[str] = []
+    classes: list[str | None] = []
+    skipped: list[tuple[str, str]] = []
+    with ExitStack() as stack:
+        if one_of("engine", engine, ENGINES) == "local":
+            batches = embed_batches(listed, Encoder(loaded, device=device), batch_size)
+        else:
+            kept = None if parts is None else Path(parts)
+            if kept is not None:
+                kept.mkdir(parents=True, exist_ok=True)
+            workers = RayEmbedder(
+                model,
+                images,
+                device=device,
+                batch_size=batch_size,
+                jobs=jobs,
+                address=ray_address,
+                parts=kept,
+            )
+            batches = stack.enter_context(workers)(listed)
+        for batch in batches:
+            for each, outcome in batch:
+                if isinstance(outcome, str):
+                    skipped.append((each.name, outcome))
+                    continue
+                vectors.append(outcome.vector)
                 names.append(each.name)
                 classes.append(each.label)
-        parts.append(encoder.vectors(good))
-        done += len(batch)
-        if progress is not None:
-            progress(done, len(listed))
+            if progress is not None:
+                progress(len(names) + len(skipped), len(listed))
     if not names:
         raise ValueError(f"none of the images can be read; the first reason: {': '.join(skipped[0])}")
-    return EmbeddedImages(np.concatenate(parts), tuple(names), tuple(classes), tuple(skipped), encoder.fingerprint)
+    fingerprint = saving.fingerprint(loaded)
+    return EmbeddedImages(np.stack(vectors), tuple(names), tuple(classes), tuple(skipped), fingerprint)

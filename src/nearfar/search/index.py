@@ -9,6 +9,7 @@ import shutil
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from nearfar.networks.weights import save
 from nearfar.search import filters, projection
 from nearfar.search.backends import MEASURES, NO_ID, check_name
 from nearfar.search.encoder import Encoder, ImageInput, Model
+from nearfar.search.engines import ENGINES, RayEmbedder
 from nearfar.search.images import Images, Labels, check_labels, digest, list_images
 from nearfar.search.items import Hit, Item, Items
 from nearfar.search.reranking import expanded, k_reciprocal
@@ -135,6 +137,9 @@ class Index:
         threshold: Threshold | None = None,
         device: str = "auto",
         batch_size: int = 64,
+        engine: str = "local",
+        jobs: int | None = None,
+        ray_address: str | None = None,
         watch: Watch | None = None,
     ) -> Index:
         """Embed images and write a new index folder. ``update`` resumes a build that was interrupted.
@@ -153,6 +158,10 @@ class Index:
             threshold: The score from which on an item matches a query; see ``set_threshold``.
             device: Device for the model: "auto", "cpu", "cuda", …
             batch_size: Number of images per forward pass.
+            engine: "local", or "ray": workers of a Ray cluster embed the images. ``model`` and ``images`` must then be
+                paths that all machines can read. The result is the same.
+            jobs: Number of Ray workers; by default as many as there are GPUs or, without any, CPUs.
+            ray_address: Address of the Ray cluster.
             watch: Receives the progress; see ``nearfar.utils.progress``.
 
         Returns:
@@ -167,6 +176,7 @@ class Index:
         check_labels(labels)
         one_of("measure", measure, MEASURES)
         whole("batch_size", batch_size)
+        one_of("engine", engine, ENGINES)
         if index_exists(out):
             raise BadIndex(f"{out} already contains an index; update it, or choose another folder")
         listed = list_images(images, labels)
@@ -178,26 +188,32 @@ class Index:
             "fingerprint": encoder.fingerprint,
             **({} if encoder.in_dim is None else {"in_dim": encoder.in_dim}),
         }
-        storage = IndexStorage.create(
-            out,
-            {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known},
-            np.empty((0, encoder.dim), dtype=np.float32),
-            [],
-            device=as_device("device", device),
-            prepare=lambda: save.save(loaded, out / MODEL),
-        )
-        index = cls(storage, device=device, encoder=encoder)
-        try:
-            found = update(index, listed, labels=labels, metadata=metadata, batch_size=batch_size, watch=watch)
-            index.skipped = found.skipped
-            if not len(index) and is_new:
-                shutil.rmtree(out)
-                raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
-            index.compact(backend=backend, watch=watch)
-            index.set_threshold(threshold)
-        except BaseException:
-            index.close()
-            raise
+        engines: RayEmbedder | AbstractContextManager[None] = nullcontext()
+        if engine == "ray":
+            engines = RayEmbedder(model, images, device=device, batch_size=batch_size, jobs=jobs, address=ray_address)
+        with engines as workers:
+            storage = IndexStorage.create(
+                out,
+                {"dim": encoder.dim, "measure": measure, "backend": backend, "model": known},
+                np.empty((0, encoder.dim), dtype=np.float32),
+                [],
+                device=as_device("device", device),
+                prepare=lambda: save.save(loaded, out / MODEL),
+            )
+            index = cls(storage, device=device, encoder=encoder)
+            try:
+                found = update(
+                    index, listed, labels=labels, metadata=metadata, batch_size=batch_size, embed=workers, watch=watch
+                )
+                index.skipped = found.skipped
+                if not len(index) and is_new:
+                    shutil.rmtree(out)
+                    raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
+                index.compact(backend=backend, watch=watch)
+                index.set_threshold(threshold)
+            except BaseException:
+                index.close()
+                raise
         return index
 
     @classmethod

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar.data.store.decode import shared_decoder
-from nearfar.search.encoder import Encoder, Pixels, prefetch
+from nearfar.search.encoder import prefetch
+from nearfar.search.engines import Embed, Embedded, Outcomes, embed_batches
 from nearfar.search.images import FOLDER, Images, ImageSource, Labels, digest, folder_label, list_images
 from nearfar.search.items import Item
 from nearfar.search.storage import checked_vectors
@@ -18,8 +18,6 @@ from nearfar.utils.progress import Watch
 
 if TYPE_CHECKING:
     from nearfar.search.index import Index
-
-Preprocessed = tuple[Pixels, bytes, str] | Exception  # pixels for the model, a thumbnail and a hash
 
 
 @dataclass
@@ -56,6 +54,7 @@ def update(
     labels: Labels = FOLDER,
     metadata: Mapping[str, Mapping[str, Any]] | None = None,
     batch_size: int = 64,
+    embed: Embed | None = None,
     watch: Watch | None = None,
 ) -> Update:
     """Make an index match a list of images; see ``Index.update``.
@@ -68,6 +67,7 @@ def update(
         labels: "folder", a mapping from names to classes, or None.
         metadata: Additional data for images, by name.
         batch_size: Number of images per forward pass.
+        embed: Embeds images; by default this process does.
         watch: Receives the progress.
 
     Returns:
@@ -106,44 +106,15 @@ def update(
     others = [item for group in left.values() for item in group]
     new = _inherit(new, others, details)
     result.added += _copy(index, [(each, by_hash.get(hashes[each.name])) for each in new], details)
+
+    def here(images: Sequence[ImageSource]) -> Outcomes:
+        return embed_batches(images, index.encoder, batch_size)
+
     unseen = [each for each in new if hashes[each.name] not in by_hash]
-    result.added += _embed(index, unseen, details, batch_size, result, watch)
+    result.added += _embed(index, unseen, details, embed or here, result, watch)
     _classify_left(index, others, hashes, result)
     storage.remove(result.replaced + (result.missing if prune else []))
     return result
-
-
-def preprocessed_batches(
-    images: Sequence[ImageSource], encoder: Encoder, size: int
-) -> Iterator[list[tuple[ImageSource, Preprocessed]]]:
-    """Read and preprocess images, and yield them in batches. Files are decoded by worker processes.
-
-    Args:
-        images: The images.
-        encoder: The model.
-        size: Number of images in a batch.
-
-    Yields:
-        Pairs of an image and its preprocessed form, or the error if it cannot be read.
-    """
-
-    decoder = shared_decoder()
-
-    def work(each: ImageSource) -> Preprocessed:
-        try:
-            image = each.read()
-            return (*encoder.preprocess_with_thumbnail(image, decoder.decode), digest(image))
-        except (OSError, ValueError) as error:  # not an image, or not readable
-            return error
-
-    batch: list[tuple[ImageSource, Preprocessed]] = []
-    for pair in zip(images, prefetch(work, images, most=2 * size), strict=True):
-        batch.append(pair)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _label(each: ImageSource, known: Item) -> str | None:
@@ -221,31 +192,27 @@ def _embed(
     index: Index,
     images: Sequence[ImageSource],
     metadata: Mapping[str, Mapping[str, Any]],
-    batch_size: int,
+    embed: Embed,
     result: Update,
     watch: Watch | None,
 ) -> list[int]:
     """Add images in batches; each batch is on disk before the next one begins."""
     if not images:
         return []
-    encoder, ids, done = index.encoder, [], 0
+    ids, done = [], 0
     progress = None if watch is None else watch("embedding")
-    for batch in preprocessed_batches(images, encoder, batch_size):
-        good: list[tuple[ImageSource, Pixels, bytes, str]] = []
-        for each, outcome in batch:
-            if isinstance(outcome, Exception):
-                result.skipped.append((each.name, " ".join(str(outcome).split()) or type(outcome).__name__))
-            else:
-                good.append((each, *outcome))
+    for batch in embed(images):
+        result.skipped += [(each.name, outcome) for each, outcome in batch if isinstance(outcome, str)]
+        good = [(each, outcome) for each, outcome in batch if isinstance(outcome, Embedded)]
         if good:
-            points = encoder.vectors([pixels for _, pixels, _, _ in good])
+            points = np.stack([outcome.vector for _, outcome in good])
             ids += index.storage.add(
-                [each.name for each, _, _, _ in good],
+                [each.name for each, _ in good],
                 checked_vectors("vectors", points, index.dim, index.measure),
-                labels=[each.label for each, _, _, _ in good],
-                hashes=[hash for _, _, _, hash in good],
-                metadata=[dict(metadata.get(each.name, {})) for each, _, _, _ in good],
-                thumbnails=[small for _, _, small, _ in good],
+                labels=[each.label for each, _ in good],
+                hashes=[outcome.hash for _, outcome in good],
+                metadata=[dict(metadata.get(each.name, {})) for each, _ in good],
+                thumbnails=[outcome.thumbnail for _, outcome in good],
             )
         done += len(batch)
         if progress is not None:

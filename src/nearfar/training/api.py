@@ -161,12 +161,17 @@ def read_model(where: str | Path, reader: Callable[[Path], T]) -> T:
     """
     from nearfar.training.run import checkpoints
 
-    place = _model_place(where)
+    place = model_place(where)
     is_checkpoint = bool(place.name) and checkpoints.exists(place)
     return checkpoints.read(place, reader) if is_checkpoint else reader(place)
 
 
-def _model_place(where: str | Path) -> Path:
+def model_place(where: str | Path) -> Path:
+    """Return the folder that has the network of a run: its selected checkpoint, or the last one.
+
+    Args:
+        where: As for ``open_model``; anything but a run folder is returned as it is.
+    """
     from nearfar.training.run import checkpoints
     from nearfar.training.run.folder import RunFolder
 

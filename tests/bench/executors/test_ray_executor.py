@@ -67,7 +67,7 @@ class Fake:
 
 def test_cells_take_their_share_of_the_gpus_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(CPU=32, GPU=4)
-    monkeypatch.setattr(ray_executor, "_ray", lambda: fake)
+    monkeypatch.setitem(sys.modules, "ray", fake)
     engine = ray_executor.RayExecutor(tmp_path, address="ray://head:10001", per_gpu=4)
     assert (fake.wants["num_gpus"], fake.asked["address"], engine.room) == (0.25, "ray://head:10001", 17)
     assert ray_executor.RayExecutor(tmp_path, device="cpu").room == 33
@@ -76,7 +76,7 @@ def test_cells_take_their_share_of_the_gpus_of_a_cluster(tmp_path: Path, monkeyp
 
 
 def test_a_cluster_without_gpus_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_executor, "_ray", lambda: Fake(CPU=2))
+    monkeypatch.setitem(sys.modules, "ray", Fake(CPU=2))
     with pytest.raises(ValueError, match="device is 'cuda', but the Ray cluster has no GPU"):
         ray_executor.RayExecutor(tmp_path, device="cuda")
 

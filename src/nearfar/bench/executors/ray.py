@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.bench.executors.job import COMMAND, Executor, Job
+from nearfar.utils import ray_cluster
 from nearfar.utils.validation import whole
 
 POLL_SECONDS = 0.3  # between two checks of a task whether it should stop
@@ -40,12 +41,9 @@ class RayExecutor(Executor):
         per_gpu: int = 1,
         device: str | None = None,
     ) -> None:
-        self._ray = _ray()
         whole("per_gpu", per_gpu)
         self._most = None if jobs is None else whole("jobs", jobs)
-        self._own = not self._ray.is_initialized()
-        if self._own:
-            self._ray.init(address=address, include_dashboard=None if address else False, log_to_driver=False)
+        self._ray, self._own = ray_cluster.connect(address)
         has = self._ray.cluster_resources()
         gpus = device != "cpu" and has.get("GPU", 0) > 0
         if not gpus and device is not None and device.startswith("cuda"):
@@ -137,11 +135,3 @@ def _task() -> Callable[..., int]:
         return process.wait()
 
     return task
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("engine 'ray' needs the package ray; install it with: pip install 'nearfar[ray]'") from None
-    return ray

@@ -1,0 +1,201 @@
+"""Embeds images in batches: in this process, or by the workers of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nearfar.data.store.decode import shared_decoder
+from nearfar.networks.weights import save
+from nearfar.search.encoder import Encoder, Model, Pixels, prefetch
+from nearfar.search.images import Images, ImageSource, digest, list_images
+from nearfar.search.storage import Vectors
+from nearfar.utils import ray_cluster
+from nearfar.utils.atomic import whole_file
+from nearfar.utils.validation import whole
+
+ENGINES = ("local", "ray")
+BATCHES = 16  # in the share of images that a worker gets at a time
+RESTARTS = 3  # of a worker whose process or machine was lost
+
+
+class Embedded(NamedTuple):
+    """What is known about an image that was embedded.
+
+    Attributes:
+        vector: Its embedding [d].
+        thumbnail: A JPEG thumbnail; empty if it was not asked for.
+        hash: Hash of its content.
+    """
+
+    vector: Vectors
+    thumbnail: bytes
+    hash: str
+
+
+Outcome = Embedded | str  # of an image; text: why it cannot be read
+Outcomes = Iterator[list[tuple[ImageSource, Outcome]]]
+Embed = Callable[[Sequence[ImageSource]], Outcomes]
+
+
+def embed_batches(images: Sequence[ImageSource], encoder: Encoder, size: int) -> Outcomes:
+    """Embed images in this process; files are decoded by worker processes.
+
+    Args:
+        images: The images.
+        encoder: The model.
+        size: Number of images in a batch.
+
+    Yields:
+        The images of a batch, in order, each with its outcome.
+    """
+    decoder = shared_decoder()
+
+    def work(each: ImageSource) -> tuple[Pixels, bytes, str] | str:
+        try:
+            image = each.read()
+            return (*encoder.preprocess_with_thumbnail(image, decoder.decode), digest(image))
+        except (OSError, ValueError) as error:  # not an image, or not readable
+            return " ".join(str(error).split()) or type(error).__name__
+
+    found: list[tuple[ImageSource, tuple[Pixels, bytes, str] | str]] = []
+    for number, pair in enumerate(zip(images, prefetch(work, images, most=2 * size), strict=True), start=1):
+        found.append(pair)
+        if len(found) == size or number == len(images):
+            vectors = iter(encoder.vectors([ready[0] for _, ready in found if not isinstance(ready, str)]))
+            yield [
+                (each, ready if isinstance(ready, str) else Embedded(next(vectors), *ready[1:]))
+                for each, ready in found
+            ]
+            found = []
+
+
+class RayEmbedder:
+    """Embeds images by the workers of a Ray cluster, which have the model and the images on shared storage.
+
+    Each worker gets shares of the images and computes the same batches as a single process would.
+
+    Args:
+        model: The folder of the model.
+        images: A folder or archive of images.
+        device: "cpu" does not use GPUs.
+        batch_size: Number of images per forward pass.
+        jobs: Number of workers; by default as many as the cluster has GPUs or, without any, CPUs.
+        address: Address of the cluster, as for ``ray.init``.
+        parts: A folder on shared storage, where the embeddings of each share are kept. What is there from an
+            interrupted call is used if the images have the same content. None: nothing is kept.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Model,
+        images: Images,
+        *,
+        device: str = "auto",
+        batch_size: int = 64,
+        jobs: int | None = None,
+        address: str | None = None,
+        parts: Path | None = None,
+    ) -> None:
+        if not isinstance(model, (str, Path)):
+            raise ValueError("engine 'ray' needs the folder of a model that all machines can read, not a model")
+        if not isinstance(images, (str, Path)):
+            raise ValueError("engine 'ray' needs a folder or archive of images that all machines can read")
+        self._share = BATCHES * whole("batch_size", batch_size)
+        self._ray, self._own = ray_cluster.connect(address)
+        has = self._ray.cluster_resources()
+        gpus = int(has.get("GPU", 0)) if device != "cpu" else 0
+        count = (gpus or max(1, int(has.get("CPU", 1)))) if jobs is None else whole("jobs", jobs)
+        wants = {"num_cpus": 1, "num_gpus": 1 if gpus else 0, "max_restarts": RESTARTS, "max_task_retries": RESTARTS}
+        create = self._ray.remote(**wants)(_Worker).remote
+        places = [Path(each).absolute() for each in (model, images)]
+        kept = None if parts is None else parts.absolute()
+        self._workers = [create(*places, "cuda" if gpus else "cpu", batch_size, kept) for _ in range(count)]
+
+    def __call__(self, images: Sequence[ImageSource]) -> Outcomes:
+        """Embed images of the folder; yields the images of a share, in order, each with its outcome."""
+        from ray.util import ActorPool
+
+        shares = [images[start : start + self._share] for start in range(0, len(images), self._share)]
+        asked = [(number, [each.name for each in share]) for number, share in enumerate(shares)]
+        found = ActorPool(self._workers).map(lambda worker, share: worker.embed.remote(*share), asked)
+        for share, outcomes in zip(shares, found, strict=True):
+            yield list(zip(share, outcomes, strict=True))
+
+    def close(self) -> None:
+        """Stop the workers, and shut Ray down if it was started here."""
+        for worker in self._workers:
+            self._ray.kill(worker)
+        if self._own:
+            self._ray.shutdown()
+
+    def __enter__(self) -> RayEmbedder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Worker:
+    """Embeds shares of images in a process of a Ray cluster."""
+
+    def __init__(self, model: Path, images: Path, device: str, batch_size: int, parts: Path | None) -> None:
+        self._encoder = Encoder(save.load(model), device=device)
+        self._sources = {each.name: each for each in list_images(images, None)}
+        self._batch_size, self._parts = batch_size, parts
+
+    def embed(self, number: int, names: list[str]) -> list[Outcome]:
+        """Embed the images of a share, or read its embeddings if they are there."""
+        images = [self._sources.get(name, ImageSource(name, None, _gone)) for name in names]
+        file = None if self._parts is None else self._parts / f"{number:06}.npz"
+        if file is not None and file.is_file() and (kept := self._read(file, images)) is not None:
+            return kept
+        batches = embed_batches(images, self._encoder, self._batch_size)
+        outcomes = [outcome for batch in batches for _, outcome in batch]
+        if file is not None:
+            self._write(file, names, outcomes)
+            outcomes = [each if isinstance(each, str) else each._replace(thumbnail=b"") for each in outcomes]
+        return outcomes
+
+    def _read(self, file: Path, images: Sequence[ImageSource]) -> list[Outcome] | None:
+        """The kept outcomes of a share; None if they are of another model or of other images."""
+        with np.load(file, allow_pickle=False) as kept:
+            about = {name: kept[name] for name in kept.files}
+        if str(about["model"]) != self._encoder.fingerprint or about["names"].tolist() != [i.name for i in images]:
+            return None
+        if about["hashes"].tolist() != [_content(each) for each in images]:
+            return None
+        vectors = iter(about["vectors"])
+        rows = zip(about["hashes"].tolist(), about["reasons"].tolist(), strict=True)
+        return [reason or Embedded(next(vectors), b"", hash) for hash, reason in rows]
+
+    def _write(self, file: Path, names: list[str], outcomes: Sequence[Outcome]) -> None:
+        vectors = [each.vector for each in outcomes if isinstance(each, Embedded)]
+        hashes = [
+            each.hash if isinstance(each, Embedded) else _content(self._sources.get(name))
+            for name, each in zip(names, outcomes, strict=True)
+        ]
+        with whole_file(file) as draft, open(draft, "wb") as out:
+            np.savez(
+                out,
+                model=np.array(self._encoder.fingerprint),
+                names=np.array(names),
+                hashes=np.array(hashes),
+                reasons=np.array([each if isinstance(each, str) else "" for each in outcomes]),
+                vectors=np.stack(vectors) if vectors else np.empty((0, self._encoder.dim), dtype=np.float32),
+            )
+
+
+def _content(image: ImageSource | None) -> str:
+    """The hash of an image; empty if it cannot be read."""
+    try:
+        return "" if image is None else digest(image.read())
+    except OSError:
+        return ""
+
+
+def _gone() -> bytes:
+    raise FileNotFoundError("it was removed meanwhile")
