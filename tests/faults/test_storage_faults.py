@@ -194,12 +194,16 @@ def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None
         Index.open(tmp_path / "i")
 
 
-def test_a_map_of_vectors_that_became_nan_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "contains NaN"), (-3e38, r"contains a value of 3e\+38")])
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_a_map_of_vectors_that_became_nan_or_huge_is_refused(
+    tmp_path: Path, value: float, said: str, method: str
+) -> None:
     Index.from_vectors(POINTS, out=tmp_path / "i").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
-    np.lib.format.open_memmap(file, mode="r+")[7, 0] = np.nan
-    with Index.open(tmp_path / "i") as index, pytest.raises(ValueError, match=r"vectors.npy of .* contains NaN"):
-        index.map()
+    np.lib.format.open_memmap(file, mode="r+")[7, 0] = value
+    with Index.open(tmp_path / "i") as index, pytest.raises(ValueError, match=rf"vectors.npy of .* {said}"):
+        index.map(method)
 
 
 def test_a_clock_that_jumps_changes_nothing_but_dates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ METHODS = tuple(KEPT)
 STALE = 0.1  # share of items that may change before the axes are recomputed
 MOST_TSNE = 20_000  # items; more would take too long
 BLOCK = 16_384
+LARGEST = 1e15  # absolute value of a coordinate; sums of squares of larger ones overflow float32
 
 Places = NDArray[np.float32]
 _computing = threading.Lock()
@@ -44,6 +45,9 @@ def project(
 
     Returns:
         The ids [n] and the coordinates [n, 2].
+
+    Raises:
+        ValueError: If a vector contains NaN, infinity or a value beyond 1e15.
     """
     one_of("method", method, METHODS)
     if method == "tsne" and len(ids) > MOST_TSNE:
@@ -56,6 +60,10 @@ def project(
         if kept is not None and np.array_equal(kept["ids"], ids):
             return ids, kept["places"]
         check_finite(f"vectors.npy of {folder}", torch.from_numpy(vectors))
+        if (largest := max(vectors.max(initial=0.0), -vectors.min(initial=0.0))) > LARGEST:
+            raise ValueError(
+                f"vectors.npy of {folder} contains a value of {largest:.2g}; a map needs values up to {LARGEST:g}"
+            )
         if method == "tsne":
             moved = tsne(vectors)
             moved = moved - (moved.max(axis=0, initial=0.0) + moved.min(axis=0, initial=0.0)) / 2
