@@ -9,7 +9,9 @@ import random
 import resource
 import shutil
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -192,6 +194,34 @@ def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None
     np.lib.format.open_memmap(file, mode="r+")[7, 0] = np.nan
     with pytest.raises(BadIndex, match=r"NaN or infinity in 1 of .* rows; the first is row 7"):
         Index.open(tmp_path / "i")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [("id = 'x'", "an id is str"), ("vector = 'x'", "a vector is str"), ("vector = x'00'", "a vector has 1 bytes")],
+)
+def test_damaged_changes_are_named(tmp_path: Path, damage: str, said: str) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        index.add_vectors(POINTS[:2])
+    file = tmp_path / "i" / "index.sqlite"
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE copied AS SELECT * FROM changes")
+        database.execute(f"UPDATE copied SET {damage}")
+        database.execute("DROP TABLE changes")
+        database.execute("ALTER TABLE copied RENAME TO changes")
+    with pytest.raises(BadIndex, match=rf"{file.name} is damaged: {said}"):
+        Index.open(tmp_path / "i")
+
+
+def test_a_damaged_cache_of_the_map_is_computed_again(tmp_path: Path) -> None:
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        whole = index.map()
+    file = tmp_path / "i" / "map-pca.npz"
+    damaged = bytearray(file.read_bytes())
+    damaged[damaged.find(b"PK\x01\x02") + 10] = 64  # a compression method that does not exist
+    file.write_bytes(damaged)
+    with Index.open(tmp_path / "i") as index:
+        np.testing.assert_array_equal(index.map(), whole)
 
 
 @pytest.mark.parametrize(("value", "said"), [(np.nan, "contains NaN"), (-3e38, r"contains a value of 3e\+38")])

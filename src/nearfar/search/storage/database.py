@@ -202,6 +202,8 @@ class Database:
             The ids, and the number of the last change.
         """
         rows = self._rows("SELECT number, id FROM changes WHERE number > ? ORDER BY number", (after,))
+        for _, id in rows:
+            self._check("an id", id, int)
         return sorted({id for _, id in rows}), rows[-1][0] if rows else after
 
     def new_vectors(self, dim: int, after: int = 0) -> dict[int, Vectors]:
@@ -216,6 +218,8 @@ class Database:
         )
         found: dict[int, Vectors] = {}
         for id, data in rows:
+            self._check("an id", id, int)
+            self._check("a vector", data, bytes)
             if len(data) != 4 * dim:
                 raise BadIndex(f"{self.file} is damaged: a vector has {len(data)} bytes, not {4 * dim}")
             found[id] = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
@@ -223,7 +227,9 @@ class Database:
 
     def highest_changed_id(self) -> int:
         """Return the highest id among the changes; −1 if there are none."""
-        return int(self._rows("SELECT COALESCE(MAX(id), -1) FROM changes")[0][0])
+        highest = self._rows("SELECT COALESCE(MAX(id), -1) FROM changes")[0][0]
+        self._check("an id", highest, int)
+        return int(highest)
 
     def pending_bytes(self) -> int:
         """Return the approximate size of the changes since the last compaction."""
@@ -397,6 +403,11 @@ class Database:
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._read_lock, self._errors():
             return self._reader.execute(statement, values).fetchall()
+
+    def _check(self, what: str, value: Any, kind: type) -> None:
+        """Check a value of the table of changes, which a damaged file may hold as another type."""
+        if type(value) is not kind:
+            raise BadIndex(f"{self.file} is damaged: {what} is {type(value).__name__}; build the index again")
 
     def _items(self, statement: str, values: Sequence[Any] = ()) -> list[Item]:
         rows = self._rows(statement, values)
