@@ -124,7 +124,7 @@ class HierarchicalTriplet(PairLoss):
         sim, (pos, neg) = tile.similarity, self.mining.select(tile)
         if self.margins is not None and tile.labels is not None:
             of_rows, of_columns = tile.labels
-            margins = self.margins[of_rows.unsqueeze(1), of_columns].to(sim.dtype)
+            margins = self.margins.index_select(0, of_rows).index_select(1, of_columns).to(sim.dtype)
             sim = torch.where(neg, sim + margins, sim)
         given, number = self.mining.triplets(tile), count(pos, sim) * count(neg, sim)
         if given is None:

@@ -91,7 +91,7 @@ class Margin(PairLoss):
         if self.num_classes is None or not isinstance(labels, Tensor):
             return self.beta.expand(len(labels))
         check_classes(labels, self.num_classes)
-        return self.beta[labels]
+        return self.beta.index_select(0, labels)  # fails for a negative label on a GPU, too
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
         assert tile.anchor_values is not None
