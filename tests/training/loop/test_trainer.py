@@ -394,3 +394,8 @@ def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> No
     lines.show(status)
     lines.show(status)
     assert capsys.readouterr().err == "epoch 1/2  step 3/10  loss –  2 skipped\n"
+    tell = lines.watch("embedding")
+    assert tell is not None
+    for now[0], done in ((12.0, 100), (22.0, 2_000), (23.0, 2_100), (40.0, 5_000)):
+        tell(done, 5_000)
+    assert capsys.readouterr().err == "embedding: 2,000 of 5,000\n"

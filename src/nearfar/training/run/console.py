@@ -161,7 +161,11 @@ class Lines(Display):
         self._last = clock()
 
     def watch(self, work: str) -> Progress | None:
-        return None
+        def tell(done: int, total: int) -> None:
+            if done < total and self._clock() - self._last >= BETWEEN_LINES:
+                self.say(f"{work}: {done:,} of {total:,}")
+
+        return tell
 
     def show(self, status: Status) -> None:
         if self._clock() - self._last >= BETWEEN_LINES:
