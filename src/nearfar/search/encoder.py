@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from nearfar.data.datasets.arrays import as_source
-from nearfar.data.store.decode import decode, shrink
+from nearfar.data.store.decode import decode, pad_to_square, shrink
 from nearfar.data.store.sources import Arrays, encode_image
 from nearfar.data.transforms.view import View, planar, window
 from nearfar.networks import Embedder, Ensemble
@@ -71,6 +71,7 @@ class Encoder:
         if found is None:
             return
         self._view = View(size=found.size, crop=found.crop, resize=found.resize, aspect=found.aspect, flip=False)
+        self._side = None if found.pad else found.resize  # to which images may be reduced when they are decoded
         self._channels = found.normalization.channels
         self._flips_channels = found.normalization.order == "BGR" and self._channels == 3
         self._factor, self._shift = found.normalization.constants(self.device)  # once: the same for every batch
@@ -91,7 +92,7 @@ class Encoder:
         """
         if self.preprocessing is None:
             return self._vector(item)
-        return self._cropped(decoded(item, self._channels, self.preprocessing.resize))
+        return self._cropped(decoded(item, self._channels, self._side))
 
     def preprocess_with_thumbnail(self, item: ImageInput, decode: Decode = decode) -> tuple[NDArray[Any], bytes]:
         """Decode an image once, for the model and for a thumbnail.
@@ -107,7 +108,7 @@ class Encoder:
             return self._vector(item), b""
         if isinstance(item, (str, Path)):
             item = Path(item).read_bytes()
-        pixels = decoded(item, self._channels, self.preprocessing.resize, decode)
+        pixels = decoded(item, self._channels, self._side, decode)
         # The pixels for the model are enough for a thumbnail, unless they are gray or very small.
         enough = pixels.shape[2] == 3 and self.preprocessing.resize >= THUMBNAIL_SIDE
         return self._cropped(pixels), thumbnail(pixels if enough else item, decode)
@@ -169,6 +170,8 @@ class Encoder:
         return self.vectors([inputs])[0], small
 
     def _cropped(self, pixels: Pixels) -> Pixels:
+        if self.preprocessing is not None and self.preprocessing.pad:
+            pixels = shrink(pad_to_square(pixels), self.preprocessing.resize)
         plan = self._view.plan(np.array([pixels.shape[:2]]))
         return planar(window(pixels, plan, 0))
 
@@ -235,7 +238,7 @@ def thumbnail(image: ImageInput, decode: Decode = decode) -> bytes:
     return file.getvalue()
 
 
-def decoded(image: ImageInput, channels: int, side: int, decode: Decode = decode) -> Pixels:
+def decoded(image: ImageInput, channels: int, side: int | None, decode: Decode = decode) -> Pixels:
     """Return the pixels of an image, upright, with transparency on white.
 
     Pixels that are already decoded are not encoded or decoded again; they are resized at most once.
@@ -243,7 +246,7 @@ def decoded(image: ImageInput, channels: int, side: int, decode: Decode = decode
     Args:
         image: The image.
         channels: 1 for gray, 3 for color.
-        side: Length of the shorter side that is needed; larger images are reduced to it.
+        side: Length of the shorter side that is needed; larger images are reduced to it. None: they are not reduced.
         decode: Decodes the bytes of a file.
 
     Returns:
@@ -254,12 +257,14 @@ def decoded(image: ImageInput, channels: int, side: int, decode: Decode = decode
     if isinstance(image, bytes):
         return decode(image, channels=channels, side=side)
     if isinstance(image, np.ndarray):
-        return shrink(_with_channels(image, channels), side)
+        pixels = _with_channels(image, channels)
+        return pixels if side is None else shrink(pixels, side)
     if not isinstance(image, Image.Image):
         raise TypeError(
             f"the image is a {type(image).__name__}; it must be a path, bytes, a Pillow image or uint8 pixels"
         )
-    return shrink(_flattened(image, channels), side)
+    pixels = _flattened(image, channels)
+    return pixels if side is None else shrink(pixels, side)
 
 
 def prefetch(function: Callable[[T], U], work: Iterable[T], *, workers: int = WORKERS, most: int = 128) -> Iterator[U]:

@@ -102,6 +102,7 @@ class Preprocessing:
         resize: Shorter side before the crop; both sides if ``aspect`` is "squash".
         aspect: "keep", "squash", or "shrink": like "keep", but smaller images are enlarged only to fit ``size``.
         crop: "center", or "none" to use the whole resized image.
+        pad: Whether images are first padded to squares with black.
         normalization: Normalization of pixels.
     """
 
@@ -109,6 +110,7 @@ class Preprocessing:
     resize: int
     aspect: str = "keep"
     crop: str = "center"
+    pad: bool = False
     normalization: Normalization
 
     def __post_init__(self) -> None:
@@ -120,8 +122,11 @@ class Preprocessing:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; it includes the interpolation, for use outside of nearfar."""
         value = {**asdict(self), "interpolation": INTERPOLATION}
+        # Added later; files and fingerprints without them stay as they were.
         if not self.normalization.grey:
-            del value["normalization"]["grey"]  # added later; files and fingerprints stay as they were
+            del value["normalization"]["grey"]
+        if not self.pad:
+            del value["pad"]
         return value
 
 

@@ -11,13 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fake_runs import write_run
+from PIL import Image
 from torch import Tensor
 from training_runs import DIM, pictures, recipe, train, vectors
 
 import nearfar as nf
 from nearfar.cli import main
-from nearfar.training.evaluation.embeddings import EmbeddingSet
+from nearfar.networks.weights.save import save
+from nearfar.training.evaluation.embeddings import EmbeddingSet, Evaluator
 from nearfar.training.evaluation.evaluate import concatenate
+from nearfar.training.loop.builder import build
 
 LEVELS = ["low", "mid", "high"]
 SMALL = {"network__settings": {}, "training__epochs": 1, "sampler__steps": 2, "network__name": "small_cnn"}
@@ -52,6 +55,24 @@ def held_out(file: Path) -> tuple[Tensor, Tensor]:
     with np.load(file) as content:
         held = content["y"] >= 6
         return torch.from_numpy(content["X"][held]), torch.from_numpy(content["y"][held])
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_saved_model_preprocesses_images_as_evaluation_does(tmp_path: Path, pad: bool) -> None:
+    rng, shapes = np.random.default_rng(0), [(40, 60), (60, 40), (40, 40)]
+    for number in range(12):
+        (tmp_path / f"photos/{number // 3}").mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(256, size=(*shapes[number % 3], 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"photos/{number // 3}/{number}.png")
+    changes = {"data__name": "folder", "data__root": str(tmp_path / "photos"), "data__pad": pad, "data__side": 28}
+    changes |= {"sampler__classes": 2, "sampler__per_class": 2}
+    built = build(recipe(tmp_path, **SMALL, **changes), cache=tmp_path / "cache")
+    save(built.model, tmp_path / "model", preprocessing=built.preprocessing)
+    found = Evaluator(built).embed()["test"]
+    assert found.rows is not None
+    files = [tmp_path / "photos" / built.dataset.source.name(int(row)) for row in found.rows]
+    embeddings = nf.load(tmp_path / "model").embed(files)
+    np.testing.assert_allclose(embeddings, found.embeddings, atol=1e-5)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from nearfar.data.datasets.base import Column, Dataset
+from nearfar.data.store.decode import pad_to_square
 from nearfar.data.store.fingerprint import KIND, SIZE
 from nearfar.data.store.sources import Arrays, Ints, Source
 
@@ -48,10 +49,7 @@ class Framed(Source):
             left, top = min(max(left, 0), right - 1), min(max(top, 0), bottom - 1)
             image = image.crop((left, top, right, bottom))
         if self.pad:
-            side = max(image.size)
-            square = Image.new("RGB", (side, side))
-            square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-            image = square
+            image = Image.fromarray(pad_to_square(np.asarray(image)))
         framed = io.BytesIO()
         image.save(framed, "BMP")
         return framed.getvalue()

@@ -215,6 +215,22 @@ def shrink(image: Pixels, side: int, aspect: str = "keep") -> Pixels:
     return np.asarray(resized).reshape(resized.height, resized.width, image.shape[2])
 
 
+def pad_to_square(image: Pixels) -> Pixels:
+    """Pad an image with black on both sides of its shorter side.
+
+    Args:
+        image: Image [height, width, channels].
+
+    Example:
+        >>> pad_to_square(np.ones((1, 3, 1), dtype=np.uint8))[:, :, 0].tolist()
+        [[0, 0, 0], [1, 1, 1], [0, 0, 0]]
+    """
+    height, width = image.shape[:2]
+    side = max(height, width)
+    top, left = (side - height) // 2, (side - width) // 2
+    return np.pad(image, ((top, side - height - top), (left, side - width - left), (0, 0)))
+
+
 class Decoder:
     """A pool of worker processes that decode images. It may be used by several threads.
 

@@ -439,11 +439,13 @@ def _preprocessing(loader: Loader, section: DataSection) -> Preprocessing | None
     normalization = replace(normalization, grey=store.channels < normalization.channels)
     size = view.window[0]
     if view.crop == "none":
-        return Preprocessing(size=size, resize=size, aspect="squash", crop="none", normalization=normalization)
+        return Preprocessing(
+            size=size, resize=size, aspect="squash", crop="none", pad=section.pad, normalization=normalization
+        )
     # Images that are not resized here were shrunk or squashed when they were decoded.
     aspect = "squash" if section.aspect == "squash" else view.aspect if view.resize else "shrink"
     resize = view.resize or max(section.side, size)
-    return Preprocessing(size=size, resize=resize, aspect=aspect, normalization=normalization)
+    return Preprocessing(size=size, resize=resize, aspect=aspect, pad=section.pad, normalization=normalization)
 
 
 # --- network and losses --------------------------------------------------------------------------------------------
