@@ -40,7 +40,7 @@ classes     losses whose classes :func:`shard_classes` has             every pro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,7 +55,7 @@ from nearfar.engine import ClassShard
 from nearfar.utils.tensors import as_device, readable
 
 CPU = torch.device("cpu")
-TIMEOUT = timedelta(hours=2)  # the other processes wait while the main one evaluates
+TIMEOUT = timedelta(hours=2)  # the other processes wait while the main one measures embeddings
 BUCKET = 1 << 24  # gradient entries that are reduced together
 
 
@@ -98,6 +98,23 @@ class World:
             return tensor.detach().unsqueeze(0)
         everyone = tensor.new_empty((self.ranks, *tensor.shape))
         distributed.all_gather(list(everyone.unbind()), tensor.detach().contiguous())
+        return everyone
+
+    def join(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the rows of all processes, in the order of the ranks, without gradient.
+
+        Args:
+            rows: The rows of this process.
+            counts: The number of rows of each process.
+        """
+        if self.ranks == 1:
+            return rows.detach()
+        everyone = rows.new_empty((sum(counts), *rows.shape[1:]))
+        for rank, part in enumerate(torch.split(everyone, list(counts))):
+            if rank == self.rank:
+                part.copy_(rows.detach())
+            if len(part):
+                distributed.broadcast(part, src=rank)
         return everyone
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -189,14 +206,15 @@ def current_world(device: torch.device = CPU) -> World:
     return World(distributed.get_rank(), distributed.get_world_size(), device)
 
 
-def init_world(device: str = "auto") -> World:
+def init_world(device: str = "auto", *, name: str = "training.device") -> World:
     """Join the processes that ``torchrun`` describes in the environment; without it, return a world of one.
 
     Args:
         device: "cuda", "cpu", or "auto": a GPU for each process if there are any. ``"cuda:1"`` and the like are for
             a single process.
+        name: What error messages call the device.
     """
-    kind = as_device("training.device", device)
+    kind = as_device(name, device)
     rank, ranks = (int(os.environ.get(name, fallback)) for name, fallback in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if ranks == 1:
         return World(device=kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from nearfar.cli.app import app
 from nearfar.cli.options import Device, Download, Json, Seed
 from nearfar.cli.output import STDOUT, print_json, print_table, say
 from nearfar.cli.values import whole_numbers
-from nearfar.utils.progress import bars
+from nearfar.utils.progress import Watch, bars
 
 NEARNESS = {"cosine": "cosine similarity", "euclidean": "Euclidean distance"}
 
@@ -84,7 +85,10 @@ def evaluate_files(
     Example: nearfar evaluate runs/one runs/two --ensemble
 
     Example: nearfar evaluate runs/persons --groups camera --rerank k_reciprocal
+
+    Example: torchrun --nproc-per-node 4 -m nearfar evaluate runs/first --data folder:photos --device cuda
     """
+    from nearfar.distributed import init_world
     from nearfar.networks.weights.save import is_network
     from nearfar.training.evaluation import evaluate as evaluation
 
@@ -96,7 +100,10 @@ def evaluate_files(
         raise ValueError("--levels goes with one run, and --ensemble with several")
     numbers = None if ks is None else whole_numbers("--ks", ks)
     beside = {"gallery": gallery, "gallery_labels": gallery_labels}
-    with bars() as watch:
+    with ExitStack() as stack:
+        world = init_world(device, name="device")  # of several processes if torchrun started the command
+        stack.callback(world.close)
+        watch: Watch = stack.enter_context(bars()) if world.is_main else lambda work: None
         if files[0].is_dir() or is_network(files[0]):
             if any((*beside.values(), key, labels_key)) or (len(files) > 1 and not ensemble):
                 raise ValueError(
@@ -104,7 +111,13 @@ def evaluate_files(
                 )
             if ensemble:
                 found = evaluation.load_ensemble(
-                    files, data=data, groups=groups, device=device, download=download, watch=watch
+                    files,
+                    data=data,
+                    groups=groups,
+                    device=str(world.device),
+                    download=download,
+                    world=world,
+                    watch=watch,
                 )
             else:
                 found = evaluation.load_run(
@@ -112,8 +125,9 @@ def evaluate_files(
                     levels=levels,
                     data=data,
                     groups=groups,
-                    device=device,
+                    device=str(world.device),
                     download=download,
+                    world=world,
                     watch=watch,
                 )
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
@@ -136,6 +150,8 @@ def evaluate_files(
             found = evaluation.Loaded(embeddings, {})
             all_files = {"embeddings": files[0], "labels": labels, **beside}
             given = {name: str(file) for name, file in all_files.items() if file is not None}
+        if not world.is_main:
+            return
         report = evaluation.evaluate_embeddings(
             found.embeddings,
             alone=found.alone,

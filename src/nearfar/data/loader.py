@@ -192,20 +192,28 @@ class Loader:
 
         return self._run(load, range(start, len(sampler)))
 
-    def all(self, indices: NDArray[Any] | None = None, *, batch_size: int = 256, draw: int = 0) -> Batches:
+    def all(
+        self,
+        indices: NDArray[Any] | None = None,
+        *,
+        batch_size: int = 256,
+        draw: int = 0,
+        steps: range | None = None,
+    ) -> Batches:
         """Iterate over items in the given order; the last batch may be smaller.
 
         Args:
             indices: Items of the store; None for all.
             batch_size: Items per batch.
             draw: Which draw of random crops, of any number of independent ones.
+            steps: Which of the batches; None for all.
         """
         places, size = self._checked_indices(indices), whole("batch_size", batch_size)
 
         def load(step: int) -> Any:
             return self._load(places[step * size : (step + 1) * size], "evaluation", draw, step)
 
-        return self._run(load, range(-(-len(places) // size)))
+        return self._run(load, range(-(-len(places) // size)) if steps is None else steps)
 
     def _checked_indices(self, indices: NDArray[Any] | None) -> Indices:
         if indices is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from nearfar import metrics
 from nearfar.data.datasets.base import ItemRelations
 from nearfar.data.loader import Loader
 from nearfar.data.sampling import Independent, hard_items
+from nearfar.distributed import World
 from nearfar.losses import HierarchicalTriplet
 from nearfar.networks.embedder import cpu_batch
 from nearfar.training.loop.builder import Parts, Rows, output_dims
@@ -268,6 +270,7 @@ def embed(
     precision: str = "float32",
     channels_last: bool = True,
     crops: int = 1,
+    world: World | None = None,
     progress: Progress | None = None,
 ) -> EmbeddingSet:
     """Compute the embeddings of rows of a store, in their order, in evaluation mode.
@@ -280,7 +283,8 @@ def embed(
         precision: "float32" or "bfloat16".
         channels_last: Whether images use the channels-last memory format.
         crops: Random crops of each image whose embeddings are averaged; above 1, the loader must draw them.
-        progress: Called with the number of embeddings done and in total.
+        world: The processes that share the work; each must call this function, and receives all embeddings.
+        progress: Called with the number of embeddings done and in total, of this process.
 
     Example:
         >>> from nearfar import networks
@@ -290,32 +294,62 @@ def embed(
     """
     if not len(rows):
         raise ValueError("rows is empty; there is nothing to embed")
+    world = world or World()
     if loader.view is not None and loader.device.type == "cpu":
         batch_size = min(batch_size, cpu_batch(*loader.view.window))
+    # Processes share whole batches: the arithmetic of a network may depend on the size of a batch.
+    batches = -(-len(rows) // batch_size)
+    bounds = [-(-batches * rank // world.ranks) for rank in range(world.ranks + 1)]
+    own = range(bounds[world.rank], bounds[world.rank + 1])
+    points, failure = torch.empty(0), None
     was = model.training
     model.eval()
     try:
-        total, labels, done = None, [], 0
         with no_cudnn_autotune():
-            for draw in range(crops):
-                points = []
-                for batch in loader.all(rows, batch_size=batch_size, draw=draw):
-                    images = _padded(batch.images, batch_size if done else len(batch))
-                    if channels_last and images.ndim == 4:
-                        images = images.contiguous(memory_format=torch.channels_last)
-                    with autocast(images.device, precision):
-                        points.append(model(images)[: len(batch)].float())
-                    if draw == 0:
-                        labels.append(batch.labels)
-                    done += len(batch)
-                    if progress is not None:
-                        progress(done, crops * len(rows))
-                found = torch.cat(points)
-                total = found if total is None else total + found
-        assert total is not None
-        return EmbeddingSet(total / crops, torch.cat(labels), torch.from_numpy(np.array(rows)))
+            points = _embed_batches(model, loader, rows, own, batch_size, precision, channels_last, crops, progress)
+    except BaseException as error:
+        failure = error
     finally:
         model.train(was)
+    if world.any(failure is not None):  # all processes leave together
+        raise failure or RuntimeError("computing embeddings failed in another process")
+    if world.ranks > 1:
+        dim = world.share(points.shape[-1])
+        counts = [stop - start for start, stop in pairwise(min(bound * batch_size, len(rows)) for bound in bounds)]
+        points = world.join(points if len(own) else torch.empty(0, dim, device=loader.device), counts)
+    labels = torch.from_numpy(loader.labels[rows]).to(loader.device)
+    return EmbeddingSet(points, labels, torch.from_numpy(np.array(rows)))
+
+
+def _embed_batches(
+    model: nn.Module,
+    loader: Loader,
+    rows: Rows,
+    steps: range,
+    batch_size: int,
+    precision: str,
+    channels_last: bool,
+    crops: int,
+    progress: Progress | None,
+) -> Tensor:
+    """Compute the embeddings of some of the batches, [n, d]; of no batch, [0]."""
+    total, done = torch.empty(0), 0
+    count = len(rows[steps.start * batch_size : steps.stop * batch_size])
+    for draw in range(crops):
+        points = []
+        for batch in loader.all(rows, batch_size=batch_size, draw=draw, steps=steps):
+            images = _padded(batch.images, min(batch_size, len(rows)))
+            if channels_last and images.ndim == 4:
+                images = images.contiguous(memory_format=torch.channels_last)
+            with autocast(images.device, precision):
+                points.append(model(images)[: len(batch)].float())
+            done += len(batch)
+            if progress is not None:
+                progress(done, crops * count)
+        if points:
+            found = torch.cat(points)
+            total = found if draw == 0 else total + found
+    return total / crops
 
 
 def _padded(images: Tensor, count: int) -> Tensor:
@@ -350,10 +384,11 @@ class Evaluator:
 
     Args:
         parts: What was built from the recipe.
+        world: The processes that share the computation of embeddings; each must call ``embed`` and ``update_learned``.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts, self.recipe = parts, parts.recipe
+    def __init__(self, parts: Parts, world: World | None = None) -> None:
+        self.parts, self.recipe, self.world = parts, parts.recipe, world or World()
 
     def due(self, epoch: int, *, last: bool) -> list[str]:
         """The parts that are measured after an epoch.
@@ -414,6 +449,7 @@ class Evaluator:
             precision=training.precision,
             channels_last=training.channels_last,
             crops=self.recipe.evaluation.crops,
+            world=self.world,
         )
         groups, given = self.parts.groups(rows), self.parts.dataset.relations
         return replace(

@@ -14,6 +14,7 @@ from torch import Tensor
 from nearfar import __version__, metrics
 from nearfar import data as datasets
 from nearfar.data import Dataset, Loader, Store, View
+from nearfar.distributed import World
 from nearfar.metrics.clustering import NORMALIZATIONS
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.networks import ensemble
@@ -283,6 +284,7 @@ def load_run(
     groups: str | None = None,
     device: str = "cpu",
     download: bool = False,
+    world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
     """Return the embeddings of a trained model, see :func:`model_embeddings`.
@@ -294,13 +296,17 @@ def load_run(
         groups: A column of the dataset with groups; that of the recipe by default.
         device: Where to compute.
         download: Allow to download the weights of a network that is given by name.
+        world: The processes that share the work, on this device each; all receive the embeddings.
         watch: Called when work begins; returns a progress callback.
     """
     check_trained(where)
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
-    together = model_embeddings(where, data=data, groups=groups, device=place, download=download, watch=watch).to(place)
-    _record_look(where, data)
+    together = model_embeddings(
+        where, data=data, groups=groups, device=place, download=download, world=world, watch=watch
+    ).to(place)
+    if world is None or world.is_main:
+        _record_look(where, data)
     return _with_settings(where, together, together.split(dims) if levels else {})
 
 
@@ -311,6 +317,7 @@ def load_ensemble(
     groups: str | None = None,
     device: str = "cpu",
     download: bool = False,
+    world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
     """Return the embeddings of several runs, concatenated and separately, with the settings of the first one's recipe.
@@ -321,6 +328,7 @@ def load_ensemble(
         groups: A column of the dataset with groups; that of the recipes by default.
         device: Where to compute.
         download: Allow to download the weights of networks that are given by name.
+        world: The processes that share the work, on this device each; all receive the embeddings.
         watch: Called when work begins; returns a progress callback.
     """
     names = ", ".join(map(str, runs))
@@ -334,12 +342,12 @@ def load_ensemble(
     if data is None:
         _check_same_data(runs)
     each = {
-        str(run): model_embeddings(run, data=data, groups=groups, device=place, download=download, watch=watch).to(
-            place
-        )
+        str(run): model_embeddings(
+            run, data=data, groups=groups, device=place, download=download, world=world, watch=watch
+        ).to(place)
         for run in runs
     }
-    for run in runs:
+    for run in runs if world is None or world.is_main else ():
         _record_look(run, data)
     return _with_settings(runs[0], concatenate(each), each)
 
@@ -393,6 +401,7 @@ def model_embeddings(
     device: str | torch.device = "cpu",
     download: bool = False,
     cache: str | Path | None = None,
+    world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> EmbeddingSet:
     """Return the embeddings that a model is tested on, or those of its validation classes.
@@ -407,6 +416,7 @@ def model_embeddings(
         device: Where to embed.
         download: Allow to download the weights of a network that is given by name.
         cache: Where decoded images are stored.
+        world: The processes that share the work, on this device each; all receive the embeddings.
         watch: Called when work begins; returns a progress callback.
     """
     where = Path(where)
@@ -441,7 +451,7 @@ def model_embeddings(
     for each, part_rows in rows.items():
         if not len(part_rows):
             raise ValueError(f"the part {each} of {dataset.name} has no images")
-        one = embed(model, loader, part_rows, crops=crops, progress=watch("embedding"))
+        one = embed(model, loader, part_rows, crops=crops, world=world, progress=watch("embedding"))
         labels = torch.as_tensor(one.labels).cpu()
         parts[each] = replace(one, labels=labels, rows=torch.from_numpy(stored[part_rows].copy()))
     found = replace(parts["query"], gallery=parts["gallery"]) if "query" in parts else parts[part]

@@ -182,7 +182,7 @@ class Trainer:
         reset_peak_memory(self.parts.device)
         if self.recipe.network.freeze:
             self.parts = on_features(self.parts, self.display.watch)
-        self.session, self.evaluator = Session(self.parts, self.world), Evaluator(self.parts)
+        self.session, self.evaluator = Session(self.parts, self.world), Evaluator(self.parts, self.world)
         if self.world.is_main:
             self._write_manifest_and_recipe()
             self._report_left_out()
@@ -291,15 +291,15 @@ class Trainer:
             due: The parts to measure.
         """
         position, failure = self.session.position, None
-        if self.world.is_main:
-            try:
-                self._embedded = self._embed(due)
+        try:
+            self._embedded = self._embed(due)
+            if self.world.is_main:
                 self._check_embeddings()
                 position.metrics, self._per_query = self.evaluator.measure(self._embedded)
-            except BaseException as error:
-                failure = error
+        except BaseException as error:
+            failure = error
         if self.world.any(failure is not None):  # all processes leave together, and may save a checkpoint
-            raise failure or RuntimeError("the evaluation failed in the main process")
+            raise failure or RuntimeError("the evaluation failed in another process")
         position.metrics = self.world.share(position.metrics)
         self._log({"metrics": position.metrics})
         status = f"epoch {position.epoch + 1}/{self.parts.epochs}"
@@ -312,8 +312,10 @@ class Trainer:
         return None if value is None else float(value)
 
     def _embed(self, names: Sequence[str]) -> dict[str, EmbeddingSet]:
-        """Compute embeddings, and count the looks at the test classes."""
+        """Compute embeddings, and count the looks at the test classes; only the main process keeps them."""
         found = self.evaluator.embed(names)
+        if not self.world.is_main:
+            return {}
         if "test" in found:
             position = self.session.position
             provenance.record_look(self.run_folder, "train", step=position.iteration, epoch=position.epoch)
@@ -407,20 +409,23 @@ class Trainer:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _finish(self) -> TrainResult:
-        metrics = self._final_metrics() if self.world.is_main else {}
+        epoch = self.session.position.epoch - 1
+        best = self.session.position.best
+        if best is not None and best["epoch"] != epoch:
+            epoch = self.world.share(self.session.load_best(self.run_folder) if self.world.is_main else epoch)
+            self.world.broadcast(self.parts.model)
+            self._embedded = {}
+        missing = [part for part in self.evaluator.parts_at_end if part not in self._embedded]
+        self._embedded |= self._embed(self.world.share(missing))
+        metrics = self._final_metrics(epoch) if self.world.is_main else {}
         return TrainResult(self.run_folder.folder, self.world.share(metrics))
 
-    def _final_metrics(self) -> dict[str, Any]:
+    def _final_metrics(self, epoch: int) -> dict[str, Any]:
         """Measure the selected epoch, and write its metrics and the embeddings they come from."""
-        position, evaluator = self.session.position, self.evaluator
-        epoch, rule = position.epoch - 1, "last epoch"
-        if position.best is not None:
-            rule = f"best validation {self.recipe.selection.metric}"
-            if position.best["epoch"] != epoch:
-                epoch, self._embedded = self.session.load_best(self.run_folder), {}
-        self._embedded |= self._embed([part for part in evaluator.parts_at_end if part not in self._embedded])
+        position, evaluator, rule = self.session.position, self.evaluator, "last epoch"
         measured = position.metrics
         if position.best is not None:
+            rule = f"best validation {self.recipe.selection.metric}"
             measured, self._per_query = evaluator.measure(self._embedded)
             if "test" in measured:
                 step = min((epoch + 1) * self.parts.steps_per_epoch, position.iteration)
