@@ -21,6 +21,9 @@ RAW_DOT = distances.DotProductSimilarity(normalize_embeddings=False)
 RAW = distances.LpDistance(normalize_embeddings=False)
 SQUARED = distances.LpDistance(power=2)
 RAW_SQUARED = distances.LpDistance(power=2, normalize_embeddings=False)
+SNR = distances.SNRDistance()
+RAW_SNR = distances.SNRDistance(normalize_embeddings=False)
+ZERO_MEAN = regularizers.ZeroMeanRegularizer()
 MEAN = reducers.MeanReducer()
 PAIRED = (6, 5, 4, 3, 2)  # no singletons
 
@@ -34,6 +37,11 @@ EQUAL: list[tuple[nn.Module, nn.Module | None]] = [
     (losses.TripletMarginLoss(0.2, distance=SQUARED), None),
     (losses.TripletMarginLoss(0.2, distance=RAW), None),
     (losses.TripletMarginLoss(2.0, distance=RAW_SQUARED), None),
+    (losses.TripletMarginLoss(0.2, distance=SNR), None),
+    (losses.TripletMarginLoss(0.2, distance=RAW_SNR), miners.BatchHardMiner(distance=RAW_SNR)),
+    (losses.SignalToNoiseRatioContrastiveLoss(), None),
+    (losses.SignalToNoiseRatioContrastiveLoss(distance=RAW_SNR, neg_margin=2), None),
+    (losses.ContrastiveLoss(distance=SNR, embedding_regularizer=ZERO_MEAN, embedding_reg_weight=0.3), None),
     (losses.TripletMarginLoss(0.1, smooth_loss=True), None),
     (losses.TripletMarginLoss(0.2), miners.BatchHardMiner()),
     (losses.TripletMarginLoss(0.2), miners.BatchHardMiner(distance=COSINE)),
@@ -133,6 +141,8 @@ DIFFERENT: list[tuple[nn.Module, nn.Module | None, str]] = [
     (losses.ContrastiveLoss(), None, "and their squares here"),
     (losses.ContrastiveLoss(distance=SQUARED), None, "√neg_margin"),
     (losses.ContrastiveLoss(0.2), None, "down to a distance of 0.2"),
+    (losses.ContrastiveLoss(0.2, distance=SNR), None, "down to a distance of 0.2"),
+    (losses.MultiSimilarityLoss(distance=SNR), None, "this loss by cosine"),
     (losses.ContrastiveLoss(0.9, 0.5, distance=COSINE), None, "up to a similarity of 0.9"),
     (losses.MultiSimilarityLoss(distance=distances.LpDistance()), None, "this loss by cosine"),
     (losses.MarginLoss(), miners.BatchHardMiner(), "does not learn beta"),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar.losses import Loss, create
+from nearfar.losses import Loss, Regularized, create
 from nearfar.losses.foreign import PML_LOSSES
 
 
@@ -87,10 +87,7 @@ def from_pml(loss: nn.Module, *, miner: nn.Module | None = None) -> Migration:
     peer = _Peer(loss, miner)
     if peer.name not in _CONVERTERS:
         raise ValueError(f"{peer.name} cannot be converted: {counterpart(peer.name)} is what nearfar has for it")
-    for kind in ("embedding", "weight"):
-        if getattr(loss, f"{kind}_regularizer", None) is not None:
-            peer.differs(f"PML adds {kind}_regularizer; add such a term to the loss yourself")
-    found = _CONVERTERS[peer.name](peer)
+    found = peer.regularized(_CONVERTERS[peer.name](peer))
     peer.check_reducer()
     return Migration(found, tuple(peer.differences))
 
@@ -119,6 +116,16 @@ class _Peer:
     def check_reducer(self) -> None:
         for name in {type(one).__name__ for one in _reducers(self.loss.reducer)} - {*self.reducers}:
             self.differs(f"PML combines the terms with {name}; this is what {self.reducers[0]} does")
+
+    def regularized(self, loss: Loss) -> Loss:
+        """Our loss, with the regularizer of theirs if there is the same here."""
+        for kind in ("embedding", "weight"):
+            theirs: Any = getattr(self.loss, f"{kind}_regularizer", None)
+            if type(theirs).__name__ == "ZeroMeanRegularizer" and type(theirs.reducer).__name__ == "MeanReducer":
+                loss = Regularized(loss, "zero_mean", weight=self.loss.embedding_reg_weight)
+            elif theirs is not None:
+                self.differs(f"PML adds {kind}_regularizer; nf.losses.Regularized adds those of nearfar")
+        return loss
 
     def mining(self) -> Any:
         """The miner as a mining of ours."""
@@ -188,7 +195,12 @@ def _reducers(reducer: Any) -> Iterator[Any]:
 def _measure(distance: Any) -> str:
     """The measure of ours that a distance of PML is; its own name if there is none."""
     name = type(distance).__name__
-    known = {"CosineSimilarity": "cosine", "DotProductSimilarity": "dot", "LpDistance": "euclidean"}.get(name)
+    known = {
+        "CosineSimilarity": "cosine",
+        "DotProductSimilarity": "dot",
+        "LpDistance": "euclidean",
+        "SNRDistance": "snr",
+    }.get(name)
     powers = {1: "", 2: "squared_"} if known == "euclidean" else {1: ""}
     if known is None or distance.power not in powers or distance.p != 2:
         return _told(distance)
@@ -204,7 +216,8 @@ def _told(distance: Any) -> str:
 
 def _contrastive(peer: _Peer) -> Loss:
     peer.reducers = ("AvgNonZeroReducer",)
-    measure = peer.measure("euclidean", "raw euclidean", "cosine", "squared_euclidean", "raw squared_euclidean")
+    allowed = "euclidean", "raw euclidean", "cosine", "squared_euclidean", "raw squared_euclidean", "snr", "raw snr"
+    measure = peer.measure(*allowed)
     settings = {"mining": peer.mining(), "average": "pairs", "margin": peer.loss.neg_margin}
     if measure == "cosine":
         if peer.loss.pos_margin >= 1:
@@ -216,6 +229,8 @@ def _contrastive(peer: _Peer) -> Loss:
         return create("contrastive", form="cosine", **settings)
     if peer.loss.pos_margin:
         peer.differs(f"PML pulls positives down to a distance of {peer.loss.pos_margin}; here they are always pulled")
+    if measure.endswith("snr"):
+        return create("contrastive", form="snr", normalize=measure == "snr", **settings)
     if "squared" in measure:
         settings["margin"] = math.sqrt(peer.loss.neg_margin)
         peer.differs("negatives are pushed by [neg_margin − d²]+ in PML, and by [√neg_margin − d]+² here")
@@ -226,7 +241,8 @@ def _contrastive(peer: _Peer) -> Loss:
 
 def _triplet(peer: _Peer) -> Loss:
     peer.reducers = ("AvgNonZeroReducer", "MeanReducer")
-    measure = peer.measure("euclidean", "cosine", "squared_euclidean", "raw euclidean", "raw squared_euclidean")
+    allowed = "euclidean", "cosine", "squared_euclidean", "raw euclidean", "raw squared_euclidean", "snr", "raw snr"
+    measure = peer.measure(*allowed)
     if peer.loss.swap:
         peer.differs("PML also compares positive and negative (swap)")
     mining = peer.mining()
@@ -235,7 +251,7 @@ def _triplet(peer: _Peer) -> Loss:
             "PML draws triplets_per_anchor triplets of each anchor; here each positive gets one drawn negative"
         )
         mining = "random"
-    form = "cosine" if measure == "cosine" else measure.removeprefix("raw ").replace("euclidean", "distance")
+    form = measure.removeprefix("raw ").replace("euclidean", "distance")
     return create(
         "triplet",
         form=form,
@@ -420,6 +436,7 @@ _CONVERTERS: dict[str, Callable[[_Peer], Loss]] = {
     "ProxyAnchorLoss": _proxy_anchor,
     "ProxyNCALoss": _proxy_nca,
     "RankedListLoss": _ranked_list,
+    "SignalToNoiseRatioContrastiveLoss": _contrastive,
     "SmoothAPLoss": _smooth_ap,
     "SoftTripleLoss": _soft_triple,
     "SphereFaceLoss": _sphereface,

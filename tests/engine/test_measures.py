@@ -18,6 +18,8 @@ MEASURES = [
     ("euclidean", False),
     ("squared_euclidean", True),
     ("squared_euclidean", False),
+    ("snr", True),
+    ("snr", False),
 ]
 every_measure = pytest.mark.parametrize(("name", "normalize"), MEASURES)
 
@@ -40,6 +42,8 @@ def textbook(name: str, normalize: bool, rows: Tensor, columns: Tensor) -> Tenso
         rows, columns = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (rows, columns))
     if name in ("cosine", "dot"):
         return torch.einsum("id,jd->ij", rows, columns)
+    if name == "snr":
+        return (rows[:, None] - columns[None]).var(dim=2) / rows.var(dim=1, keepdim=True)
     squares = (rows[:, None] - columns[None]).square().sum(dim=2)
     return squares if name == "squared_euclidean" else squares.sqrt()
 
@@ -64,7 +68,7 @@ def test_a_length_does_not_matter_unless_vectors_are_not_normalized(name: str, n
     factors = torch.ones(len(labels), len(labels), dtype=torch.float64)
     one, other = Probe(name, normalize, factors), Probe(name, normalize, factors)
     same = torch.allclose(one(embeddings, labels), other(3.0 * embeddings, labels))
-    assert same == normalize
+    assert same == (normalize or name == "snr")  # a ratio, which a common factor does not change
 
 
 @pytest.mark.parametrize("offset", [100.0, 10_000.0])
@@ -114,3 +118,39 @@ def test_measures_by_name() -> None:
 def test_measures_that_are_not_there(name: str, normalize: bool, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         engine.measure(name, normalize=normalize)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_snr_without_variance_has_no_distance_and_no_gradient(normalize: bool) -> None:
+    embeddings = torch.cat([torch.tensor([[3.3] * 7, [0.1] * 7]), torch.randn(4, 7)])
+    leaf = embeddings.requires_grad_()
+    probe = Probe("snr", normalize, torch.ones(6, 6))
+    probe(leaf, torch.tensor([0, 1, 0, 1, 2, 2])).backward()
+    assert not probe.seen[:2].any()
+    assert (probe.seen[2:, :2] - 1.0).abs().max() < 1e-5  # the whole signal is noise
+    assert leaf.grad is not None
+    assert leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 28])
+def test_snr_of_columns_that_are_weighted_has_anchors_in_rows(budget: int) -> None:
+    class Weighted(PairLoss):
+        measure, needs_column_values = "snr", True
+        memory_budget = budget
+
+        def column_values(self, tile: engine.Tile) -> Tensor:
+            return torch.where(tile.positives | tile.negatives, tile.values, 0.0).sum(dim=1)
+
+        def on_tile(self, tile: engine.Tile) -> Tensor:
+            assert tile.column_values is not None
+            return torch.where(tile.negatives, tile.values * tile.column_values, 0.0).sum(dim=1)
+
+    embeddings, labels = make_batch()
+    leaf = embeddings.requires_grad_()
+    value = Weighted()(leaf, labels)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    values = textbook("snr", True, leaf, leaf)
+    negatives = labels[:, None] != labels
+    expected = torch.where(negatives, values * values.sum(dim=0), 0.0).sum() / len(labels)
+    assert_close(value.detach(), expected.detach(), 1e-11)
+    assert_close(gradient, torch.autograd.grad(expected, leaf)[0], 1e-10)

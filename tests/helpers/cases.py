@@ -102,6 +102,10 @@ def _plain_distance(key: str, *, mining: str = "all", **settings: Any) -> Case:
     return Case(key, settings, "euclidean", normalize=False, mining=mining)
 
 
+def _snr(key: str, *, mining: str = "all", **settings: Any) -> Case:
+    return Case(key, {"form": "snr", "mining": mining} | settings, "snr", settings.get("normalize", True), mining)
+
+
 def _n_pair(*, mining: str = "all", **settings: Any) -> Case:
     paired = settings.get("form") == "pairs"
     return Case("n_pair", settings | {"mining": mining}, "dot", normalize=False, mining=mining, paired=paired)
@@ -172,6 +176,10 @@ CASES = [
     _plain_distance("contrastive", form="distance", normalize=False, margin=2.5, average="pairs"),
     _plain_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="valid_triplet"),
     _plain_distance("contrastive", form="distance", normalize=False, margin=2.0, mining="semi_hard"),
+    _snr("contrastive"),
+    _snr("contrastive", margin=2.5, average="pairs"),
+    _snr("contrastive", normalize=False, mining="semi_hard"),
+    _snr("contrastive", normalize=False, margin=3.0, average="pairs"),
     Case("triplet", {}, mining="semi_hard"),
     _triplet(mining="all"),
     _triplet(mining="all", margin=0.6, average="active"),
@@ -199,6 +207,10 @@ CASES = [
     _triplet(mining="valid_triplet", soft_margin=True, form="squared_distance"),
     _triplet(mining="random", soft_margin=True),
     _triplet(mining="distance_weighted", soft_margin=True, margin=0.2),
+    _snr("triplet"),
+    _snr("triplet", mining="semi_hard", average="active"),
+    _snr("triplet", mining="hard", normalize=False, soft_margin=True),
+    _snr("triplet", mining="valid_triplet", normalize=False, margin=0.5, average="active"),
     _plain_distance("lifted_structure"),
     _plain_distance("lifted_structure", margin=0.3),
     _plain_distance("lifted_structure", squared=False),

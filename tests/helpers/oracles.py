@@ -117,6 +117,9 @@ def compare(a: Tensor, b: Tensor, measure: str) -> Tensor:
     """One pair of vectors."""
     if measure in ("cosine", "dot"):
         return (a * b).sum()
+    if measure == "snr":
+        signal, noise = (vector.var(correction=0) for vector in (a, a - b))
+        return noise / signal if signal > 0 else noise * 0
     square = (a - b).square().sum()
     if measure == "squared_euclidean":
         return square
@@ -216,13 +219,14 @@ def contrastive(view: View, *, form: str = "cosine", margin: float | None = None
     for i in view.anchors:
         for j in view.positives[i]:
             value = view.value(i, j)
-            pull.append(-value if form == "cosine" else value**2)
+            pull.append({"cosine": -value, "distance": value**2, "snr": value}[form])
         for j in view.negatives[i]:
             value = view.value(i, j)
             if form == "cosine":
                 push.append(hinge(value - (0.5 if margin is None else margin)))
             else:
-                push.append(hinge((1.0 if margin is None else margin) - value) ** 2)
+                too_near = hinge((1.0 if margin is None else margin) - value)
+                push.append(too_near if form == "snr" else too_near**2)
     like = view.embeddings
     if average == "anchors":
         return total(pull + push, like) / len(view.anchors)

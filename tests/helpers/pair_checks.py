@@ -168,6 +168,9 @@ def similarities(case: Case, embeddings: Tensor, columns: Tensor) -> Tensor:
         embeddings, columns = (torch.nn.functional.normalize(vectors, dim=1) for vectors in (embeddings, columns))
     if case.measure in ("cosine", "dot"):
         return embeddings @ columns.T
+    if case.measure == "snr":
+        noise = (embeddings.unsqueeze(1) - columns.unsqueeze(0)).var(dim=2)
+        return -noise / embeddings.var(dim=1, keepdim=True)
     squares = (embeddings.unsqueeze(1) - columns.unsqueeze(0)).square().sum(dim=2)
     if case.measure == "squared_euclidean":
         return -squares

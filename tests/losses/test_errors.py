@@ -182,6 +182,12 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
             ValueError,
             "'distance_weighted' needs unit vectors and Triplet does not normalize embeddings",
         ),
+        (
+            "contrastive",
+            {"form": "snr", "mining": "distance_weighted"},
+            ValueError,
+            "'distance_weighted' needs distances or cosines and Contrastive compares by 'snr'",
+        ),
         ("triplet", {"form": "angle"}, ValueError, "form is 'angle'; allowed are cosine, distance, squared_distance"),
         ("triplet", {"average": "anchors"}, ValueError, "average is 'anchors'"),
         ("triplet", {"margin": "0.1"}, TypeError, "margin is '0.1'; a number"),

@@ -27,14 +27,14 @@ RAW_MINING = tuple(name for name in MINING if name != "distance_weighted")
 
 FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     "contrastive": {
-        "form": ("cosine", "distance"),
+        "form": ("cosine", "distance", "snr"),
         "margin": (0.0, 0.5, 1.0, 100.0),
         "average": ("anchors", "pairs"),
         "mining": MINING,
         "normalize": EITHER,
     },
     "triplet": {
-        "form": ("cosine", "distance", "squared_distance"),
+        "form": ("cosine", "distance", "squared_distance", "snr"),
         "margin": MARGIN,
         "average": ("all", "active"),
         "mining": MINING,
@@ -199,8 +199,12 @@ def test_a_thousand_random_batches_give_no_nan(key: str) -> None:
         choice = {name: draw.choice(values) for name, values in FUZZ[key].items()}
         if choice.get("query_weighting") == "violation":  # the product has a bound of its own
             choice["temperature"] = min(choice["temperature"], 120.0 / choice["alpha"])
+        if choice.get("form") == "snr" and choice["mining"] == "distance_weighted":
+            choice["mining"] = "random"
         if choice.get("form") == "cosine" or choice.get("mining") == "distance_weighted":  # these are of unit vectors
             choice.pop("normalize", None)
+        if choice.get("form") == "snr" and not choice["normalize"]:  # a ratio of squares may be too large a number
+            batch = torch.where(batch[0].abs() > 1e-4, batch[0].clamp(-1e4, 1e4), 0.0), batch[1]
         if key == "vicreg":
             batch = batch[0].clamp(-1e8, 1e8), batch[1]  # it has fourth powers
         if choice.get("learn_temperature"):

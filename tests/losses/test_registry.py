@@ -154,7 +154,7 @@ def test_a_custom_loss_may_have_denominators_of_its_own() -> None:
         assert_same(run(loss, *batch), run(nf.losses.Contrastive(average="pairs"), *batch), tolerance=1e-11)
 
 
-@pytest.mark.parametrize("measure", ["cosine", "dot", "euclidean", "squared_euclidean"])
+@pytest.mark.parametrize("measure", ["cosine", "dot", "euclidean", "squared_euclidean", "snr"])
 def test_a_custom_loss_says_how_to_compare(measure: str) -> None:
     class Total(PairLoss):
         normalize = measure == "cosine"

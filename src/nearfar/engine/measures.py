@@ -23,6 +23,8 @@ class PreparedVectors(NamedTuple):
     points: Tensor  # [m, d]
     inverse_norms: Tensor | None  # [m, 1], 0 for zero vectors; None if the points are not normalized
     squares: Tensor | None  # [m], squared lengths; None for dot products
+    means: Tensor | None = None  # [m, 1], what was subtracted from the coordinates of each vector; None: nothing
+    as_rows: bool = False  # prepared as rows, for measures that are not symmetric
 
     def take(self, rows: slice) -> PreparedVectors:
         """Return a slice of the vectors."""
@@ -30,7 +32,8 @@ class PreparedVectors(NamedTuple):
             return self
         squares = None if self.squares is None else self.squares[rows]
         inverse_norms = None if self.inverse_norms is None else self.inverse_norms[rows]
-        return PreparedVectors(self.points[rows], inverse_norms, squares)
+        means = None if self.means is None else self.means[rows]
+        return PreparedVectors(self.points[rows], inverse_norms, squares, means, self.as_rows)
 
     def gather(self, index: Tensor) -> PreparedVectors:
         """Return the vectors of some numbers, [p]."""
@@ -64,11 +67,16 @@ class Measure:
     power: int
 
     @property
+    def is_symmetric(self) -> bool:
+        """Whether rows and columns are prepared alike."""
+        return True
+
+    @property
     def is_distance(self) -> bool:
         """Whether a small value means that two vectors are similar."""
         return self.power > 0
 
-    def prepare(self, embeddings: Tensor, center: Tensor | None = None) -> PreparedVectors:
+    def prepare(self, embeddings: Tensor, center: Tensor | None = None, *, as_rows: bool = False) -> PreparedVectors:
         """Normalize or center the embeddings; ``center`` must be the same for rows and columns."""
         inverse_norms = squares = None
         points = embeddings
@@ -129,6 +137,71 @@ class Measure:
         return gradient.addcmul_(vectors.points, radial, value=-1.0).mul_(vectors.inverse_norms)
 
 
+@dataclass(frozen=True)
+class SignalToNoise(Measure):
+    """The variance of the difference to an anchor, over the variance of the anchor: Var(a − b) / Var(a).
+
+    It is not symmetric: rows are anchors. With ã = a − mean(a), it is a dot product of two vectors of d + 2 numbers,
+    [−2ã / ‖ã‖², 1 / ‖ã‖², 1] of the row and [b̃, ‖b̃‖², 1] of the column. An anchor whose coordinates are all equal has
+    no variance: its distances are 0, and there is no gradient by them.
+    """
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether rows and columns are prepared alike."""
+        return False
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether a small value means that two vectors are similar."""
+        return True
+
+    def prepare(self, embeddings: Tensor, center: Tensor | None = None, *, as_rows: bool = False) -> PreparedVectors:
+        """Normalize the embeddings and subtract the mean of their coordinates; return the factors of the product."""
+        norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
+        inverse_norms = inverse(norms) if self.normalize else None
+        points = embeddings if inverse_norms is None else embeddings * inverse_norms
+        means = points.mean(dim=1, keepdim=True)
+        points = points - means
+        squares = torch.linalg.vecdot(points, points)
+        if as_rows:
+            lengths = squares.sqrt().unsqueeze(1)
+            scale = norms if inverse_norms is None else norms * inverse_norms
+            constant = lengths <= 8.0 * torch.finfo(norms.dtype).eps * scale  # but for rounding
+            inverse_squares = inverse(lengths).square_().masked_fill_(constant, 0.0)
+            parts = points * (-2.0 * inverse_squares), inverse_squares, (inverse_squares > 0).to(points.dtype)
+        else:
+            parts = points, squares.unsqueeze(1), torch.ones_like(means)
+        return PreparedVectors(torch.cat(parts, dim=1), inverse_norms, squares, means, as_rows)
+
+    def pairwise(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
+        """Return the values of every row against every column, [a, n]."""
+        return (rows.points @ columns.points.T).clamp_(min=0.0)
+
+    def listed(self, rows: PreparedVectors, columns: PreparedVectors) -> Tensor:
+        """Return the values of every row against the column of the same number, [p]."""
+        values: Tensor = torch.linalg.vecdot(rows.points, columns.points)
+        return values.clamp_(min=0.0)
+
+    def to_embeddings(self, gradient: Tensor, vectors: PreparedVectors) -> Tensor:
+        """Propagate a gradient by the prepared points back to the embeddings."""
+        assert vectors.squares is not None
+        assert vectors.means is not None
+        by_points, by_squares = gradient[:, :-2], gradient[:, -2:-1]
+        points, inverse_squares = vectors.points[:, :-2], vectors.points[:, -2:-1]
+        if vectors.as_rows:
+            along = torch.linalg.vecdot(points, by_points).unsqueeze(1).addcmul_(inverse_squares, by_squares)
+            gradient = (points * along).addcmul_(by_points, inverse_squares, value=-2.0)
+            points = points * vectors.squares.unsqueeze(1).mul(-0.5)
+        else:
+            gradient = torch.addcmul(by_points, points, by_squares, value=2.0)
+        gradient -= gradient.mean(dim=1, keepdim=True)
+        if vectors.inverse_norms is None:
+            return gradient
+        radial = torch.linalg.vecdot(points, gradient).unsqueeze(1)
+        return gradient.addcmul_(points + vectors.means, radial, value=-1.0).mul_(vectors.inverse_norms)
+
+
 def zero_length(dtype: torch.dtype) -> float:
     """Return the length up to which vectors count as zero: beyond it, the square of 1 / length does not overflow."""
     return float(1000.0 * torch.finfo(dtype).tiny ** 0.5)
@@ -175,7 +248,7 @@ def propagate_nan(loss: Tensor, anchors: PreparedVectors, columns: PreparedVecto
     return loss
 
 
-_POWERS = {"cosine": 0, "dot": 0, "euclidean": 1, "squared_euclidean": 2}
+_POWERS = {"cosine": 0, "dot": 0, "euclidean": 1, "squared_euclidean": 2, "snr": 0}
 
 
 def names() -> list[str]:
@@ -188,7 +261,7 @@ def create(name: str, *, normalize: bool = True) -> Measure:
     """Create a measure by name.
 
     Args:
-        name: "cosine", "dot", "euclidean" or "squared_euclidean".
+        name: "cosine", "dot", "euclidean", "squared_euclidean" or "snr".
         normalize: Whether vectors are scaled to length one first. Always true for "cosine".
 
     Raises:
@@ -202,4 +275,5 @@ def create(name: str, *, normalize: bool = True) -> Measure:
         raise ValueError(f"measure is {name!r}; allowed are {', '.join(_POWERS)}")
     if name == "cosine" and not normalize:
         raise ValueError("measure 'cosine' normalizes by definition; use 'dot' for embeddings as they are")
-    return Measure(name, normalize, _POWERS[name])
+    kind = SignalToNoise if name == "snr" else Measure
+    return kind(name, normalize, _POWERS[name])

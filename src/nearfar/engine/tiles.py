@@ -244,7 +244,9 @@ class TiledBatch:
         comparison = loss.comparison
         center = comparison.center(columns)
         self.columns = comparison.prepare(columns, center)
-        self.anchors = self.columns if self.gallery is None else comparison.prepare(embeddings, center)
+        self.anchors = self.columns
+        if self.gallery is not None or not comparison.is_symmetric:
+            self.anchors = comparison.prepare(embeddings, center, as_rows=True)
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """Split ``height`` rows such that a tile of ``width`` columns fits into its share of the memory budget."""
@@ -322,11 +324,15 @@ class TiledBatch:
 
     def column_tile(self, columns: slice) -> Tile:
         """Return the tile of some columns, as its rows, against all anchors."""
-        if self.gallery is None and self.relations is None:
+        if self.anchors is self.columns and self.relations is None:
             return self.tile(columns)
-        values = self.loss.comparison.pairwise(self.columns.take(columns), self.anchors)
+        some, comparison = self.columns.take(columns), self.loss.comparison
+        if comparison.is_symmetric:
+            values = comparison.pairwise(some, self.anchors)
+        else:
+            values = comparison.pairwise(self.anchors, some).T.contiguous()
         positives, negatives = self._masks(slice(0, self.height), columns)
-        return Tile(values, positives.T, negatives.T, columns, self.loss.comparison, self.embeddings.shape[1])
+        return Tile(values, positives.T, negatives.T, columns, comparison, self.embeddings.shape[1])
 
 
 class Accumulator(Protocol):
@@ -395,11 +401,11 @@ class MatrixGradient(WeightMatrix):
         super().add_columns(tile.measure.to_dot(weights, tile.values.detach()), tile)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
         batch = self.batch
         product, weights = batch.loss.comparison.product, self.matrix
         anchors, columns = batch.anchors.points, batch.columns.points
-        if batch.gallery is None and batch.columns_need_grad:
+        if batch.columns is batch.anchors and batch.columns_need_grad:
             return product(plus_transposed(weights), anchors, columns), None
         by_columns = None if not batch.columns_need_grad else product(weights.T, columns, anchors)
         return product(weights, anchors, columns), by_columns
@@ -429,11 +435,11 @@ class StreamedGradient:
     def __init__(self, batch: TiledBatch) -> None:
         self.batch = batch
         self.by_anchors = torch.zeros_like(batch.anchors.points)
-        self.by_gallery: Tensor | None = None
-        if batch.gallery is not None and batch.columns_need_grad:
-            self.by_gallery = torch.zeros_like(batch.columns.points)
+        self.by_others: Tensor | None = None
+        if batch.columns is not batch.anchors and batch.columns_need_grad:
+            self.by_others = torch.zeros_like(batch.columns.points)
         # Without a gallery, both members of a pair are embeddings of the batch.
-        self.by_columns = self.by_anchors if self.by_gallery is None else self.by_gallery
+        self.by_columns = self.by_anchors if self.by_others is None else self.by_others
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile of anchors."""
@@ -456,18 +462,18 @@ class StreamedGradient:
     def scale(self, factor: Tensor) -> None:
         """Multiply everything that was added."""
         self.by_anchors.mul_(factor)
-        if self.by_gallery is not None:
-            self.by_gallery.mul_(factor)
+        if self.by_others is not None:
+            self.by_others.mul_(factor)
 
     def merge(self, other: Self) -> None:
         """Add everything that was added to another accumulator."""
         self.by_anchors.add_(other.by_anchors)
-        if self.by_gallery is not None and other.by_gallery is not None:
-            self.by_gallery.add_(other.by_gallery)
+        if self.by_others is not None and other.by_others is not None:
+            self.by_others.add_(other.by_others)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared gallery."""
-        return self.by_anchors, self.by_gallery
+        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
+        return self.by_anchors, self.by_others
 
 
 class ListedGradient:
@@ -496,7 +502,7 @@ class ListedGradient:
         self.weights.add_(other.weights)
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
         batch = self.batch
         anchors, columns = batch.anchors.points, batch.columns.points
         by_anchors = self._product(self.pairs, self.weights, anchors, columns)
@@ -504,7 +510,7 @@ class ListedGradient:
             return by_anchors, None
         pairs, order = self.pairs.transposed(batch.width)
         by_columns = self._product(pairs, self.weights[order], columns, anchors)
-        return (by_anchors.add_(by_columns), None) if batch.gallery is None else (by_anchors, by_columns)
+        return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
     def _product(self, pairs: PairList, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         gradient, measure = pairs.product(weights, columns), self.batch.loss.comparison
@@ -737,6 +743,8 @@ def _compute(
     to_embeddings = loss.comparison.to_embeddings
     by_embeddings = to_embeddings(by_anchors, batch.anchors) if needed[0] else None
     by_gallery = to_embeddings(by_columns, batch.columns) if needed[1] and by_columns is not None else None
+    if batch.gallery is None and by_columns is not None and by_embeddings is not None:
+        by_embeddings += to_embeddings(by_columns, batch.columns)
     return value, [by_embeddings, by_gallery, result.by_anchor_values if needed[2] else None]
 
 

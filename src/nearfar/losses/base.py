@@ -190,7 +190,7 @@ class PairLoss(Loss, RowLoss):
 
     Args:
         mining: Which pairs are used: the name of a mining, a mining, or a table of a name and settings.
-        measure: "cosine", "dot", "euclidean" or "squared_euclidean"; None: that of the class.
+        measure: "cosine", "dot", "euclidean", "squared_euclidean" or "snr"; None: that of the class.
         normalize: False: compare embeddings as they are instead of scaling them to length one.
 
     Example:
@@ -229,6 +229,10 @@ class PairLoss(Loss, RowLoss):
         if mining.unit_only and not self.normalize:
             raise ValueError(
                 f"mining {mining.name!r} needs unit vectors and {type(self).__name__} does not normalize embeddings"
+            )
+        if mining.unit_only and self.measure == "snr":
+            raise ValueError(
+                f"mining {mining.name!r} needs distances or cosines and {type(self).__name__} compares by 'snr'"
             )
         self._mining = mining
 

@@ -13,7 +13,8 @@ from nearfar.losses.registry import register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, one_of
 
-MARGINS = {"cosine": 0.5, "distance": 1.0}
+MARGINS = {"cosine": 0.5, "distance": 1.0, "snr": 1.0}
+MEASURES = {"cosine": "cosine", "distance": "euclidean", "snr": "snr"}
 
 
 @register
@@ -23,21 +24,25 @@ class Contrastive(PairLoss):
     Formula:
         cosine:    ℓ_i = Σ_N [s − margin]+ − Σ_P s
         distance:  ℓ_i = Σ_P d² + Σ_N [margin − d]+²
+        snr:       ℓ_i = Σ_P v + Σ_N [margin − v]+,  v = Var(x_i − x_j) / Var(x_i)
 
     Args:
-        form: "cosine", or "distance" between unit vectors.
-        margin: λ = 0.5 for "cosine", α = 1 for "distance".
+        form: "cosine", or "distance" between unit vectors, or "snr", the signal-to-noise ratio: the variance of the
+            coordinates of the difference, over that of the anchor.
+        margin: λ = 0.5 for "cosine", α = 1 for "distance" and "snr".
         mining: Which pairs are used. "valid_triplet" with margin −1 gives every mined pair the same weight.
         average: "anchors": sum per anchor, mean over anchors, as printed. "pairs": positives and negatives are each
             divided by their number of non-zero terms.
         normalize: False: compare embeddings as they are, for "distance" as in NRA 1.
 
     Differences:
-        Other libraries also apply a hinge to the positives, which adds a constant, and average over "pairs".
+        Other libraries also apply a hinge to the positives, which adds a constant, and average over "pairs". The
+        paper of "snr" also adds a regularizer: ``Regularized(loss, "zero_mean")``.
 
     Reference:
         Hadsell et al., "Dimensionality Reduction by Learning an Invariant Mapping", CVPR 2006. Thesis 2.15,
         Unified View 5, NRA 1.
+        Yuan et al., "Signal-to-Noise Ratio: A Robust Distance Metric for Deep Metric Learning", CVPR 2019 (snr).
 
     Example:
         >>> import torch, nearfar as nf
@@ -62,8 +67,9 @@ class Contrastive(PairLoss):
         average: str = "anchors",
         normalize: bool = True,
     ) -> None:
-        super().__init__(mining, measure="cosine" if form == "cosine" else "euclidean", normalize=normalize)
-        self.form = one_of("form", form, ("cosine", "distance"))
+        one_of("form", form, tuple(MEASURES))
+        super().__init__(mining, measure=MEASURES[form], normalize=normalize)
+        self.form = form
         low = -1.0 if form == "cosine" else 0.0
         self.margin = number("margin", MARGINS[form] if margin is None else margin, low=low)
         self.average = one_of("average", average, ("anchors", "pairs"))
@@ -78,6 +84,10 @@ class Contrastive(PairLoss):
         if self.form == "cosine":
             pull = row_sum(near, pos.to(sim.dtype)) * -1.0
             push, pushed = row_hinge(masked((sim - self.margin).relu_(), neg))
+        elif self.form == "snr":
+            pull = row_sum(near, pos.to(sim.dtype))
+            push, pushed = row_hinge(masked((self.margin - sim).relu_(), neg))
+            push = push.chain(push.value, -1.0)
         else:
             far = masked((self.margin - sim).relu_(), neg)
             pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)

@@ -26,6 +26,7 @@ PML_LOSSES = {
     "ProxyNCALoss": "nf.losses.ProxyNCA",
     "RankedListLoss": "nf.losses.RankedList",
     "SelfSupervisedLoss": "the loss itself with a gallery: loss(a, labels, b, labels), labels = torch.arange(len(a))",
+    "SignalToNoiseRatioContrastiveLoss": "nf.losses.Contrastive with form='snr'",
     "SmoothAPLoss": "nf.losses.SmoothAP",
     "SoftTripleLoss": "nf.losses.SoftTriple",
     "SphereFaceLoss": "nf.losses.SphereFace",
@@ -55,8 +56,8 @@ ARGUMENTS = {
     "softmax_scale": "scale",
     "centers_per_class": "centers",
     "sub_centers": "centers",
-    "embedding_regularizer": "nothing like it",
-    "weight_regularizer": "nothing like it",
+    "embedding_regularizer": "nf.losses.Regularized, which takes the loss and the name of a regularizer",
+    "weight_regularizer": "nf.losses.Regularized, which takes the loss and the name of a regularizer",
 }
 
 

@@ -16,8 +16,8 @@ from nearfar.losses.registry import register
 from nearfar.mining import Choice, MinedTriplets, TripletMining
 from nearfar.utils.validation import number, one_of
 
-MARGINS = {"cosine": 0.1, "distance": 0.1, "squared_distance": 1.0}
-MEASURES = {"cosine": "cosine", "distance": "euclidean", "squared_distance": "squared_euclidean"}
+MARGINS = {"cosine": 0.1, "distance": 0.1, "squared_distance": 1.0, "snr": 0.1}
+MEASURES = {"cosine": "cosine", "distance": "euclidean", "squared_distance": "squared_euclidean", "snr": "snr"}
 MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
 
 
@@ -29,11 +29,13 @@ class Triplet(PairLoss):
         cosine:            mean over triplets of [s_an − s_ap + margin]+
         distance:          mean over triplets of [d_ap − d_an + margin]+
         squared_distance:  mean over triplets of [d²_ap − d²_an + margin]+
+        snr:               mean over triplets of [v_ap − v_an + margin]+,  v_aj = Var(x_a − x_j) / Var(x_a)
         soft_margin:       log(1 + e^x) instead of [x]+
 
     Args:
-        form: "cosine", or "distance" or "squared_distance" between unit vectors.
-        margin: λ = 0.1 for "cosine" and "distance", m = 1 for "squared_distance", and 0 with a soft margin.
+        form: "cosine", or "distance" or "squared_distance" between unit vectors, or "snr", the signal-to-noise ratio:
+            the variance of the coordinates of the difference, over that of the anchor.
+        margin: λ = 0.1 for "cosine", "distance" and "snr", m = 1 for "squared_distance", and 0 with a soft margin.
         mining: "semi_hard", "hard", "random" and "distance_weighted" choose triplets. "all" and "valid_triplet" choose
             sets and use every triplet of them, in O(m² log m).
         average: "all": over the chosen triplets; "active": over those with a loss above zero.
@@ -43,12 +45,14 @@ class Triplet(PairLoss):
     Differences:
         With a soft margin every triplet has a loss, so both averages are the same. The time of "all" and
         "valid_triplet" then grows with the number of triplets, on a GPU with the cube of the batch; the memory does
-        not. The soft-margin paper uses the form "distance".
+        not. The soft-margin paper uses the form "distance". The paper of "snr" also adds a regularizer:
+        ``Regularized(loss, "zero_mean")``.
 
     Reference:
         Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.17
         and 2.20, NRA 2, RLL 1.
         Hermans et al., "In Defense of the Triplet Loss for Person Re-Identification", 2017 (soft margin).
+        Yuan et al., "Signal-to-Noise Ratio: A Robust Distance Metric for Deep Metric Learning", CVPR 2019 (snr).
 
     Example:
         >>> import torch, nearfar as nf
