@@ -181,6 +181,23 @@ def test_some_differences_are_of_value_or_lengths_alone() -> None:
         assert_equal(normalized(theirs), None, normalized(found.loss))
 
 
+def test_vicreg_of_two_views_is_called_in_another_way() -> None:
+    theirs = losses.VICRegLoss(10, 20, 2)
+    found = nf.migrate.from_pml(theirs)
+    assert len(found.differences) == 1
+    assert "loss(a, items, b, items)" in found.differences[0]
+    views = [make_batch(sizes=(9,), dim=4, seed=seed)[0] for seed in (0, 1)]
+    leaves = [[view.clone().requires_grad_() for view in views] for _ in range(2)]
+    items = torch.arange(9)
+    wanted = theirs(leaves[0][0], ref_emb=leaves[0][1])
+    value = found.loss(leaves[1][0], items, leaves[1][1], items)
+    assert_close(value.detach(), wanted.detach(), 1e-9)
+    gradients = [torch.autograd.grad(one, some) for one, some in zip((wanted, value), leaves, strict=True)]
+    for other, mine in zip(*gradients, strict=True):
+        assert_close(mine, other, 1e-9)
+    assert "adds 0.01 to the variances" in str(nf.migrate.from_pml(losses.VICRegLoss(eps=0.01)))
+
+
 class _Normalized(nn.Module):
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from nearfar.losses import Loss, Regularized, create
 from nearfar.losses.foreign import PML_LOSSES
+from nearfar.losses.vicreg import EPSILON
 
 
 @dataclass(frozen=True)
@@ -343,6 +344,22 @@ def _threshold_consistent_margin(peer: _Peer) -> Loss:
     return create("threshold_consistent_margin", **settings)
 
 
+def _vicreg(peer: _Peer) -> Loss:
+    peer.no_miner()
+    theirs = peer.loss
+    peer.differs(
+        "loss(a, ref_emb=b) is loss(a, items, b, items) here, items = torch.arange(len(a)); the value is the same"
+    )
+    if theirs.eps != EPSILON:
+        peer.differs(f"PML adds {theirs.eps} to the variances, and {EPSILON} is added here")
+    weights = {
+        "invariance": theirs.invariance_lambda,
+        "variance": theirs.variance_mu,
+        "covariance": theirs.covariance_v,
+    }
+    return create("vicreg", **weights)
+
+
 def _angular(peer: _Peer) -> Loss:
     peer.no_miner()
     peer.differs("PML does not normalize negatives; both are the same for embeddings of length 1")
@@ -445,4 +462,5 @@ _CONVERTERS: dict[str, Callable[[_Peer], Loss]] = {
     "ThresholdConsistentMarginLoss": _threshold_consistent_margin,
     "TripletMarginLoss": _triplet,
     "TupletMarginLoss": _tuplet_margin,
+    "VICRegLoss": _vicreg,
 }

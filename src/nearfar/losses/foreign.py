@@ -35,6 +35,7 @@ PML_LOSSES = {
     "ThresholdConsistentMarginLoss": "nf.losses.ThresholdConsistentMargin",
     "TripletMarginLoss": "nf.losses.Triplet",
     "TupletMarginLoss": "nf.losses.TupletMargin",
+    "VICRegLoss": "nf.losses.VICReg, with the second view as gallery: loss(a, items, b, items)",
 }
 
 # Arguments of pytorch-metric-learning, and of OML where they differ.
