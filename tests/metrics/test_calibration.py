@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -63,6 +64,31 @@ def test_no_threshold_is_better(seed: int, criterion: str | float, measure: str)
             assert 1 - right / positives >= found.false_reject - 1e-12
     if not isinstance(criterion, str):
         assert found.false_accept <= criterion
+
+
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_all_pairs_can_be_given(criterion: str | float, measure: str) -> None:
+    embeddings, labels = points(1)
+    left, right = torch.combinations(torch.arange(len(labels))).T
+    given = nf.supervision.Pairs(left, right, labels[left] == labels[right])
+    found, wanted = (calibrate(embeddings, pairs, criterion=criterion, measure=measure) for pairs in (given, labels))
+    assert found.similarity == pytest.approx(wanted.similarity, abs=1e-12)
+    assert dataclasses.replace(found, similarity=wanted.similarity) == wanted
+
+
+def test_given_pairs_are_the_only_ones() -> None:
+    line = torch.tensor([[0.0], [1.0], [3.0], [10.0], [11.0]])
+    given = nf.supervision.Pairs(*map(np.array, ([0, 0, 0, 1], [1, 2, 3, 4], [1, 1, 0, 0])))
+    found = calibrate(line, given, measure="euclidean")
+    assert (found.similarity, found.positives, found.negatives, found.false_accept) == (-3.0, 2, 2, 0.0)
+    crossed = nf.supervision.Pairs(*map(np.array, ([0, 1], [0, 1], [1, 0])))
+    found = calibrate(line[:2], crossed, line[2:4], measure="euclidean")
+    assert (found.similarity, found.positives, found.negatives) == (-3.0, 1, 1)
+    with pytest.raises(ValueError, match="all pairs are same, so there is no pair to refuse"):
+        calibrate(line, nf.supervision.Pairs(np.array([0]), np.array([1])))
+    with pytest.raises(TypeError, match="labels is a MultiLabel; allowed are class labels, and Pairs"):
+        calibrate(line, nf.supervision.MultiLabel(torch.eye(5)))
 
 
 def test_the_pairs_with_a_gallery() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import MEASURES, as_query_gallery
-from nearfar.metrics.verification import RocCurve, roc_curve, similarity_unit
+from nearfar.metrics.points import MEASURES
+from nearfar.metrics.verification import RocCurve, compare_pairs
+from nearfar.supervision import Pairs
 from nearfar.utils.atomic import write_json
 from nearfar.utils.formatting import percent
 from nearfar.utils.progress import Progress
-from nearfar.utils.tensors import Array, full_precision
+from nearfar.utils.tensors import Array, ArrayInput
 from nearfar.utils.validation import number, one_of
 
 FORMAT = "nearfar threshold"
@@ -128,24 +129,24 @@ class Threshold:
 
 @torch.no_grad()
 def calibrate(
-    embeddings: Array,
-    labels: Array,
-    gallery: Array | None = None,
-    gallery_labels: Array | None = None,
+    embeddings: ArrayInput,
+    labels: ArrayInput | Pairs,
+    gallery: ArrayInput | None = None,
+    gallery_labels: ArrayInput | None = None,
     *,
     criterion: str | float = "f1",
     measure: str = "cosine",
     memory_budget: int | None = None,
     progress: Progress | None = None,
 ) -> Threshold:
-    """Choose the threshold from which on two images match, over all pairs, exactly.
+    """Choose the threshold from which on two images match, over all or over given pairs, exactly.
 
     Use classes that the model was not trained on, which look better than they are, and that it is not tested on:
     validation classes. The pairs are those of ``verification``.
 
     Args:
         embeddings: [m, d], a tensor, NumPy array or memory map of 16, 32 or 64 bits.
-        labels: [m], integers, or strings in a NumPy array.
+        labels: [m], integers, or strings in a NumPy array; or given pairs, which are then the only ones.
         gallery: [n, d], items to pair the embeddings with instead of each other.
         gallery_labels: [n], labels of the gallery.
         criterion: "f1": the highest F1. "accuracy": the highest share of correct decisions; most pairs are of two
@@ -172,14 +173,19 @@ def calibrate(
         one_of("criterion", criterion, CRITERIA)
     elif not 0 <= number("criterion", criterion) < 1:
         raise ValueError(f"criterion is {criterion}; a false accept rate must be ≥ 0 and < 1")
-    inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
-    with full_precision(inputs.query_classes.device):
-        curve = roc_curve(inputs, progress)
+    curve, unit = compare_pairs(
+        embeddings,
+        labels,
+        gallery,
+        gallery_labels,
+        measure=measure,
+        memory_budget=memory_budget,
+        progress=progress,
+    )
     place = _best(curve, criterion)
     right, wrong = int(curve.accepted[place]), int(curve.reached[place])
-    scale = abs(similarity_unit(inputs.queries))
     return Threshold(
-        similarity=float(curve.similarity[place]) * scale,
+        similarity=float(curve.similarity[place]) * abs(unit),
         measure=measure,
         criterion=criterion if isinstance(criterion, str) else float(criterion),
         false_accept=wrong / curve.negatives,

@@ -77,20 +77,41 @@ def verification(
         (1.0, 0.8, 0.25, 0.75)
     """
     checked = _rates(rates)
+    curve, unit = compare_pairs(
+        embeddings,
+        labels,
+        gallery,
+        gallery_labels,
+        measure=measure,
+        memory_budget=memory_budget,
+        progress=progress,
+    )
+    return _report(curve, checked, unit)
+
+
+def compare_pairs(
+    embeddings: ArrayInput,
+    labels: ArrayInput | Pairs,
+    gallery: ArrayInput | None,
+    gallery_labels: ArrayInput | None,
+    *,
+    measure: str,
+    memory_budget: int | None,
+    progress: Progress | None,
+) -> tuple[RocCurve, float]:
+    """Return the ROC curve of all or of the given pairs, and the factor from its similarities to thresholds.
+
+    The arguments are those of ``verification``.
+    """
     if isinstance(labels, Supervision):
         if gallery_labels is not None:
             raise ValueError("gallery_labels is given, but the pairs say which items of the gallery are meant")
         queries, items, budget = as_points(embeddings, gallery, measure=measure, memory_budget=memory_budget)
         with full_precision(queries.array.device):
-            curve = _curve_of_pairs(queries, items, labels, budget)
-    else:
-        inputs = as_query_gallery(
-            embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget
-        )
-        queries = inputs.queries
-        with full_precision(queries.array.device):
-            curve = roc_curve(inputs, progress)
-    return _report(curve, checked, similarity_unit(queries))
+            return _curve_of_pairs(queries, items, labels, budget), similarity_unit(queries)
+    inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
+    with full_precision(inputs.queries.array.device):
+        return roc_curve(inputs, progress), similarity_unit(inputs.queries)
 
 
 def _report(curve: RocCurve, rates: Sequence[float], unit: float) -> dict[str, float]:
