@@ -71,6 +71,14 @@ def test_value_and_gradients_are_those_of_the_global_batch(ranks: list[dict[str,
     check_gradients(alone, [rank["gradients"][name] for rank in ranks])
 
 
+@pytest.mark.parametrize("kind", worker.SUPERVISIONS)
+@pytest.mark.parametrize("case", worker.SUPERVISED, ids=lambda case: case.id)
+def test_a_supervision_is_that_of_the_global_batch(ranks: list[dict[str, Any]], kind: str, case: cases.Case) -> None:
+    alone = worker.supervised(World(), kind, case)
+    assert alone["network.0.weight"].any()
+    check_gradients(alone, [rank["supervised"][kind, case.id] for rank in ranks])
+
+
 @pytest.mark.parametrize("key", worker.SHARED)
 def test_gathered_embeddings_give_the_gradients_of_the_global_batch(ranks: list[dict[str, Any]], key: str) -> None:
     check_gradients(worker.gradients(World(), cases.Case(key)), [rank["gathered"][key] for rank in ranks])
@@ -97,10 +105,15 @@ def test_what_processes_tell_each_other(ranks: list[dict[str, Any]]) -> None:
 def test_unequal_shares_and_unequal_draws_are_refused(ranks: list[dict[str, Any]]) -> None:
     counts = ", ".join(str(2 + rank) for rank in range(len(ranks)))
     for found in (found["refused"] for found in ranks):
-        assert found.keys() == {"rows", "share", "seed"}
+        assert found.keys() == {"rows", "share", "seed", "masks", "pairs", "kind"}
         for name in ("rows", "share"):
             assert found[name].startswith(f"the processes have {counts} rows; all must have the same number")
         assert found["seed"].startswith("seed is None and Group may draw random numbers")
+        assert found["masks"].startswith(
+            f"positives has shape (2, 2); with {len(ranks)} processes needed is [2, {2 * len(ranks)}]"
+        )
+        assert found["pairs"] == "right ranges from 2 to 2; allowed are the rows of embeddings, 0 to 1"
+        assert found["kind"].startswith("labels is a Unknown; several processes share labels, Pairs, Triplets, Masks")
 
 
 def test_losses_with_other_denominators_than_anchors_are_computed_whole() -> None:

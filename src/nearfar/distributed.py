@@ -52,6 +52,7 @@ from torch.nn.utils import get_total_norm
 
 from nearfar import losses
 from nearfar.engine import ClassShard
+from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
 from nearfar.utils.tensors import as_device, readable
 
 CPU = torch.device("cpu")
@@ -234,7 +235,7 @@ def init_world(device: str = "auto", *, name: str = "training.device") -> World:
     return World(rank, ranks, kind)
 
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Any], Tensor]
 
 
 def draws(loss: LossFunction) -> bool:
@@ -282,7 +283,12 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def global_loss(
-    loss: LossFunction, embeddings: Tensor, labels: Tensor, *, seed: int | None = None, world: World | None = None
+    loss: LossFunction,
+    embeddings: Tensor,
+    labels: Tensor | Supervision,
+    *,
+    seed: int | None = None,
+    world: World | None = None,
 ) -> Tensor:
     """Compute the loss of the global batch in every process.
 
@@ -294,7 +300,9 @@ def global_loss(
         loss: A loss, or any function of all embeddings and labels, [M, d] and [M] (such as a loss with a memory
             as gallery that is the same in all processes).
         embeddings: [m, d], this process's share; the same number of rows in each process.
-        labels: [m], their labels.
+        labels: [m], their labels. Or a supervision of this share: ``MultiLabel``; ``Hierarchy``, with numbers that
+            mean the same in all processes; ``Pairs`` or ``Triplets`` of rows of ``embeddings``; or ``Masks``, with a
+            column for each embedding of all processes, [m, ranks · m].
         seed: Seed of what the loss draws (anchors, negatives, classes), such as the number of the step. Several
             processes need it for losses that draw, so that all draw the same.
         world: The processes; those of ``torch.distributed`` by default.
@@ -316,15 +324,17 @@ def global_loss(
         how = sharing_mode(loss)
         if how == "classes":
             everyone = world.gather(_Scaled.apply(embeddings, world.ranks))  # type: ignore[no-untyped-call]
-            return loss(everyone, world.gather(labels))
+            return loss(everyone, _of_all(world, labels, embeddings))
         if how == "whole":
             before, own, after = _pieces(world, embeddings)
             everyone = torch.cat([before, _Scaled.apply(own, world.ranks), after])  # type: ignore[no-untyped-call]
-            return loss(everyone, world.gather(labels))
+            return loss(everyone, _of_all(world, labels, embeddings))
         if how == "columns":
             assert isinstance(loss, losses.Loss)
-            positions = torch.arange(len(labels), device=embeddings.device) + world.rank * len(labels)
-            part = loss(embeddings, labels, world.gather(embeddings), world.gather(labels), positions=positions)
+            positions = torch.arange(len(embeddings), device=embeddings.device) + world.rank * len(embeddings)
+            theirs = world.gather(labels) if isinstance(labels, Tensor) else None
+            labels = labels if isinstance(labels, Tensor) else _of_share(world, labels, embeddings)
+            part = loss(embeddings, labels, world.gather(embeddings), theirs, positions=positions)
         else:
             world._check_equal(embeddings)
             part = loss(embeddings, labels)
@@ -332,6 +342,83 @@ def global_loss(
     distributed.all_reduce(mean)
     whole: Tensor = part + (mean - part.detach())
     return whole
+
+
+def _of_all(world: World, given: Tensor | Supervision, embeddings: Tensor) -> Tensor | Supervision:
+    """Return the labels or the supervision of the global batch."""
+    if isinstance(given, Tensor):
+        return world.gather(given)
+    if isinstance(given, MultiLabel):
+        return MultiLabel(_gather_rows(world, given.matrix, embeddings))
+    if isinstance(given, Hierarchy):
+        return Hierarchy([_gather_rows(world, level, embeddings) for level in given.levels], weights=given.weights)
+    if isinstance(given, Masks):
+        return Masks(*(_gather_rows(world, mask, embeddings) for mask in _check_masks(world, given, embeddings)))
+    if isinstance(given, Pairs):
+        left, right, same = _gather_lists(world, given, embeddings, given.left, given.right, given.same)
+        return Pairs(left, right, same, others=given.others)
+    if isinstance(given, Triplets):
+        parts = given.anchor, given.positive, given.negative
+        return Triplets(*_gather_lists(world, given, embeddings, *parts))
+    raise _unknown_supervision(given)
+
+
+def _of_share(world: World, given: Supervision, embeddings: Tensor) -> Supervision:
+    """Return the supervision of this process's embeddings with those of all processes as gallery."""
+    if isinstance(given, MultiLabel):
+        return MultiLabel(given.matrix, _gather_rows(world, given.matrix, embeddings))
+    if isinstance(given, Hierarchy):
+        gathered = [_gather_rows(world, level, embeddings) for level in given.levels]
+        return Hierarchy(given.levels, gathered, weights=given.weights)
+    if isinstance(given, Masks):
+        return Masks(*_check_masks(world, given, embeddings))
+    start = world.rank * len(embeddings)
+    if isinstance(given, (Pairs, Triplets)):
+        given.of_batch(len(embeddings), None, CPU)  # checks the rows
+    if isinstance(given, Pairs):  # each member is an anchor
+        left, right = torch.cat([given.left, given.right]), torch.cat([given.right, given.left])
+        return Pairs(left, right + start, torch.cat([given.same, given.same]), others=given.others)
+    if isinstance(given, Triplets):
+        return Triplets(given.anchor, given.positive + start, given.negative + start)
+    raise _unknown_supervision(given)
+
+
+def _gather_rows(world: World, rows: Tensor, embeddings: Tensor) -> Tensor:
+    """Gather what is known of each embedding; booleans travel as bytes."""
+    if len(rows) != len(embeddings):
+        raise ValueError(f"labels has {len(rows)} rows for {len(embeddings)} embeddings; one for each is needed")
+    sent = rows.to(embeddings.device, torch.uint8 if rows.dtype == torch.bool else rows.dtype)
+    return world._collect(sent).to(rows.dtype)
+
+
+def _gather_lists(world: World, given: Supervision, embeddings: Tensor, *parts: Tensor) -> Iterator[Tensor]:
+    """Gather the lists of all processes, of any length, as rows of the global batch; flags stay as they are."""
+    given.of_batch(len(embeddings), None, CPU)  # checks the rows
+    start, device = world.rank * len(embeddings), embeddings.device
+    own = torch.stack([part.to(device).long() + (0 if part.dtype == torch.bool else start) for part in parts], dim=1)
+    longest = int(world.stack(torch.tensor(len(own), device=device)).max())
+    padded = own.new_full((longest, len(parts)), -1)
+    padded[: len(own)] = own
+    everyone = world.stack(padded).flatten(0, 1)
+    lists = everyone[everyone[:, 0] >= 0].unbind(dim=1)
+    return (gathered.to(part.dtype) for gathered, part in zip(lists, parts, strict=True))
+
+
+def _check_masks(world: World, given: Masks, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    needed = len(embeddings), world.ranks * len(embeddings)
+    if tuple(given.positives.shape) != needed:
+        raise ValueError(
+            f"positives has shape {tuple(given.positives.shape)}; with {world.ranks} processes needed is "
+            f"{list(needed)}, a column for each embedding of all processes"
+        )
+    return given.positives, given.negatives
+
+
+def _unknown_supervision(given: Supervision) -> TypeError:
+    return TypeError(
+        f"labels is a {type(given).__name__}; several processes share labels, Pairs, Triplets, Masks, MultiLabel and "
+        "Hierarchy"
+    )
 
 
 def class_bounds(num_classes: int, ranks: int) -> list[int]:

@@ -18,6 +18,7 @@ from nearfar import networks
 from nearfar.data.loader import Batch
 from nearfar.distributed import World, gather, global_loss, init_world
 from nearfar.losses import Loss
+from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
 from nearfar.training.loop.step import Learner, TrainStep
 
 ROWS, FEATURES, DIM, STEPS = 24, 6, 4, 10
@@ -42,6 +43,48 @@ def own_share(there: World, *tensors: Tensor) -> list[Tensor]:
     return [tensor.chunk(there.ranks)[there.rank] for tensor in tensors]
 
 
+SUPERVISIONS = ("pairs", "pairs_and_others", "triplets", "masks", "multi_label", "hierarchy")
+SUPERVISED = (  # shared by columns, and whole
+    cases.Case("raw", {}),
+    cases.Case("contrastive", {"average": "pairs"}),
+    cases.Case("triplet", {"mining": "all"}),
+)
+
+
+def supervision(there: World, kind: str) -> Supervision:
+    """The part of a process in a supervision of the global batch; pairs and triplets are within quarters of it."""
+    labels, generator = batch(0)[1], torch.Generator().manual_seed(3)
+    start, count = there.rank * ROWS // there.ranks, ROWS // there.ranks
+    if kind == "multi_label":
+        return MultiLabel(*own_share(there, torch.rand(ROWS, 4, generator=generator) < 0.3))
+    if kind == "hierarchy":
+        return Hierarchy(own_share(there, labels % 2, labels), weights=(0.3, 1.0))
+    if kind == "masks":
+        near, known = (torch.rand(ROWS, ROWS, generator=generator) < 0.5 for _ in range(2))
+        return Masks(*own_share(there, near & known, ~near & known))
+    quarter, width = torch.arange(4).repeat_interleave(7) * (ROWS // 4), ROWS // 4
+    first = torch.randint(width, (28,), generator=generator)
+    second, third = ((first + step) % width for step in (1, 3))
+    own = (quarter >= start) & (quarter < start + count)
+    parts = [(part + quarter - start)[own] for part in (first, second, third)]
+    if kind == "triplets":
+        return Triplets(*parts)
+    kept = (torch.rand(28, generator=generator) < 0.7)[own]  # each process has another number of pairs
+    left, right = torch.cat([parts[0], parts[0][kept]]), torch.cat([parts[1], parts[2][kept]])
+    same = torch.arange(len(left)) < len(parts[0])
+    return Pairs(left, right, same, others="negative" if kind == "pairs_and_others" else "unknown")
+
+
+def supervised(there: World, kind: str, case: cases.Case) -> dict[str, Tensor]:
+    """Value and gradients of a step with a supervision other than labels."""
+    model = Model(case.create(dim=DIM))
+    (inputs,) = own_share(there, batch(0, torch.float64)[0])
+    value = model(inputs, supervision(there, kind))
+    value.backward()
+    there.average_gradients(model.parameters())
+    return {"value": value.detach()} | {key: each.grad for key, each in model.named_parameters()}
+
+
 class Model(nn.Module):
     """A network and its loss, as someone would wrap them in DistributedDataParallel."""
 
@@ -49,7 +92,7 @@ class Model(nn.Module):
         super().__init__()
         self.network, self.loss = network(torch.float64), loss.double()
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, labels: Tensor | Supervision) -> Tensor:
         return global_loss(self.loss, self.network(inputs), labels, seed=0)
 
 
@@ -77,6 +120,11 @@ def gradients(there: World, case: cases.Case, kind: type[Model] = Model, *, ddp:
     return found
 
 
+class Unknown(Supervision):
+    def of_batch(self, rows: int, columns: int | None, device: torch.device) -> Any:
+        raise NotImplementedError
+
+
 def refused(there: World) -> dict[str, str]:
     """Errors of calls whose result would not be that of the global batch."""
     calls = {
@@ -85,12 +133,15 @@ def refused(there: World) -> dict[str, str]:
             cases.create("softmax", {}), torch.zeros(2 + there.rank, 4), torch.zeros(2).long()
         ),
         "seed": lambda: global_loss(cases.create("group", {}), torch.zeros(2, 4), torch.tensor([0, 1])),
+        "masks": lambda: global_loss(cases.create("raw", {}), torch.zeros(2, 4), Masks(torch.eye(2))),
+        "pairs": lambda: global_loss(cases.create("raw", {}), torch.zeros(2, 4), Pairs(*torch.tensor([[0], [2]]))),
+        "kind": lambda: global_loss(cases.create("raw", {}), torch.zeros(2, 4), Unknown()),
     }
     found = {}
     for name, call in calls.items():
         try:
             call()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             found[name] = str(error)
     return found
 
@@ -165,6 +216,9 @@ def other_words(there: World) -> dict[str, Any]:
 def everything(there: World) -> dict[str, Any]:
     found: dict[str, Any] = {"words": other_words(there), "refused": refused(there)}
     found["gradients"] = {case.id: gradients(there, case) for case in cases.CASES}
+    found["supervised"] = {
+        (kind, case.id): supervised(there, kind, case) for kind in SUPERVISIONS for case in SUPERVISED
+    }
     found["gathered"] = {key: gradients(there, cases.Case(key), GatheringModel) for key in SHARED}
     # The first DistributedDataParallel imports torch's compiler: four seconds in every process.
     found["ddp"] = {key: gradients(there, cases.Case(key), ddp=True) for key in SHARED if there.ranks == 2}
