@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from search_cases import model_folder, photos
 
+import nearfar as nf
 from nearfar.cli import main
+from nearfar.networks.weights import save
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +199,27 @@ def test_bad_input_is_one_line(
     assert expected in refused(capsys, *words)
 
 
+def test_a_network_by_name_is_calibrated_into_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def published(name: str, download: bool) -> nf.networks.Embedder:
+        torch.manual_seed(0)
+        return nf.networks.create(name, dim=None, head="none").eval()
+
+    monkeypatch.setattr(save, "_load_published", published)
+    monkeypatch.chdir(tmp_path)
+    pictures = photos(tmp_path / "photos", 30)
+    words = ("calibrate", "small_cnn", "--data", f"folder:{pictures}", "--device", "cpu", "--cache", tmp_path / "cache")
+    assert "out is missing; small_cnn is the name of a network" in refused(capsys, *words)
+    assert "verify small_cnn A.jpg B.jpg --threshold found.json" in run(capsys, *words, "--out", "found.json")
+    assert not (tmp_path / "small_cnn").exists()
+    same = pictures / "digit 3" / "003.png"
+    compared = ("verify", "small_cnn", same, same)
+    assert run(capsys, *compared, "--threshold", "found.json").startswith("match: similarity 1.0000\nthreshold ")
+    assert "has no threshold; choose one with" in refused(capsys, *compared)
+    assert "none.json" in refused(capsys, *compared, "--threshold", "none.json")
+
+
 def test_a_calibrated_model_verifies_and_its_index_tells_matches(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,6 +237,7 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(
     assert run(capsys, "verify", model, same, same).startswith("match: similarity 1.0000\nthreshold ")
     found = json.loads(run(capsys, "verify", model, same, other, "--json", "-"))
     assert found["match"] == (found["similarity"] >= kept["similarity"] - 1e-6)
+    assert "B is missing; the form is: nearfar verify MODEL A B" in refused(capsys, "verify", same, other)
     (tmp_path / "text.png").write_text("no image")
     assert "text.png: " in refused(capsys, "verify", model, same, tmp_path / "text.png")
 

@@ -22,6 +22,10 @@ def calibrate_model(
     ] = None,
     criterion: Annotated[str, Option(help="f1, accuracy, or the highest false accept rate, such as 0.001.")] = "f1",
     index: Annotated[Path | None, Option(metavar="INDEX", help="Store it in this index of MODEL, too.")] = None,
+    out: Annotated[
+        Path | None,
+        Option("-o", "--out", metavar="FILE", help="Write it to this JSON file instead of threshold.json of MODEL."),
+    ] = None,
     json: Json = None,
     device: Device = "auto",
     cache: Cache = None,
@@ -29,24 +33,29 @@ def calibrate_model(
     """Choose the similarity from which on two images match, on the validation classes of a run.
 
     It is stored with the run, for verify and for every index that is built with it. Test classes are never used. A
-    run without validation classes, or a saved network, needs --data.
+    run without validation classes, or a network, needs --data. A network that is given by name has no folder and needs
+    --out.
 
     Example: nearfar calibrate runs/birds
 
     Example: nearfar calibrate runs/birds --criterion 0.001 --data folder:more_birds/
+
+    Example: nearfar calibrate efficientnet_lite0 --data folder:birds/ -o birds.json
     """
     from nearfar.search import Index
     from nearfar.training import calibrate
 
     with bars() as watch:
-        found = calibrate(model, data, criterion=_criterion(criterion), device=device, cache=cache, watch=watch)
+        chosen = _criterion(criterion)
+        found = calibrate(model, data, criterion=chosen, out=out, device=device, cache=cache, watch=watch)
     if index is not None:
         with Index.open(index, device="cpu") as opened:
             opened.set_threshold(found)
     if json != STDOUT:
         say(found.describe())
         say(f"{found.positives:,} pairs of one class, {found.negatives:,} of two; F1 {found.f1:.3f}")
-        say(f"Compare two images with: nearfar verify {model} A.jpg B.jpg")
+        where = "" if out is None else f" --threshold {out}"
+        say(f"Compare two images with: nearfar verify {model} A.jpg B.jpg{where}")
     if json is not None:
         print_json(json, found.to_json())
 

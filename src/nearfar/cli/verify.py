@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, Json, Model
@@ -16,7 +16,10 @@ from nearfar.cli.output import STDOUT, print_json, say
 def verify_images(
     model: Model,
     one: Annotated[Path, Argument(metavar="A", help="An image.")],
-    other: Annotated[Path, Argument(metavar="B", help="Another image.")],
+    other: Annotated[Path | None, Argument(metavar="B", help="Another image.", show_default=False)] = None,
+    threshold: Annotated[
+        Path | None, Option(metavar="FILE", help="What calibrate --out wrote; default: the threshold of MODEL.")
+    ] = None,
     json: Json = None,
     device: Device = "auto",
 ) -> None:
@@ -30,8 +33,10 @@ def verify_images(
     from nearfar.search.encoder import Encoder
     from nearfar.training import load, load_threshold
 
-    threshold = load_threshold(model)
-    if threshold is None:
+    if other is None:
+        raise ValueError("B is missing; the form is: nearfar verify MODEL A B, with a calibrated model and two images")
+    found = load_threshold(model, threshold)
+    if found is None:
         raise ValueError(f"{model} has no threshold; choose one with: nearfar calibrate {model}")
     encoder = Encoder(load(model), device=device)
     vectors = []
@@ -40,10 +45,10 @@ def verify_images(
             vectors.append(encoder.encode([file])[0])
         except BadImage as error:
             raise BadImage(f"{file}: {error}") from None
-    score = threshold.score(*vectors)
-    match = threshold.matches(score)
+    score = found.score(*vectors)
+    match = found.matches(score)
     if json != STDOUT:
         say(f"{'match' if match else 'no match'}: similarity {score:.4f}")
-        say(threshold.describe())
+        say(found.describe())
     if json is not None:
-        print_json(json, {"match": match, "similarity": score, "threshold": threshold.to_json()})
+        print_json(json, {"match": match, "similarity": score, "threshold": found.to_json()})

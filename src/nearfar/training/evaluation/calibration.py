@@ -24,6 +24,7 @@ def calibrate(
     data: str | None = None,
     *,
     criterion: str | float = "f1",
+    out: str | Path | None = None,
     device: str = "auto",
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
@@ -31,10 +32,11 @@ def calibrate(
     """Choose the similarity from which on two images match, and write it to threshold.json in the folder of a model.
 
     Args:
-        where: A run folder, or a folder that ``nearfar.networks.weights.save`` wrote.
+        where: A run folder, a folder that ``nearfar.networks.weights.save`` wrote, or the name of a network.
         data: None: the validation classes of the run. "NAME" or "NAME:ROOT": another dataset, such as folder:photos,
             whose classes the model was neither trained nor tested on; its test part is left out.
         criterion: "f1", "accuracy" or a false accept rate; see ``nearfar.metrics.calibrate``.
+        out: The JSON file to write instead. The name of a network needs it, since there is no folder.
         device: Where to compute: "auto", "cpu", "cuda", …
         cache: Where decoded images are stored.
         watch: Called when work begins; returns a progress callback.
@@ -44,6 +46,8 @@ def calibrate(
     """
     run = RunFolder(where)
     check_trained(run.folder)
+    if out is None and save.is_network(where):
+        raise ValueError(f"out is missing; {where} is the name of a network, which has no folder for its threshold")
     place = as_device("device", device)
     found = model_embeddings(where, data=data, part="validation", device=place, cache=cache, watch=watch)
     is_run = run.recipe.is_file()
@@ -65,7 +69,7 @@ def calibrate(
         }
         about["run"]["data"] = {key: manifest["data"][key] for key in ("name", "fingerprint", "source")}
     threshold = replace(threshold, about=about)
-    threshold.save(run.threshold)
+    threshold.save(run.threshold if out is None else out)
     return threshold
 
 
@@ -75,18 +79,21 @@ def _short(data: str) -> str:
     return f"{name}:{Path(root).name}" if root else Path(name).name
 
 
-def load_threshold(where: str | Path) -> Threshold | None:
+def load_threshold(where: str | Path, file: str | Path | None = None) -> Threshold | None:
     """Return the threshold of a model; None if it was not calibrated.
 
     Args:
-        where: A run folder, or a folder with a saved network.
+        where: A run folder, a folder with a saved network, or the name of a network.
+        file: The file that ``calibrate`` wrote with ``out``; None: threshold.json in the folder.
 
     Raises:
+        FileNotFoundError: There is no such file.
         ValueError: The file is damaged, or the model has changed since it was calibrated.
     """
-    file = RunFolder(where).threshold
-    if not file.is_file():
-        return None
+    if file is None:
+        file = RunFolder(where).threshold
+        if not file.is_file():
+            return None
     found = Threshold.load(file)
     if found.about.get("model") != read_model(where, lambda folder: save.fingerprint(save.load(folder))):
         raise ValueError(f"{file} is of another model than {where} holds now; run: nearfar calibrate {where}")
