@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,11 +15,23 @@ Gradients = list[Tensor | None]
 Needed = tuple[bool, ...]
 Compute = Callable[[Tensors, Tensors, Needed], tuple[Tensor, Gradients]]
 
-# Excludes a function from torch.compile. The public decorator imports the compiler at once, which is half of PyTorch's
-# import time; this one, which PyTorch's optimizers use, imports it on the first call.
-no_compile: Callable[[Callable[..., Tensor]], Callable[..., Tensor]] = getattr(
-    torch, "_disable_dynamo", torch.compiler.disable
-)
+
+def no_compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Exclude a function from torch.compile.
+
+    PyTorch's own decorators import the compiler, at once or on the first call. This takes seconds, so this one imports
+    it only while a caller is being compiled.
+
+    Args:
+        function: The function.
+    """
+    disabled: Callable[..., Tensor] = getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
+
+    @wraps(function)
+    def call(*args: Any, **settings: Any) -> Tensor:
+        return disabled(*args, **settings) if torch.compiler.is_compiling() else function(*args, **settings)
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,8 @@ def _draw(num_classes: int, shape: Sequence[int], start: int, stop: int) -> Tens
         drawn = torch.randn(min(DRAWN, num_classes - first), *shape)
         low, high = max(start, first), min(stop, first + DRAWN)
         if low < high:
-            torch.mul(drawn[low - first : high - first], shape[-1] ** -0.5, out=own[low - start : high - start])
-    return own
+            own[low - start : high - start] = drawn[low - first : high - first]
+    return own.mul_(shape[-1] ** -0.5)
 
 
 class ClassificationLoss(ProxyLoss):

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Array = Tensor | np.ndarray[Any, np.dtype[Any]]
 
@@ -287,6 +288,32 @@ def as_device(name: str, word: str, *, local: int | None = None) -> torch.device
     if (device.index or 0) >= there:
         raise ValueError(f"{name} is {word!r}; the number of GPUs that PyTorch finds is {there}")
     return device
+
+
+class _NotDrawn(TorchFunctionMode):
+    """Leaves tensors as they are where random numbers would be drawn."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        settings = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):  # methods, and functions of torch.nn.init
+            return args[0] if args else settings["tensor"]
+        return func(*args, **settings)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Create modules on the device "meta": with shapes, without memory and random numbers.
+
+    Drawing random numbers there would import PyTorch's compiler, which takes seconds.
+
+    Example:
+        >>> with shapes_only():
+        ...     layer = torch.nn.Linear(2, 3)
+        >>> layer.weight.shape, layer.weight.device.type
+        (torch.Size([3, 2]), 'meta')
+    """
+    with torch.device("meta"), _NotDrawn():
+        yield
 
 
 def unit_rows(points: Tensor) -> Tensor:

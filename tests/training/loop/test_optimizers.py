@@ -28,7 +28,7 @@ def parts() -> tuple[networks.Embedder, nn.ModuleDict]:
 def test_every_parameter_is_there_once(name: str, kind: type[torch.optim.Optimizer]) -> None:
     model, loss = parts()
     optimizer = create_optimizer(OptimizerSection(name=name, lr=0.1), model, loss)  # type: ignore[arg-type]
-    assert type(optimizer) is kind
+    assert isinstance(optimizer, kind)
     held = [id(each) for group in optimizer.param_groups for each in group["params"]]
     assert sorted(held) == sorted(id(each) for module in (model, loss) for each in module.parameters())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from nearfar.training.evaluation import embeddings
 from nearfar.training.evaluation.evaluate import model_embeddings
 from nearfar.training.loop import step as steps
 from nearfar.training.loop.trainer import NonFiniteError, Trainer
+from nearfar.training.recipe.files import to_toml
 from nearfar.training.run.console import Lines, Silent, Status
 from nearfar.training.run.folder import read_log
 
@@ -399,3 +402,17 @@ def test_plain_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> No
     for now[0], done in ((12.0, 100), (22.0, 2_000), (23.0, 2_100), (40.0, 5_000)):
         tell(done, 5_000)
     assert capsys.readouterr().err == "embedding: 2,000 of 5,000\n"
+
+
+def test_training_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """It takes seconds, and PyTorch's optimizers import it."""
+    small = {"network__settings": {}, "network__name": "small_cnn", "training__epochs": 1}
+    chosen = recipe(pictures(tmp_path), **small, loss__name="proxy_anchor")
+    (tmp_path / "recipe.toml").write_text(to_toml(chosen), encoding="utf-8")
+    program = f"""
+import sys, nearfar
+nearfar.train({str(tmp_path / "recipe.toml")!r}, out={str(tmp_path / "run")!r})
+assert "torch" in sys.modules
+assert not {{"torch._dynamo", "torch._inductor"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from nearfar.networks.backbones.base import Backbone
@@ -22,6 +21,7 @@ from nearfar.networks.weights.state_dict import LoadReport, check, compare, is_s
 from nearfar.utils.atomic import whole_file
 from nearfar.utils.paths import cache_folder, expanded
 from nearfar.utils.progress import Progress, bars
+from nearfar.utils.tensors import shapes_only
 
 PYTORCH = "https://download.pytorch.org/models/"
 CADENE = "https://data.lip6.fr/cadene/pretrainedmodels/"
@@ -260,5 +260,5 @@ def _empty(name: str) -> Backbone:
     """Create a backbone on the device "meta": keys and shapes without memory."""
     from nearfar.networks import registry
 
-    with torch.device("meta"):
+    with shapes_only():
         return registry.create_backbone(name)

@@ -26,6 +26,7 @@ from nearfar.networks.weights.state_dict import check
 from nearfar.utils import preprocessing
 from nearfar.utils.atomic import read_tensors, write_json, write_tensors
 from nearfar.utils.preprocessing import Preprocessing
+from nearfar.utils.tensors import shapes_only
 
 NAME = "model.safetensors"
 FORMAT = "nearfar model"
@@ -247,7 +248,7 @@ def _settings(backbone: Backbone) -> dict[str, Any]:
     if ":" in name:
         return dict(getattr(backbone, "settings", {}))
     found = {key: SETTINGS[key](backbone) for key in registry.defaults(name) if key in SETTINGS}
-    with torch.device("meta"):
+    with shapes_only():
         again = registry.create_backbone(name, **found)
     if _shapes(again) != _shapes(backbone) or again.normalization != backbone.normalization:
         raise ValueError(f"{name} cannot be saved: creating it with {found or 'no settings'} gives a different network")

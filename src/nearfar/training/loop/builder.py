@@ -35,7 +35,7 @@ from nearfar.training.recipe.schema import DataSection, LossSection, Recipe
 from nearfar.utils.paths import expanded
 from nearfar.utils.preprocessing import SMALL, Preprocessing
 from nearfar.utils.progress import Watch
-from nearfar.utils.tensors import as_device
+from nearfar.utils.tensors import as_device, shapes_only
 
 Model = Embedder | Ensemble
 Rows = NDArray[np.int64]
@@ -547,7 +547,7 @@ def create_losses(
         if used is None:
             used = nn.ModuleDict()
             for key, dim in output_dims(model).items():
-                with torch.device("meta") if recipe.training.shard_classes else nullcontext():
+                with shapes_only() if recipe.training.shard_classes else nullcontext():
                     used[key] = loss = section.create(num_classes=num_classes, dim=dim)
                 if recipe.training.shard_classes and isinstance(loss, ProxyLoss):
                     shard_classes(loss, world=world)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,13 +45,20 @@ def create_optimizer(
     fused: dict[str, Any] = {"fused": True} if torch.device(device).type == "cuda" else {}
     settings = section.model_dump(include={"lr", "weight_decay", *section.keys[section.name]})
     if section.name == "radam":  # has no fused kernel
-        return torch.optim.RAdam(groups, **settings)
+        return _without_compiler(torch.optim.RAdam)(groups, **settings)
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
     }
-    return kinds[section.name](groups, **settings, **fused)
+    return _without_compiler(kinds[section.name])(groups, **settings, **fused)
+
+
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The optimizer without the wrappers of its methods that import PyTorch's compiler, which takes seconds."""
+    names = "add_param_group", "load_state_dict", "state_dict", "step", "zero_grad"
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(methods["step"])})
 
 
 class LearningRateSchedule:

@@ -503,8 +503,10 @@ def kernels(*, deterministic: bool) -> Iterator[None]:
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with no_cudnn_autotune():
-        if deterministic:
-            torch.use_deterministic_algorithms(True)
+        if not deterministic:
+            yield
+            return
+        torch.use_deterministic_algorithms(True)  # imports PyTorch's compiler, which takes seconds
         try:
             yield
         finally:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import torch
 from pydantic import BaseModel, ValidationError
 
 from nearfar import data, losses, networks
@@ -20,6 +19,7 @@ from nearfar.training.recipe.schema import (
     StageSection,
     TrainingSection,
 )
+from nearfar.utils.tensors import shapes_only
 from nearfar.utils.validation import nearest
 
 RETRIEVAL = ("map", "map@r", "mrr", "precision@1", "r_precision")
@@ -363,7 +363,7 @@ def _loss_settings(where: str, section: LossSection) -> Iterator[str]:
 def _refused(section: LossSection, dim: int = 2) -> str | None:
     """Why a loss cannot be created."""
     try:
-        with torch.device("meta"):  # neither memory nor random numbers
+        with shapes_only():
             section.create(num_classes=2, dim=dim)
     except (TypeError, ValueError) as error:
         return str(error)
