@@ -264,3 +264,29 @@ def test_supervision_is_never_recorded_as_a_cuda_graph(monkeypatch: pytest.Monke
     loss(leaf, torch.arange(6))
     loss(leaf, Pairs(indices(0), indices(1)))
     assert seen == [loss, None]
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 28])
+def test_a_graded_loss_ranks_pairs_by_the_levels_they_share(budget: int) -> None:
+    embeddings, labels = make_batch()
+    levels, loss = [labels % 2, labels], nf.losses.CoSENT(scale=3.0, graded=True).double()
+    loss.memory_budget = budget
+    leaf = embeddings.clone().requires_grad_()
+    value = loss(leaf, nf.supervision.Hierarchy(levels, weights=(1.0, 3.0)))
+    points, terms = torch.nn.functional.normalize(leaf, dim=1), []
+    graded = [
+        (
+            points[i] @ points[j],
+            sum(weight * (level[i] == level[j]) for weight, level in zip((1, 3), levels, strict=True)),
+        )
+        for i in range(len(labels))
+        for j in range(len(labels))
+        if i != j
+    ]
+    terms = [3.0 * (far - near) for near, more in graded for far, less in graded if more > less]
+    expected = torch.logsumexp(torch.stack([leaf.new_zeros(()), *terms]), dim=0)
+    assert_close(value.detach(), expected.detach(), 1e-11)
+    gradients = [torch.autograd.grad(one, leaf, retain_graph=True)[0] for one in (value, expected)]
+    assert_close(*gradients, 1e-10)
+    plain = nf.losses.CoSENT(scale=3.0).double()
+    assert not torch.isclose(plain(leaf, nf.supervision.Hierarchy(levels)), value)

@@ -73,6 +73,9 @@ class _Transposed(BatchSupervision):
         positives, negatives = self.given.masks(columns, rows)
         return positives.T, negatives.T
 
+    def grades(self, rows: slice, columns: slice) -> Tensor:
+        return self.given.grades(columns, rows).T
+
 
 class Supervision(ABC):
     """Who is a positive and who a negative of whom.
@@ -272,7 +275,7 @@ class _GivenMasks(BatchSupervision):
 class MultiLabel(Supervision):
     """Any number of labels for each item: positives have a label in common, negatives have none.
 
-    Metrics of graded relevance use the overlap |A ∩ B| / |A ∪ B| of the labels of two items.
+    Metrics and losses of graded relevance use the overlap |A ∩ B| / |A ∪ B| of the labels of two items.
 
     Args:
         matrix: Which labels each embedding has, [m, L]: booleans, or 0 and 1.
@@ -317,7 +320,7 @@ class Hierarchy(Supervision):
     """Labels of several levels, from coarse to fine, such as family, genus and species.
 
     A loss is computed for each level, with the labels of that level. Metrics call items of the same finest class
-    positives; metrics of graded relevance use the share of the levels, by weight, at which two items agree.
+    positives; metrics and losses of graded relevance use the share of the levels, by weight, at which two items agree.
 
     Args:
         levels: Labels of each level, [m] each, coarsest first; or one matrix or table, [m, levels].

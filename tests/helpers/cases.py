@@ -299,6 +299,7 @@ CASES = [
     _cosine("threshold_consistent_margin", positive_weight=2.0, negative_weight=0.5),
     _cosine("cosent"),
     _cosine("cosent", scale=3.0),
+    _cosine("cosent", scale=3.0, graded=True),
     _angular(),
     _angular(angle=15.0),
     _angular(angle=70.0),

@@ -24,6 +24,7 @@ class Given:
     positives: list[list[int]]
     negatives: list[list[int]]
     triplets: list[Pairs] | None = None
+    grades: list[list[float]] | None = None  # from 0 to 1; None: 1 for positives, 0 for negatives
 
 
 @dataclass
@@ -457,10 +458,15 @@ def threshold_consistent_margin(
     return positive_weight * mean(pull, view.embeddings) + negative_weight * mean(push, view.embeddings)
 
 
-def cosent(view: View, *, scale: float = 20.0) -> Tensor:
-    near = [view.value(i, j) for i in view.anchors for j in view.positives[i]]
-    far = [view.value(i, j) for i in view.anchors for j in view.negatives[i]]
-    return log_one_plus_sum_exp([scale * (n - p) for p in near for n in far], view.embeddings)
+def cosent(view: View, *, scale: float = 20.0, graded: bool = False) -> Tensor:
+    known = [(i, j, 1.0) for i in view.anchors for j in view.positives[i]]
+    known += [(i, j, 0.0) for i in view.anchors for j in view.negatives[i]]
+    if graded and view.given is not None and view.given.grades is not None:
+        known = [(i, j, view.given.grades[i][j]) for i, j, _ in known]
+    terms = [
+        scale * (view.value(*far) - view.value(*near)) for *near, more in known for *far, less in known if more > less
+    ]
+    return log_one_plus_sum_exp(terms, view.embeddings)
 
 
 def vicreg(view: View, *, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> Tensor:

@@ -76,6 +76,7 @@ def multi_label(rows: int, columns: int | None, seed: int) -> Kind:
     given = Given(
         [[j for j, other in enumerate(others) if some & other] for some in sets],
         [[j for j, other in enumerate(others) if not some & other] for some in sets],
+        grades=[[len(some & other) / max(1, len(some | other)) for other in others] for some in sets],
     )
     return MultiLabel(own, None if columns is None else gallery), given
 

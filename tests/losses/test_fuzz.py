@@ -73,7 +73,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
         "positive_weight": (0.0, 1.0, 100.0),
         "negative_weight": (0.0, 1.0, 100.0),
     },
-    "cosent": {"scale": (1e-3, 1.0, 20.0, 40.0)},
+    "cosent": {"scale": (1e-3, 1.0, 20.0, 40.0), "graded": EITHER},
     "vicreg": {"invariance": (0.0, 25.0), "variance": (0.0, 25.0), "covariance": (0.0, 1.0)},
     "barlow_twins": {"redundancy": (0.0, 0.005, 100.0)},
     "angular": {"angle": (0.01, 15.0, 40.0, 70.0)},

@@ -32,7 +32,7 @@ PAPER_DEFAULTS = {
     "nca": {"form": "log", "scale": 1.0, "normalize": False},
     "tuplet_margin": {"slack": 0.1, "scale": 64.0},
     "threshold_consistent_margin": {"positive_margin": 0.9, "negative_margin": 0.5},
-    "cosent": {"scale": 20.0},
+    "cosent": {"scale": 20.0, "graded": False},
     "vicreg": {"invariance": 25.0, "variance": 25.0, "covariance": 1.0},
     "barlow_twins": {"redundancy": 0.005},
     "angular": {"angle": 40.0},

@@ -61,6 +61,9 @@ class Relations(Protocol):
         They are ordered by row and column. None if there is no such list.
         """
 
+    def grades(self, rows: slice, columns: slice) -> Tensor:
+        """Return how relevant some columns are to some rows, from 0 to 1, [a, c]."""
+
 
 @dataclass
 class Tile:
@@ -80,6 +83,7 @@ class Tile:
         ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
         triplets: Given triplets: columns of positives and negatives, and which are valid, [a, k] each.
         columns: The columns of each anchor's list, [a, n]; None: all columns of the batch.
+        grades: How relevant the columns are to the anchors, from 0 to 1, [a, n].
     """
 
     values: Tensor
@@ -95,6 +99,7 @@ class Tile:
     ordinals: tuple[Tensor, Tensor] | None = None
     triplets: tuple[Tensor, Tensor, Tensor] | None = None
     columns: Tensor | None = None
+    grades: Tensor | None = None
 
     @property
     def similarity(self) -> Tensor:
@@ -136,6 +141,7 @@ class RowLoss:
     query_only: bool = False  # columns are constants, as in Ranked List Loss
     closed_form: bool = False  # `on_tile` returns its derivatives (Row); otherwise autograd computes them
     needs_column_values: bool = False  # `column_values` is called for all columns before `on_tile`
+    needs_grades: bool = False  # tiles say how relevant columns are to rows
     needs_ordinals: bool = False  # tiles say how many earlier rows and columns are of the same class
     from_totals: bool = False  # the loss is `loss_of_totals` of `totals`; `on_tile` is not used
     row_bytes: int | None = None  # working memory per pair in float32; None: the usual amount
@@ -237,7 +243,8 @@ class TiledBatch:
         self.height, self.width = embeddings.shape[0], columns.shape[0]
         self.columns_need_grad = columns_need_grad and not loss.query_only
         self.pairs: PairList | None = None
-        if relations is not None and lists and embeddings.device.type == "cpu" and not loss.needs_column_values:
+        lists = lists and embeddings.device.type == "cpu" and not (loss.needs_column_values or loss.needs_grades)
+        if relations is not None and lists:
             pairs = relations.pairs()
             if pairs is not None and SPARSE * len(pairs[0]) <= self.height * self.width:
                 self.pairs = PairList(self.height, *pairs)
@@ -273,6 +280,9 @@ class TiledBatch:
             of_rows, of_columns = self.noise[: self.height], self.noise[self.height :]
             of_columns = of_columns.unsqueeze(0) if tile.columns is None else of_columns[tile.columns]
             tile.noise = of_rows[rows].unsqueeze(1), of_columns
+        if self.loss.needs_grades:
+            every = slice(0, self.width)
+            tile.grades = tile.positives.double() if self.relations is None else self.relations.grades(rows, every)
         if self.loss.needs_ordinals:
             assert self.labels is not None
             assert self.column_labels is not None

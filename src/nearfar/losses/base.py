@@ -39,6 +39,7 @@ class Loss(nn.Module, ABC):
         deterministic: Declared by the class: the loss draws no random numbers apart from its mining or sampled classes.
         mean_over_anchors: Declared by the class: the loss is the mean over all embeddings of the batch of a function
             of the embedding and what it is compared with. Processes can then compute it for a part of the batch each.
+        needs_grades: Whether the loss uses graded relevance, so that a hierarchy is one loss, not one for each level.
         shared_columns: Whether embeddings are compared with each other, so that processes that compute a part of the
             batch need the embeddings of all as gallery. False: they are compared with parameters of the loss.
 
@@ -59,6 +60,7 @@ class Loss(nn.Module, ABC):
     cuda_graph: bool = False
     deterministic: ClassVar[bool] = False
     mean_over_anchors: bool = False
+    needs_grades: bool = False
     shared_columns: ClassVar[bool] = True
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -108,7 +110,7 @@ class Loss(nn.Module, ABC):
             positions: The column of each anchor in the gallery, [m] (−1: not in it), so that it is not its own
                 positive. Checked on a CPU.
         """
-        if isinstance(labels, Hierarchy):
+        if isinstance(labels, Hierarchy) and not self.needs_grades:
             self._check_supervision(labels)
             values = [
                 weight * self.forward(embeddings, level, gallery, theirs, positions=positions)
