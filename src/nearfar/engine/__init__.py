@@ -2,6 +2,7 @@
 
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.class_tiles import ClassShard, class_loss
+from nearfar.engine.fused import HardPairs, Program, Sums, Terms, mean_over, use_triton
 from nearfar.engine.histograms import SoftHistograms, running_sum
 from nearfar.engine.measures import Measure, propagate_nan, unit
 from nearfar.engine.measures import create as measure
@@ -24,8 +25,9 @@ from nearfar.engine.rows import (
 from nearfar.engine.tiles import DEFAULT_BUDGET, Mean, Relations, RowLoss, Tile, Totals, pair_weights, row_loss
 
 __all__ = [
-    "DEFAULT_BUDGET", "FLOOR", "ClassShard", "LossComputation", "Mean", "Measure", "Relations", "Row", "RowLoss",
-    "SoftHistograms", "Tile", "Totals", "by_autograd", "class_loss", "count", "count_nonzero", "differentiable",
-    "masked", "masked_logsumexp", "masked_sum", "masks", "measure", "pair_weights", "positive_columns", "propagate_nan",
-    "row_hinge", "row_logsumexp", "row_loss", "row_sum", "running_sum", "scatter_mask", "slot_chunks", "unit",
+    "DEFAULT_BUDGET", "FLOOR", "ClassShard", "HardPairs", "LossComputation", "Mean", "Measure", "Program", "Relations",
+    "Row", "RowLoss", "SoftHistograms", "Sums", "Terms", "Tile", "Totals", "by_autograd", "class_loss", "count",
+    "count_nonzero", "differentiable", "masked", "masked_logsumexp", "masked_sum", "masks", "mean_over", "measure",
+    "pair_weights", "positive_columns", "propagate_nan", "row_hinge", "row_logsumexp", "row_loss", "row_sum",
+    "running_sum", "scatter_mask", "slot_chunks", "unit", "use_triton",
 ]  # fmt: skip

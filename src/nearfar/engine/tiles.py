@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from nearfar.engine import fused
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
+from nearfar.engine.fused import HardPairs, Program
 from nearfar.engine.measures import Measure, propagate_nan
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
@@ -159,6 +161,10 @@ class RowLoss:
 
     def graph_key(self) -> Hashable:
         """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
+        return None
+
+    def fused_program(self) -> Program | HardPairs | None:
+        """Return how the fused kernels compute the loss; None if they cannot."""
         return None
 
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
@@ -316,6 +322,18 @@ class TiledBatch:
             positives, negatives = positives & others, negatives & others
         tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
         tile.columns = columns
+        return tile
+
+    def hard_tile(self) -> Tile:
+        """Return the tile of all anchors against their least similar positive and most similar negative."""
+        columns, present = fused.hard_columns(self)
+        rows = torch.arange(self.height, device=columns.device).repeat_interleave(2)
+        pairs = self.anchors.gather(rows), self.columns.gather(columns.flatten())
+        values = self.loss.comparison.listed(*pairs).view(self.height, 2)
+        first = torch.arange(2, device=columns.device) == 0
+        every = slice(0, self.height)
+        tile = Tile(values, present & first, present & ~first, every, self.loss.comparison, self.embeddings.shape[1])
+        tile.columns, tile.anchor_values = columns, self.anchor_values
         return tile
 
     def _masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
@@ -530,6 +548,53 @@ class ListedGradient:
         return gradient
 
 
+class HardGradient:
+    """The gradient of a loss that uses two columns of each anchor, see ``TiledBatch.hard_tile``."""
+
+    def __init__(self, batch: TiledBatch) -> None:
+        self.batch = batch
+        self.weights = self.columns = batch.embeddings.new_zeros(0)
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of the tile of all anchors."""
+        assert tile.columns is not None
+        self.weights, self.columns = tile.measure.to_dot(weights, tile.values.detach()), tile.columns
+
+    def add_columns(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile whose rows are columns of the batch; there are none of lists."""
+        raise NotImplementedError
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply everything that was added."""
+        self.weights.mul_(factor)
+
+    def merge(self, other: Self) -> None:
+        """Add everything that was added to another accumulator."""
+        self.weights.add_(other.weights)
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        batch = self.batch
+        anchors, columns = batch.anchors.points, batch.columns.points
+        by_anchors = embedding_bag(self.columns, columns, mode="sum", per_sample_weights=self.weights)
+        by_anchors = self._plus_own(by_anchors, anchors, self.weights.sum(dim=1))
+        if not batch.columns_need_grad:
+            return by_anchors, None
+        column, order = self.columns.flatten().sort(stable=True)
+        weights, row = self.weights.flatten()[order], order // self.columns.shape[1]
+        starts = torch.searchsorted(column, torch.arange(batch.width, device=column.device))
+        by_columns = embedding_bag(row, anchors, starts, mode="sum", per_sample_weights=weights)
+        sums = weights.new_zeros(batch.width).index_add_(0, column, weights)
+        by_columns = self._plus_own(by_columns, columns, sums)
+        return (by_anchors.add_(by_columns), None) if batch.gallery is None else (by_anchors, by_columns)
+
+    def _plus_own(self, gradient: Tensor, points: Tensor, sums: Tensor) -> Tensor:
+        measure = self.batch.loss.comparison
+        if measure.power and not measure.normalize:  # see Measure.product
+            gradient.addcmul_(points, sums.unsqueeze(1), value=-1.0)
+        return gradient
+
+
 A = TypeVar("A", bound=Accumulator)
 Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -563,7 +628,10 @@ def evaluate(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | 
 
 def _evaluate_one_tile(batch: TiledBatch, rows: slice, accumulator: type[A] | None) -> LossAndWeights[A]:
     """All rows at once: denominators and column values are known, so W needs no scaling afterwards."""
-    tile = batch.tile(rows)
+    return _evaluate_tile(batch, batch.tile(rows), accumulator)
+
+
+def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -> LossAndWeights[A]:
     leaves = _leaves(tile)
     if batch.loss.needs_column_values:
         tile.column_values = batch.loss.column_values(tile.transposed())
@@ -735,8 +803,16 @@ def _compute(
     batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
-    if not any(needed):
-        result: LossAndWeights[Any] = evaluate(batch, slices, None)
+    turned_on = fused.Setting.precision is not None
+    program = loss.fused_program() if turned_on and fused.applies(batch) else None
+    if isinstance(program, HardPairs):
+        with torch.set_grad_enabled(any(needed) and not loss.closed_form):
+            accumulator = HardGradient if any(needed) else None
+            result: LossAndWeights[Any] = _evaluate_tile(batch, batch.hard_tile(), accumulator)
+    elif program is not None:
+        result = LossAndWeights(*fused.evaluate(program, batch, differentiate=any(needed)))
+    elif not any(needed):
+        result = evaluate(batch, slices, None)
     elif batch.pairs is not None:
         result = evaluate(batch, slices, ListedGradient)
     elif len(slices) == 1:
@@ -790,7 +866,12 @@ def row_loss(
     constants = known, None if gallery is None else gallery_labels, positions, noise
     pairs = len(embeddings) * len(embeddings if gallery is None else gallery)
     owner = None if relations is not None else loss if owner is None else owner  # a recording reads tensors only
-    computation = LossComputation(partial(_compute, loss, relations), constants, owner, loss.graph_key, pairs)
+
+    def graph_key() -> Hashable:
+        settings = loss.graph_key()
+        return None if settings is None else (settings, fused.Setting.precision)
+
+    computation = LossComputation(partial(_compute, loss, relations), constants, owner, graph_key, pairs)
     return differentiable(computation, (embeddings, gallery, anchor_values))
 
 

@@ -6,13 +6,14 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, RowLoss, Tile, pair_weights, row_loss
+from nearfar.engine import HardPairs, Mean, Program, Row, RowLoss, Tile, pair_weights, row_loss
 from nearfar.losses.foreign import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
@@ -270,6 +271,26 @@ class PairLoss(Loss, RowLoss):
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """Mine, then call ``rows``. Losses that need more of the tile than its values override this."""
         return self.rows(tile.values, *self.mining.select(tile))
+
+    def program(self) -> Program | None:
+        """Return the loss without its mining as sums over rows, for the fused kernels; None if it has no such form.
+
+        It is not inherited: a subclass may compute something else. A class that defines it uses the pairs of its
+        mining and no others.
+        """
+        return None
+
+    def fused_program(self) -> Program | HardPairs | None:
+        if "program" not in vars(type(self)):
+            return None
+        if type(self.mining) is minings.Hard:
+            return HardPairs()
+        program = self.program()
+        if program is None or type(self.mining) is minings.All:
+            return program
+        if type(self.mining) is minings.ValidTriplet:
+            return replace(program, valid_triplet=self.mining.margin)
+        return None
 
     @property
     def needs_labels(self) -> str | None:

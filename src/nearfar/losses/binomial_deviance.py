@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import Row, count, masked, row_sum
+from nearfar.engine import Program, Row, Sums, Terms, count, masked, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
@@ -55,3 +55,12 @@ class BinomialDeviance(PairLoss):
         logits = (sim - self.base) * scale
         terms = row_sum(masked(softplus(logits), mask), masked(logits.sigmoid(), mask), scale)
         return terms / count(mask, sim).clamp_(min=1.0)
+
+    def program(self) -> Program:
+        def terms(scale: float) -> Terms:
+            return Terms(total="softplus", scale=scale, shift=-scale * self.base)
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            return (pos.total / pos.number.clamp(min=1.0) + neg.total / neg.number.clamp(min=1.0)).mean()
+
+        return Program(terms(-self.alpha), terms(self.beta), loss)

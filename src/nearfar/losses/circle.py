@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import FLOOR, Mean, Row, row_logsumexp
+from nearfar.engine import FLOOR, Mean, Program, Row, Sums, Terms, mean_over, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
@@ -59,6 +60,16 @@ class Circle(PairLoss):
         both = pull + push
         complete = (both.value > FLOOR / 2).to(sim.dtype)  # an empty sum would be about FLOOR
         return [Mean(both.softplus(), complete)]
+
+    def program(self) -> Program:
+        margin, scale = self.margin, self.scale
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            both = pos.log + neg.log
+            return mean_over(softplus(both), (both > FLOOR / 2).to(both.dtype))
+
+        positives = Terms("circle", -scale, optimum=1.0 + margin, delta=1.0 - margin)
+        return Program(positives, Terms("circle", scale, optimum=-margin, delta=margin), loss)
 
 
 def _weighted_logsumexp(values: Tensor, weights: Tensor, mask: Tensor, scale: float) -> Row:

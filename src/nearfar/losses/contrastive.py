@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, count_nonzero, masked, row_hinge, row_sum
+from nearfar.engine import Mean, Program, Row, Sums, Terms, count_nonzero, masked, mean_over, row_hinge, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
@@ -93,3 +93,17 @@ class Contrastive(PairLoss):
             pull, push = row_sum(near.square(), near, 2.0), row_sum(far.square(), far, -2.0)
             pushed = count_nonzero(far)
         return pull + push if self.average == "anchors" else [Mean(pull, count_nonzero(near)), Mean(push, pushed)]
+
+    def program(self) -> Program:
+        if self.form == "cosine":
+            positives, negatives = Terms(total="linear", scale=-1.0), Terms(total="hinge", shift=-self.margin)
+        else:
+            positives = Terms(total="square")
+            negatives = Terms(total="squared_hinge", scale=-1.0, shift=self.margin)
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            if self.average == "anchors":
+                return (pos.total + neg.total).mean()
+            return mean_over(pos.total, pos.active) + mean_over(neg.total, neg.active)
+
+        return Program(positives, negatives, loss)

@@ -8,7 +8,19 @@ import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile, count, masked, masked_logsumexp, positive_columns, row_logsumexp
+from nearfar.engine import (
+    Mean,
+    Program,
+    Row,
+    Sums,
+    Terms,
+    Tile,
+    count,
+    masked,
+    masked_logsumexp,
+    positive_columns,
+    row_logsumexp,
+)
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
@@ -104,3 +116,9 @@ class LiftedStructureGeneralized(PairLoss):
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
         return (row_logsumexp(sim, pos, -1.0) + row_logsumexp(sim, neg) + self.margin).relu()
+
+    def program(self) -> Program:
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            return (pos.log + neg.log + self.margin).relu().mean()
+
+        return Program(Terms("linear", -1.0), Terms("linear"), loss)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile, masked, row_hinge
+from nearfar.engine import Mean, Program, Row, Sums, Terms, Tile, masked, mean_over, row_hinge
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
@@ -102,6 +102,14 @@ class Margin(PairLoss):
         total = pulls + pushes.chain(pushes.value, -1.0)
         slopes = total.weights()
         return [Mean(Row(total.value, [(1.0, slopes)], by_anchor_values=-slopes.sum(dim=1)), pulled + pushed)]
+
+    def program(self) -> Program:
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            return mean_over(pos.total + neg.total, pos.active + neg.active)
+
+        positives = Terms(total="hinge", shift=self.margin)
+        negatives = Terms(total="hinge", scale=-1.0, shift=self.margin)
+        return Program(positives, negatives, loss, shift="anchor_values")
 
     def penalty(self, embeddings: Tensor) -> Tensor | None:
         return self.nu * self.beta.sum() if self.nu else None

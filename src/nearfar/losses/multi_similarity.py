@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from nearfar.engine import Row, row_logsumexp
+from nearfar.engine import Program, Row, Sums, Terms, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import ValidTriplet
@@ -66,8 +67,20 @@ class MultiSimilarity(PairLoss):
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
         return soft_extremes(sim, pos, neg, self.alpha, self.beta, self.base)
 
+    def program(self) -> Program:
+        return soft_extremes_program(self.alpha, self.beta, self.base)
+
 
 def soft_extremes(sim: Tensor, pos: Tensor, neg: Tensor, alpha: float, beta: float, base: float) -> Row:
     """Return 1/alpha log(1 + Σ_P e^(−alpha (s − base))) + 1/beta log(1 + Σ_N e^(beta (s − base))) of each row."""
     pull = (row_logsumexp(sim, pos, -alpha) + alpha * base).softplus() / alpha
     return pull + (row_logsumexp(sim, neg, beta) - beta * base).softplus() / beta
+
+
+def soft_extremes_program(alpha: float, beta: float, base: float) -> Program:
+    """Return the mean of ``soft_extremes`` as sums over rows."""
+
+    def loss(pos: Sums, neg: Sums) -> Tensor:
+        return (softplus(pos.log + alpha * base) / alpha + softplus(neg.log - beta * base) / beta).mean()
+
+    return Program(Terms("linear", -alpha), Terms("linear", beta), loss)

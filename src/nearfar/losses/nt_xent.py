@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile
+from nearfar.engine import Mean, Program, Row, Sums, Terms, Tile, mean_over
 from nearfar.losses.base import PairLoss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.registry import register
@@ -111,6 +111,16 @@ class NTXent(PairLoss):
         total, number = against_negatives(sim * scale.unsqueeze(1), *masks)
         ((_, weights),) = total.parts
         return [Mean(Row(total.value, [(scale, weights)], by_anchor_values=torch.linalg.vecdot(weights, sim)), number)]
+
+    def program(self) -> Program | None:
+        if self.learn_temperature:
+            return None
+        scale = 1.0 / self.temperature
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            return mean_over(pos.total, pos.number)
+
+        return Program(Terms(total="softplus", scale=-scale), Terms("linear", scale), loss, shift="negatives")
 
     def loss_of_rows(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import FLOOR, Mean, Row, masked, row_sum
+from nearfar.engine import FLOOR, Mean, Program, Row, Sums, Terms, masked, mean_over, row_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, one_of, positive
@@ -92,3 +92,17 @@ class RankedList(PairLoss):
         half = self.temperature * self.alpha / 2
         violation = math.exp(-half) * pulled.sum(dim=1) + (closeness + half).exp().sum(dim=1)
         return [Mean(loss * violation, violation)]
+
+    def program(self) -> Program:
+        inner, half = self.alpha - self.margin, self.temperature * self.alpha / 2
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            pull = (pos.total - inner * pos.number) / pos.number.clamp(min=1.0)
+            each = pull + self.balance * (self.alpha - neg.expected) * neg.number.sign()
+            if self.query_weighting == "mean":
+                return each.mean()
+            violation = math.exp(-half) * pos.number + (neg.log.detach() + half).exp()
+            return mean_over(each * violation, violation)
+
+        terms = Terms(total="linear"), Terms("linear", -self.temperature)
+        return Program(*terms, loss, bounds=(-inner, -self.alpha))

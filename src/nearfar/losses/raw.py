@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Row
+from nearfar.engine import Program, Row
 from nearfar.losses.base import PairLoss
-from nearfar.losses.multi_similarity import soft_extremes
+from nearfar.losses.multi_similarity import soft_extremes, soft_extremes_program
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, positive
@@ -49,3 +49,6 @@ class Raw(PairLoss):
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
         return soft_extremes(sim, pos, neg, self.alpha, self.beta, self.base)
+
+    def program(self) -> Program:
+        return soft_extremes_program(self.alpha, self.beta, self.base)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, row_logsumexp
+from nearfar.engine import Mean, Program, Row, Sums, Terms, mean_over, row_logsumexp
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
@@ -58,3 +58,13 @@ class SupCon(PairLoss):
         pull = Row(torch.linalg.vecdot(sim, positives) * factor, [(factor, positives)])
         push = row_logsumexp(sim, pos | neg, 1.0 / self.temperature)
         return [Mean(push * has_positive + pull, has_positive)]
+
+    def program(self) -> Program:
+        scale = 1.0 / self.temperature
+
+        def loss(pos: Sums, neg: Sums) -> Tensor:
+            has_positive = pos.number.sign()
+            push = torch.logaddexp(pos.log, neg.log) * has_positive
+            return mean_over(push + pos.total / pos.number.clamp(min=1.0), has_positive)
+
+        return Program(Terms("linear", scale, total="linear", scale=-scale), Terms("linear", scale), loss)

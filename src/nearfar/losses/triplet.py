@@ -114,6 +114,9 @@ class Triplet(PairLoss):
             active = math.prod((count(mask, sim) for mask in chosen), start=torch.ones_like(active))
         return [Mean(total, active)]
 
+    def program(self) -> None:
+        """Triplets are no sums over pairs; the fused kernels find hard triplets only."""
+
 
 def listed_triplets(sim: Tensor, triplets: MinedTriplets, margin: float, *, soft: bool) -> tuple[Row, Tensor]:
     """Sum [s_n − s_p + margin]+, or its softplus, over each row's triplets; also return the number of active ones."""

@@ -1,0 +1,328 @@
+"""Pair losses by fused Triton kernels on a GPU: experimental, and off unless ``use_triton`` turns them on.
+
+A loss describes itself as a ``Program``: what is summed over the positives and over the negatives of a row, and the
+loss as a function of these sums. One kernel computes the sums. Autograd differentiates the loss by them, which is
+cheap: they are a few numbers per anchor. Another kernel computes the similarities again, turns the derivatives into
+pair weights and multiplies these with the embeddings. No matrix of all pairs exists.
+
+Losses without a program, other supervision than labels, float64 and tensors on a CPU use the tiles of ``engine.tiles``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from nearfar.engine.rows import FLOOR, masked
+from nearfar.utils.validation import one_of
+
+if TYPE_CHECKING:
+    from nearfar.engine.measures import PreparedVectors
+    from nearfar.engine.tiles import TiledBatch
+    from nearfar.engine.triton_kernels import Comparison
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is summed over the positives, or over the negatives, of a row with values v.
+
+    Args:
+        logit: Exponents of a log-sum-exp. "linear": logit_scale · v. "circle": logit_scale · w · (v − delta) with the
+            constant w = [v − optimum]+, or [optimum − v]+ if logit_scale is negative. "none": there is none.
+        logit_scale: Factor of the exponents.
+        optimum: Only for "circle".
+        delta: Only for "circle".
+        total: Terms of a sum, where z = scale · v + shift. "linear": z, "square": z², "hinge": [z]+,
+            "squared_hinge": [z]+², "softplus": log(1 + e^z). "none": there is none.
+        scale: Factor of the values in the sum.
+        shift: Added to them.
+    """
+
+    logit: str = "none"
+    logit_scale: float = 1.0
+    optimum: float = 0.0
+    delta: float = 0.0
+    total: str = "none"
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers that the kernels take."""
+        return self.logit_scale, self.optimum, self.delta, self.scale, self.shift
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the selected positives, or negatives, of each anchor, [m] each.
+
+    Args:
+        log: The log-sum-exp of the exponents; ``FLOOR`` without a pair.
+        expected: The mean of v with the weights of the softmax, which are constants; 0 without a pair.
+        total: The sum.
+        active: The number of terms of the sum that are not zero; for "softplus" the sum of the sigmoids.
+        number: The number of pairs.
+    """
+
+    log: Tensor
+    expected: Tensor
+    total: Tensor
+    active: Tensor
+    number: Tensor
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loss in terms of sums over rows.
+
+    Args:
+        positives: What is summed over the positives.
+        negatives: What is summed over the negatives.
+        loss: Returns the loss, given the sums over positives and negatives; differentiated by autograd.
+        shift: A shift of each anchor's sums. "negatives": ``log`` of the negatives is added in the sum over the
+            positives. "anchor_values": they are subtracted in the sum over the positives and added in the other.
+        bounds: Only positives of a smaller and negatives of a larger similarity than these are used.
+        valid_triplet: Margin of the mining of that name; None: no mining.
+    """
+
+    positives: Terms
+    negatives: Terms
+    loss: Callable[[Sums, Sums], Tensor] = field(compare=False)
+    shift: str = "none"
+    bounds: tuple[float, float] = (math.inf, -math.inf)
+    valid_triplet: float | None = None
+
+
+@dataclass(frozen=True)
+class HardPairs:
+    """Says that a loss depends on nothing but each anchor's least similar positive and most similar negative.
+
+    A kernel finds these pairs, and the loss is computed by PyTorch from them.
+    """
+
+
+class Setting:
+    """Whether the kernels are used.
+
+    Attributes:
+        precision: Precision of their products; None: they are off.
+    """
+
+    precision: ClassVar[str | None] = None
+
+
+def use_triton(enabled: bool = True, *, precision: str = "float32") -> None:
+    """Compute pair losses on a GPU by fused Triton kernels, in this process: experimental, off by default.
+
+    Losses and inputs that the kernels cannot compute still use PyTorch.
+
+    Args:
+        enabled: False turns the kernels off.
+        precision: Products of embeddings: "float32" (each is three of TF32), "tf32" or "bfloat16". Sums are float32.
+
+    Raises:
+        ImportError: If Triton is not installed.
+
+    Example:
+        >>> use_triton(False)
+    """
+    one_of("precision", precision, PRECISIONS)
+    if enabled and importlib.util.find_spec("triton") is None:
+        raise ImportError("use_triton needs Triton, which is not installed: pip install triton")
+    Setting.precision = precision if enabled else None
+
+
+def mean_over(total: Tensor, count: Tensor) -> Tensor:
+    """Return Σ total / Σ count; 0 if nothing was counted.
+
+    Args:
+        total: Numerators, [m].
+        count: Denominators, [m].
+    """
+    number = count.detach().sum()
+    return total.sum() / masked(number, number > 0, 1.0)
+
+
+def applies(batch: TiledBatch) -> bool:
+    """Whether the kernels, turned on, can compute a batch, if its loss has a program.
+
+    Args:
+        batch: The batch.
+    """
+    if batch.relations is not None or batch.embeddings.dtype != torch.float32:
+        return False
+    if batch.embeddings.device.type == "cuda":
+        return True
+    from nearfar.engine import triton_kernels
+
+    return triton_kernels.interpreted()
+
+
+@dataclass
+class FusedGradient:
+    """The gradients of a loss that the kernels computed.
+
+    Args:
+        by_anchors: The gradient by the prepared anchors, [m, d].
+        by_columns: The gradient by the prepared gallery, [n, d], or None.
+    """
+
+    by_anchors: Tensor
+    by_columns: Tensor | None
+
+    def gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients by the prepared anchors and by the prepared gallery."""
+        return self.by_anchors, self.by_columns
+
+
+def evaluate(
+    program: Program, batch: TiledBatch, *, differentiate: bool
+) -> tuple[Tensor, FusedGradient | None, Tensor | None]:
+    """Compute the loss of a batch, its gradients, and the derivative by the anchor values, [m].
+
+    Args:
+        program: What to compute.
+        batch: The batch.
+        differentiate: False: only the loss.
+    """
+    from nearfar.engine import triton_kernels as kernels
+
+    comparison = _comparison(batch)
+    height, zeros = batch.height, batch.embeddings.new_zeros
+    positives, negatives = program.positives, program.negatives
+    params = zeros(10, height)
+    bounded = program.valid_triplet is not None or program.bounds != (math.inf, -math.inf)
+    params[0], params[1] = program.bounds
+    if program.valid_triplet is not None:
+        (far, near), _ = kernels.extremes(comparison)
+        params[0], params[1] = near + program.valid_triplet, far - program.valid_triplet
+
+    anchor_values = None
+    if program.shift == "anchor_values":
+        assert batch.anchor_values is not None
+        anchor_values = batch.anchor_values.detach().requires_grad_(differentiate)
+        params[2], params[3] = -anchor_values.detach(), anchor_values.detach()
+    shifted = anchor_values is not None
+    if program.shift == "negatives":
+        # The sum over the positives depends on that over the negatives: two passes.
+        found = kernels.sums(comparison, Terms(), negatives, params[:4], bounded=bounded, shifted=False)
+        of_negatives = _sums(found[:, 6:])
+        params[2] = of_negatives.log
+        found = kernels.sums(comparison, positives, Terms(), params[:4], bounded=bounded, shifted=True)
+        of_positives = _sums(found[:, :6])
+    else:
+        found = kernels.sums(comparison, positives, negatives, params[:4], bounded=bounded, shifted=shifted)
+        of_positives, of_negatives = _sums(found[:, :6]), _sums(found[:, 6:])
+
+    with torch.set_grad_enabled(differentiate):
+        leaves = [
+            each.detach().requires_grad_(differentiate)
+            for sums in (of_positives, of_negatives)
+            for each in (sums.log, sums.expected, sums.total)
+        ]
+        pos = replace(of_positives, log=leaves[0], expected=leaves[1], total=leaves[2])
+        neg = replace(of_negatives, log=leaves[3], expected=leaves[4], total=leaves[5])
+        # A total changes with the shift of its anchor by the number of its active terms.
+        if program.shift == "negatives":
+            pos = replace(pos, total=pos.total + pos.active * (neg.log - neg.log.detach()))
+        if anchor_values is not None:
+            change = anchor_values - anchor_values.detach()
+            pos = replace(pos, total=pos.total - pos.active * change)
+            neg = replace(neg, total=neg.total + neg.active * change)
+        loss = program.loss(pos, neg)
+    if not differentiate:
+        return loss, None, None
+    wanted = leaves if anchor_values is None else [*leaves, anchor_values]
+    slopes = [
+        torch.zeros_like(leaf) if slope is None else slope
+        for leaf, slope in zip(wanted, torch.autograd.grad(loss, wanted, allow_unused=True), strict=True)
+    ]
+    params[4], params[5] = of_positives.log, of_negatives.log
+    params[6] = slopes[0] * positives.logit_scale + slopes[1]
+    params[7] = slopes[3] * negatives.logit_scale + slopes[4]
+    params[8], params[9] = slopes[2], slopes[5]
+    gradient = _gradient(program, batch, comparison, params, bounded=bounded)
+    return loss.detach(), gradient, None if anchor_values is None else slopes[6]
+
+
+def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
+    """Find the columns of each anchor's least similar positive and most similar negative.
+
+    Args:
+        batch: The batch.
+
+    Returns:
+        The two columns, and whether there is such a column, [m, 2] each.
+    """
+    from nearfar.engine import triton_kernels as kernels
+
+    similarity, columns = kernels.extremes(_comparison(batch))
+    return columns.T.contiguous(), similarity.T.isfinite()
+
+
+def _comparison(batch: TiledBatch) -> Comparison:
+    """What the kernels read of a batch."""
+    from nearfar.engine.triton_kernels import Comparison, Vectors, interpreted
+
+    assert batch.labels is not None
+    assert batch.column_labels is not None
+    precision, measure = Setting.precision, batch.loss.comparison
+    assert precision is not None
+
+    def vectors(prepared: PreparedVectors, labels: Tensor) -> Vectors:
+        points = prepared.points.detach().contiguous()
+        squares = points if prepared.squares is None else prepared.squares
+        if precision == "bfloat16":
+            points = points.to(torch.bfloat16)
+            if interpreted():  # its products of bfloat16 are wrong
+                points = points.float()
+            if prepared.squares is not None:  # of the rounded vectors, so that equal ones have a distance of 0
+                squares = points.float().square().sum(dim=1)
+        return Vectors(points, squares, labels.contiguous())
+
+    anchors = vectors(batch.anchors, batch.labels)
+    same = batch.gallery is None
+    columns = anchors if same else vectors(batch.columns, batch.column_labels)
+    return Comparison(anchors, columns, batch.positions, same, measure.power, precision)
+
+
+def _sums(found: Tensor) -> Sums:
+    """Merge the sums of groups of columns, [groups, 6, m]."""
+    tops = found[:, 0]
+    top = tops.amax(dim=0)
+    factors = (tops - top).exp()
+    mass, moment = (found[:, 1] * factors).sum(dim=0), (found[:, 2] * factors).sum(dim=0)
+    filled = mass > 0
+    mass = masked(mass, filled, 1.0)
+    total, active, count = found[:, 3:].sum(dim=0)
+    return Sums(masked(top + mass.log(), filled, FLOOR), masked(moment / mass, filled), total, active, count)
+
+
+def _gradient(
+    program: Program, batch: TiledBatch, comparison: Comparison, params: Tensor, *, bounded: bool
+) -> FusedGradient:
+    from nearfar.engine.triton_kernels import products
+
+    measure = batch.loss.comparison
+    need_sums = measure.power > 0 and not measure.normalize
+    anchors, columns = batch.anchors.points.detach(), batch.columns.points.detach()
+
+    def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
+        terms = program.positives, program.negatives
+        product, sums = products(
+            comparison, *terms, params, bounded=bounded, of_columns=of_columns, both=both, need_sums=need_sums,
+            budget=batch.loss.memory_budget // 2,
+        )  # fmt: skip
+        return product.addcmul_(of, sums.unsqueeze(1), value=-1.0) if need_sums else product  # see Measure.product
+
+    if batch.gallery is None:
+        return FusedGradient(gradient(anchors, both=batch.columns_need_grad), None)
+    by_columns = gradient(columns, of_columns=True) if batch.columns_need_grad else None
+    return FusedGradient(gradient(anchors), by_columns)

@@ -1,0 +1,655 @@
+"""Triton kernels of pair losses: sums over the rows, and pair weights times columns, without a matrix of all pairs.
+
+Each kernel computes the similarities of a block of rows with one block of columns after another, in registers and
+shared memory. ``engine.fused`` says what is summed and calls the launchers at the end of this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from nearfar.engine.fused import Terms
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # this module can be read without it, not run
+    triton = tl = None
+
+T = TypeVar("T")
+PARTIAL_BYTES = 64 * 1024 * 1024  # for the sums of groups of columns
+PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "tf32"}  # tl.dot ignores it for bfloat16
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sizes of the blocks of a kernel.
+
+    Args:
+        rows: Rows of a block.
+        columns: Columns of a block.
+        inner: Dimensions that one product of similarities sums over.
+        outer: Dimensions of the gradient that one program computes.
+        warps: Warps of a program.
+        stages: Stages of its software pipeline.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    outer: int
+    warps: int
+    stages: int
+
+
+# The first that the GPU has room for is used.
+SUM_BLOCKS = [Blocks(128, 128, 32, 0, 8, 3), Blocks(64, 64, 32, 0, 4, 2), Blocks(32, 32, 32, 0, 4, 1)]
+# Three products of TF32 need more registers than one.
+PRODUCT_BLOCKS = {
+    "float32": [Blocks(128, 32, 32, 128, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
+    "tf32": [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
+    "bfloat16": [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
+}
+STRIPS_ABOVE = 128  # dimensions
+SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile a function with Triton; without Triton, return it as it is.
+
+    Args:
+        function: The function.
+    """
+    return function if triton is None else triton.jit(function)
+
+
+@jit
+def _dots(
+    x, y, rows, cols, height, width, dim, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRODUCT: tl.constexpr
+):
+    """The dot products of a block of rows and a block of columns, [BM, BN]."""
+    found = tl.zeros([BM, BN], dtype=tl.float32)
+    for start in range(0, dim, BK):
+        inner = start + tl.arange(0, BK)
+        left = tl.load(
+            x + rows[:, None] * dim + inner[None, :], mask=(rows < height)[:, None] & (inner < dim)[None, :], other=0.0
+        )
+        right = tl.load(
+            y + cols[:, None] * dim + inner[None, :], mask=(cols < width)[:, None] & (inner < dim)[None, :], other=0.0
+        )
+        found = tl.dot(left, tl.trans(right), found, input_precision=PRODUCT)
+    return found
+
+
+@jit
+def _values(dots, x_squares, y_squares, rows, cols, height, width, POWER: tl.constexpr):
+    """The compared values, see ``Measure.pairwise``."""
+    if POWER == 0:
+        return dots
+    left = tl.load(x_squares + rows, mask=rows < height, other=0.0)
+    right = tl.load(y_squares + cols, mask=cols < width, other=0.0)
+    squares = tl.maximum(left[:, None] + right[None, :] - 2.0 * dots, 1e-30)
+    if POWER == 1:
+        return tl.sqrt(squares)
+    return squares
+
+
+@jit
+def _masks(x_labels, y_labels, own, rows, cols, height, width, OWN: tl.constexpr):
+    """The positives and negatives of a block, see ``rows.masks``."""
+    left = tl.load(x_labels + rows, mask=rows < height, other=0)
+    right = tl.load(y_labels + cols, mask=cols < width, other=0)
+    inside = (rows < height)[:, None] & (cols < width)[None, :]
+    same = left[:, None] == right[None, :]
+    pos = inside & same
+    if OWN == "diagonal":
+        pos = pos & (rows[:, None] != cols[None, :])
+    if OWN == "rows":
+        pos = pos & (tl.load(own + rows, mask=rows < height, other=-1)[:, None] != cols[None, :])
+    if OWN == "columns":
+        pos = pos & (tl.load(own + cols, mask=cols < width, other=-1)[None, :] != rows[:, None])
+    return pos, inside & (same == 0)
+
+
+@jit
+def _logit(value, scale, optimum, delta, KIND: tl.constexpr):
+    """The exponents of a log-sum-exp, and their derivatives up to ``scale``."""
+    if KIND == "circle":
+        pace = tl.maximum(tl.where(scale > 0, value - optimum, optimum - value), 0.0)
+        return scale * pace * (value - delta), pace
+    return scale * value, value * 0.0 + 1.0
+
+
+@jit
+def _term(value, scale, shift, KIND: tl.constexpr):
+    """The terms of a sum, their derivatives by the values, and by ``shift`` (or which terms are not zero)."""
+    inner = scale * value + shift
+    if KIND == "linear":
+        return inner, inner * 0.0 + scale, (inner != 0.0).to(tl.float32)
+    if KIND == "square":
+        return inner * inner, 2.0 * scale * inner, (inner != 0.0).to(tl.float32)
+    if KIND == "hinge":
+        active = (inner > 0.0).to(tl.float32)
+        return tl.maximum(inner, 0.0), scale * active, active
+    if KIND == "squared_hinge":
+        above = tl.maximum(inner, 0.0)
+        return above * above, 2.0 * scale * above, (above > 0.0).to(tl.float32)
+    small = tl.exp(-tl.abs(inner))
+    log = tl.where(small < 0.01, small * (1.0 - small * (0.5 - small / 3.0)), tl.log(1.0 + small))
+    share = tl.where(inner > 0.0, 1.0, small) / (1.0 + small)
+    return tl.maximum(inner, 0.0) + log, scale * share, share
+
+
+@jit
+def _accumulate(
+    value, chosen, shift, top, mass, moment, total, active, count, a, b, c, e, f,
+    LOGIT: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """Add a block of columns to the sums of its rows."""
+    if LOGIT != "none":
+        logit, _ = _logit(value, a, b, c, LOGIT)
+        # -1e30 is FLOOR of engine.rows
+        new = tl.maximum(top, tl.max(tl.where(chosen, logit, -1e30), 1))
+        power = tl.where(chosen, tl.exp(logit - new[:, None]), 0.0)
+        old = tl.exp(top - new)
+        mass = mass * old + tl.sum(power, 1)
+        moment = moment * old + tl.sum(power * value, 1)
+        top = new
+    if TOTAL != "none":
+        term, _, one = _term(value, e, f + shift[:, None], TOTAL)
+        total += tl.sum(tl.where(chosen, term, 0.0), 1)
+        active += tl.sum(tl.where(chosen, one, 0.0), 1)
+    count += tl.sum(chosen.to(tl.float32), 1)
+    return top, mass, moment, total, active, count
+
+
+@jit
+def _sums(
+    x, y, x_squares, y_squares, x_labels, y_labels, own, params, out, height, width, dim, per_split,
+    pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, SHIFTED: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Sums over the positives and over the negatives of each row, for one group of columns: [splits, 12, height]."""
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    within = rows < height
+    zero = tl.zeros([BM], dtype=tl.float32)
+    upper, lower, p_shift, n_shift = zero, zero, zero, zero
+    if BOUNDED:
+        upper = tl.load(params + rows, mask=within, other=0.0)
+        lower = tl.load(params + height + rows, mask=within, other=0.0)
+    if SHIFTED:
+        p_shift = tl.load(params + 2 * height + rows, mask=within, other=0.0)
+        n_shift = tl.load(params + 3 * height + rows, mask=within, other=0.0)
+    p0, p1, p2, p3, p4, p5 = zero - 1e30, zero, zero, zero, zero, zero
+    n0, n1, n2, n3, n4, n5 = zero - 1e30, zero, zero, zero, zero, zero
+    first = tl.program_id(1).to(tl.int64) * per_split
+    for start in range(first, tl.minimum(first + per_split, width), BN):
+        cols = start + tl.arange(0, BN).to(tl.int64)
+        dots = _dots(x, y, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+        value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
+        pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
+        if BOUNDED:
+            similarity = value if POWER == 0 else -value
+            pos = pos & (similarity < upper[:, None])
+            neg = neg & (similarity > lower[:, None])
+        p0, p1, p2, p3, p4, p5 = _accumulate(
+            value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL
+        )
+        n0, n1, n2, n3, n4, n5 = _accumulate(
+            value, neg, n_shift, n0, n1, n2, n3, n4, n5, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL
+        )
+    out += tl.program_id(1).to(tl.int64) * 12 * height
+    tl.store(out + rows, p0, mask=within)
+    tl.store(out + height + rows, p1, mask=within)
+    tl.store(out + 2 * height + rows, p2, mask=within)
+    tl.store(out + 3 * height + rows, p3, mask=within)
+    tl.store(out + 4 * height + rows, p4, mask=within)
+    tl.store(out + 5 * height + rows, p5, mask=within)
+    tl.store(out + 6 * height + rows, n0, mask=within)
+    tl.store(out + 7 * height + rows, n1, mask=within)
+    tl.store(out + 8 * height + rows, n2, mask=within)
+    tl.store(out + 9 * height + rows, n3, mask=within)
+    tl.store(out + 10 * height + rows, n4, mask=within)
+    tl.store(out + 11 * height + rows, n5, mask=within)
+
+
+@jit
+def _extremes(
+    x, y, x_squares, y_squares, x_labels, y_labels, own, out, where, height, width, dim, per_split,
+    POWER: tl.constexpr, OWN: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The least similar positive and the most similar negative of each row, and their columns: [splits, 2, height]."""
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    within = rows < height
+    far = tl.full([BM], float("inf"), dtype=tl.float32)
+    near = tl.full([BM], float("-inf"), dtype=tl.float32)
+    far_at, near_at = tl.zeros([BM], dtype=tl.int64), tl.zeros([BM], dtype=tl.int64)
+    first = tl.program_id(1).to(tl.int64) * per_split
+    for start in range(first, tl.minimum(first + per_split, width), BN):
+        cols = start + tl.arange(0, BN).to(tl.int64)
+        dots = _dots(x, y, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+        value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
+        similarity = value if POWER == 0 else -value
+        pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
+        low, low_at = tl.min(tl.where(pos, similarity, float("inf")), 1, return_indices=True)
+        high, high_at = tl.max(tl.where(neg, similarity, float("-inf")), 1, return_indices=True)
+        far_at = tl.where(low < far, start + low_at, far_at)
+        near_at = tl.where(high > near, start + high_at, near_at)
+        far, near = tl.minimum(far, low), tl.maximum(near, high)
+    out += tl.program_id(1).to(tl.int64) * 2 * height
+    where += tl.program_id(1).to(tl.int64) * 2 * height
+    tl.store(out + rows, far, mask=within)
+    tl.store(out + height + rows, near, mask=within)
+    tl.store(where + rows, far_at, mask=within)
+    tl.store(where + height + rows, near_at, mask=within)
+
+
+@jit
+def _side_weights(value, shift, log, by_log, by_total, a, b, c, e, f, LOGIT: tl.constexpr, TOTAL: tl.constexpr):
+    """The derivative by the values of one side."""
+    weights = value * 0.0
+    if LOGIT != "none":
+        logit, pace = _logit(value, a, b, c, LOGIT)
+        weights += by_log * pace * tl.exp(logit - log)
+    if TOTAL != "none":
+        _, slope, _ = _term(value, e, f + shift, TOTAL)
+        weights += by_total * slope
+    return weights
+
+
+@jit
+def _anchor_params(params, members, count):
+    """Ten numbers of each anchor, see ``products``."""
+    within = members < count
+    p0 = tl.load(params + members, mask=within, other=0.0)
+    p1 = tl.load(params + count + members, mask=within, other=0.0)
+    p2 = tl.load(params + 2 * count + members, mask=within, other=0.0)
+    p3 = tl.load(params + 3 * count + members, mask=within, other=0.0)
+    p4 = tl.load(params + 4 * count + members, mask=within, other=0.0)
+    p5 = tl.load(params + 5 * count + members, mask=within, other=0.0)
+    p6 = tl.load(params + 6 * count + members, mask=within, other=0.0)
+    p7 = tl.load(params + 7 * count + members, mask=within, other=0.0)
+    p8 = tl.load(params + 8 * count + members, mask=within, other=0.0)
+    p9 = tl.load(params + 9 * count + members, mask=within, other=0.0)
+    return p0, p1, p2, p3, p4, p5, p6, p7, p8, p9
+
+
+@jit
+def _weights(
+    value, similarity, pos, neg, upper, lower, p_shift, n_shift, p_log, n_log, p_by_log, n_by_log,
+    p_by_total, n_by_total,
+    pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+):  # fmt: skip
+    """The derivative of the loss by the values of a block, given the numbers of their anchors."""
+    if BOUNDED:
+        pos = pos & (similarity < upper)
+        neg = neg & (similarity > lower)
+    pull = _side_weights(value, p_shift, p_log, p_by_log, p_by_total, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL)
+    push = _side_weights(value, n_shift, n_log, n_by_log, n_by_total, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL)
+    return tl.where(pos, pull, tl.where(neg, push, 0.0))
+
+
+@jit
+def _by_dots(
+    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, dim,
+    pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The derivative of the loss by the dot products of a block, where rows, columns or both are anchors."""
+    dots = _dots(x, y, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+    value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
+    similarity = value if POWER == 0 else -value
+    pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
+    weights = tl.zeros([BM, BN], dtype=tl.float32)
+    if FROM_ROWS:
+        r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 = _anchor_params(x_params, rows, height)
+        weights += _weights(
+            value, similarity, pos, neg, r0[:, None], r1[:, None], r2[:, None], r3[:, None], r4[:, None],
+            r5[:, None], r6[:, None], r7[:, None], r8[:, None], r9[:, None],
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+        )  # fmt: skip
+    if FROM_COLUMNS:
+        c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = _anchor_params(y_params, cols, width)
+        weights += _weights(
+            value, similarity, pos, neg, c0[None, :], c1[None, :], c2[None, :], c3[None, :], c4[None, :],
+            c5[None, :], c6[None, :], c7[None, :], c8[None, :], c9[None, :],
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+        )  # fmt: skip
+    if POWER == 1:  # up to 1.5e-15 vectors are equal, see Measure.to_dot
+        weights = tl.where(value <= 1.5e-15, 0.0, -weights / value)
+    if POWER == 2:
+        weights = -2.0 * weights
+    return weights
+
+
+@jit
+def _products(
+    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, out, out_sums,
+    height, width, dim, per_split, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
+    SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Derivatives by the dot products times the columns, for one group of columns: [splits, height, dim]."""
+    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    dims = tl.program_id(1) * BD + tl.arange(0, BD)
+    within = rows < height
+    found = tl.zeros([BM, BD], dtype=tl.float32)
+    sums = tl.zeros([BM], dtype=tl.float32)
+    first = tl.program_id(2).to(tl.int64) * per_split
+    for start in range(first, tl.minimum(first + per_split, width), BN):
+        cols = start + tl.arange(0, BN).to(tl.int64)
+        weights = _by_dots(
+            x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, dim,
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, PRODUCT, BM, BN, BK,
+        )  # fmt: skip
+        if SUMS:
+            sums += tl.sum(weights, 1)
+        columns = tl.load(
+            y + cols[:, None] * dim + dims[None, :], mask=(cols < width)[:, None] & (dims < dim)[None, :], other=0.0
+        )
+        found = tl.dot(weights.to(columns.dtype), columns, found, input_precision=PRODUCT)
+    out += tl.program_id(2).to(tl.int64) * height * dim
+    tl.store(out + rows[:, None] * dim + dims[None, :], found, mask=within[:, None] & (dims < dim)[None, :])
+    if SUMS:
+        tl.store(out_sums + tl.program_id(2).to(tl.int64) * height + rows, sums, mask=within)
+
+
+@jit
+def _strip(
+    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, out,
+    top, bottom, height, width, dim, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Derivatives by the dot products of the rows from ``top`` to ``bottom``: [bottom − top, width]."""
+    here = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM)
+    cols = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    rows = top + here
+    weights = _by_dots(
+        x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, dim,
+        pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
+        P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, PRODUCT, BM, BN, BK,
+    )  # fmt: skip
+    inside = (rows < bottom)[:, None] & (cols < width)[None, :]
+    tl.store(out + here[:, None] * width + cols[None, :], weights, mask=inside)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors that the kernels compare.
+
+    Args:
+        points: Prepared vectors, [m, d], float32 or bfloat16.
+        squares: Their squared lengths, [m]; any tensor for dot products.
+        labels: Their labels, [m].
+    """
+
+    points: Tensor
+    squares: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What all kernels of one evaluation share.
+
+    Args:
+        rows: The anchors.
+        columns: What they are compared with.
+        own: The column of each anchor, [m] (−1: none), or None if anchors and columns are the same or share no vector.
+        same: Whether anchors and columns are the same.
+        power: 0 for dot products, 1 for Euclidean distances, 2 for squared distances.
+        precision: "float32", "tf32" or "bfloat16".
+    """
+
+    rows: Vectors
+    columns: Vectors
+    own: Tensor | None
+    same: bool
+    power: int
+    precision: str
+
+    def transposed(self) -> Comparison:
+        """Return the comparison with columns as rows."""
+        return replace(self, rows=self.columns, columns=self.rows)
+
+    def arguments(self, *, transposed: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return pointers and constants for a kernel.
+
+        Args:
+            transposed: Whether ``own`` belongs to the columns.
+        """
+        pointers = (*_interleaved(self.rows, self.columns), self.rows.labels if self.own is None else self.own)
+        own = "diagonal" if self.same else "none" if self.own is None else "columns" if transposed else "rows"
+        return pointers, {"POWER": self.power, "OWN": own, "PRODUCT": PRODUCTS[self.precision]}
+
+
+def _interleaved(rows: Vectors, columns: Vectors) -> tuple[Tensor, ...]:
+    return rows.points, columns.points, rows.squares, columns.squares, rows.labels, columns.labels
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, which works on tensors of the CPU."""
+    return triton is not None and not isinstance(_sums, triton.JITFunction)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _split(programs: int, width: int, block: int, device: torch.device, most: int) -> tuple[int, int]:
+    """How many groups of columns keep the GPU busy, at most ``most``, and the number of columns of each."""
+    blocks = -(-width // block)
+    groups = max(1, min(blocks, most, -(-2 * _processors(device) // programs)))
+    per_group = -(-blocks // groups) * block
+    return -(-width // per_group), per_group
+
+
+_too_large: set[tuple[Any, ...]] = set()  # blocks that a GPU had no room for
+
+
+def _launch(kernel: Any, choices: list[Blocks], key: tuple[Any, ...], start: Callable[[Blocks], T]) -> T:
+    """Call ``start`` with the first blocks that the GPU has room for."""
+    if interpreted():
+        return start(SMALL_BLOCKS)
+    for blocks in choices:
+        if (kernel, blocks, key) in _too_large:
+            continue
+        try:
+            return start(blocks)
+        except triton.runtime.errors.OutOfResources:
+            _too_large.add((kernel, blocks, key))
+    raise RuntimeError("the GPU has no room for the Triton kernels: turn them off by nearfar.engine.use_triton(False)")
+
+
+def _of_terms(positives: Terms, negatives: Terms) -> tuple[tuple[float, ...], dict[str, str]]:
+    """Numbers and constants of the kernels that describe the terms."""
+    kinds = {
+        "P_LOGIT": positives.logit, "P_TOTAL": positives.total, "N_LOGIT": negatives.logit, "N_TOTAL": negatives.total,
+    }  # fmt: skip
+    return (*positives.numbers(), *negatives.numbers()), kinds
+
+
+def sums(
+    comparison: Comparison, positives: Terms, negatives: Terms, params: Tensor, *, bounded: bool, shifted: bool
+) -> Tensor:
+    """Compute six sums over the positives and six over the negatives of each row, [splits, 12, m].
+
+    Args:
+        comparison: What is compared.
+        positives: The terms of the positives.
+        negatives: The terms of the negatives.
+        params: Upper and lower bounds of the selected similarities, and shifts of both terms, [4, m].
+        bounded: Whether the bounds are used.
+        shifted: Whether the shifts are used.
+    """
+    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
+    pointers, constants = comparison.arguments()
+    numbers, kinds = _of_terms(positives, negatives)
+
+    def start(blocks: Blocks) -> Tensor:
+        programs = -(-height // blocks.rows)
+        most = max(1, PARTIAL_BYTES // (48 * height))
+        groups, per_group = _split(programs, width, blocks.columns, params.device, most)
+        out = params.new_empty(groups, 12, height)
+        _sums[(programs, groups)](
+            *pointers, params, out, height, width, dim, per_group, *numbers, BOUNDED=bounded, SHIFTED=shifted,
+            **kinds, **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )  # fmt: skip
+        return out
+
+    return _launch(_sums, SUM_BLOCKS, (*constants.values(), *kinds.values()), start)
+
+
+def extremes(comparison: Comparison) -> tuple[Tensor, Tensor]:
+    """Compute the similarity of the farthest positive and of the nearest negative, and their columns, [2, m] each.
+
+    The similarity is minus the distance for distances. It is ∞ without a positive and −∞ without a negative.
+
+    Args:
+        comparison: What is compared.
+    """
+    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
+    pointers, constants = comparison.arguments()
+    device = comparison.rows.points.device
+
+    def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
+        programs = -(-height // blocks.rows)
+        most = max(1, PARTIAL_BYTES // (24 * height))
+        groups, per_group = _split(programs, width, blocks.columns, device, most)
+        out = torch.empty(groups, 2, height, device=device)
+        where = torch.empty(groups, 2, height, device=device, dtype=torch.int64)
+        _extremes[(programs, groups)](
+            *pointers, out, where, height, width, dim, per_group, **constants, BM=blocks.rows, BN=blocks.columns,
+            BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        far, far_group = out[:, 0].min(dim=0)
+        near, near_group = out[:, 1].max(dim=0)
+        group = torch.stack([far_group, near_group]).unsqueeze(0)
+        return torch.stack([far, near]), where.gather(0, group).squeeze(0)
+
+    return _launch(_extremes, SUM_BLOCKS, tuple(constants.values()), start)
+
+
+def products(
+    comparison: Comparison,
+    positives: Terms,
+    negatives: Terms,
+    params: Tensor,
+    *,
+    bounded: bool,
+    of_columns: bool,
+    both: bool,
+    need_sums: bool,
+    budget: int,
+) -> tuple[Tensor, Tensor]:
+    """Multiply the derivatives by the dot products with vectors: W C, Wᵀ R, or both if rows and columns are the same.
+
+    Args:
+        comparison: What is compared.
+        positives: The terms of the positives.
+        negatives: The terms of the negatives.
+        params: Ten numbers of each anchor, [10, m]: bounds, shifts, log-sum-exps, and derivatives by these and by
+            the totals.
+        bounded: Whether the bounds are used.
+        of_columns: True: the gradient by the columns.
+        both: True: the sum of the gradients by rows and by columns, which are the same.
+        need_sums: Whether the sums of the derivatives are needed.
+        budget: Memory for a strip of W, in bytes.
+
+    Returns:
+        The products, [m, d], and the sums of the derivatives of each of their rows, [m].
+    """
+    pointers, constants = (comparison.transposed() if of_columns else comparison).arguments(transposed=of_columns)
+    dim, width = pointers[0].shape[1], len(pointers[1])
+    numbers, kinds = _of_terms(positives, negatives)
+    constants |= kinds
+    constants |= {"BOUNDED": bounded, "FROM_ROWS": both or not of_columns, "FROM_COLUMNS": both or of_columns}
+    key = (*constants.values(), need_sums, dim)
+    if use_strips(comparison.precision, dim):
+        rows = max(1, budget // (4 * width))
+        start = partial(_by_strips, pointers, params, numbers, constants, rows=rows, need_sums=need_sums)
+        return _launch(_strip, SUM_BLOCKS, key, start)
+    start = partial(_fused, pointers, params, numbers, constants, need_sums=need_sums)
+    return _launch(_products, PRODUCT_BLOCKS[comparison.precision], key, start)
+
+
+def use_strips(precision: str, dim: int) -> bool:
+    """Whether W is written to memory strip by strip and multiplied by PyTorch.
+
+    A program holds the gradient by ``outer`` dimensions of its rows, so with more dimensions the fused product
+    computes all similarities again for each part of them. The three products of "float32" cost more than a strip.
+
+    Args:
+        precision: Precision of the products.
+        dim: Dimension of the embeddings.
+    """
+    return precision == "float32" and dim > STRIPS_ABOVE
+
+
+def _fused(
+    pointers: tuple[Any, ...],
+    params: Tensor,
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
+    blocks: Blocks,
+    *,
+    need_sums: bool,
+) -> tuple[Tensor, Tensor]:
+    (height, dim), width = pointers[0].shape, len(pointers[1])
+    outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
+    programs = -(-height // blocks.rows), -(-dim // outer)
+    most = max(1, PARTIAL_BYTES // (4 * height * dim))
+    groups, per_group = _split(programs[0] * programs[1], width, blocks.columns, params.device, most)
+    out = params.new_empty(groups, height, dim)
+    out_sums = params.new_zeros(groups, height if need_sums else 0)
+    _products[(*programs, groups)](
+        *pointers, params, params, out, out_sums, height, width, dim, per_group, *numbers, SUMS=need_sums, **constants,
+        BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, BD=outer, num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    return (out[0], out_sums[0]) if groups == 1 else (out.sum(dim=0), out_sums.sum(dim=0))
+
+
+def _by_strips(
+    pointers: tuple[Any, ...],
+    params: Tensor,
+    numbers: tuple[float, ...],
+    constants: dict[str, Any],
+    blocks: Blocks,
+    *,
+    rows: int,
+    need_sums: bool,
+) -> tuple[Tensor, Tensor]:
+    (height, dim), width, columns = pointers[0].shape, len(pointers[1]), pointers[1]
+    rows = max(1, rows // blocks.rows) * blocks.rows
+    strip = params.new_empty(min(rows, height), width)
+    out, out_sums = params.new_empty(height, dim), params.new_zeros(height if need_sums else 0)
+    for top in range(0, height, rows):
+        some = slice(top, min(top + rows, height))
+        weights = strip[: some.stop - top]
+        _strip[(-(-width // blocks.columns), -(-len(weights) // blocks.rows))](
+            *pointers, params, params, weights, top, some.stop, height, width, dim, *numbers, **constants,
+            BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        torch.mm(weights, columns, out=out[some])
+        if need_sums:
+            torch.sum(weights, dim=1, out=out_sums[some])
+    return out, out_sums

@@ -1,0 +1,151 @@
+"""Fused kernels compute what PyTorch computes, shown in Triton's interpreter, and are compiled for a GPU.
+
+Both take processes of their own: Triton decides on its import whether it interprets.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fused_cases import CASES, make_batch, outcome
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.engine import fused
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+ACCURACY = 1e-5
+FEW = ["multi_similarity", "contrastive, distance, raw vectors", "nt_xent", "ranked_list", "circle", "triplet, hard"]
+
+
+def version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def triton_version() -> tuple[int, int] | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from importlib.metadata import version as installed
+
+    return version(installed("triton"))
+
+
+TRITON = triton_version()
+needs_triton = pytest.mark.skipif(TRITON is None, reason="needs Triton")
+# Earlier interpreters convert arrays of one element to numbers, which NumPy 2.4 refuses.
+interprets = pytest.mark.skipif(
+    TRITON is None or (TRITON < (3, 9) and version(np.__version__) >= (2, 4)),
+    reason="needs Triton 3.9, or an earlier one with NumPy before 2.4",
+)
+
+
+def in_process(script: str, *arguments: str, interpret: bool) -> Any:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(HELPERS / script), *arguments],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def worst(**options: Any) -> dict[str, float]:
+    """The largest error of each case; infinity if the kernels were not used."""
+    found = in_process("fused_cases.py", json.dumps(options), interpret=True)
+    return {name: max(errors, default=float("inf")) for name, errors in found.items()}
+
+
+@interprets
+@pytest.mark.parametrize("gallery", [0, 50])
+def test_value_and_gradients_are_those_of_float64(gallery: int) -> None:
+    found = worst(size=37, dim=16, gallery=gallery)
+    assert set(found) == set(CASES)
+    assert max(found.values()) < ACCURACY, found
+
+
+@interprets
+@pytest.mark.parametrize(("size", "dim", "only"), [(64, 40, FEW), (130, 16, FEW[:2])])
+def test_any_number_of_rows_and_dimensions(size: int, dim: int, only: list[str]) -> None:
+    found = worst(size=size, dim=dim, only=only)
+    assert max(found.values()) < ACCURACY, found
+
+
+@interprets
+@pytest.mark.parametrize("gallery", [0, 50])
+def test_strips_of_weights(gallery: int) -> None:
+    found = worst(size=37, dim=16, gallery=gallery, only=FEW, strips_above=8)
+    assert max(found.values()) < ACCURACY, found
+
+
+@interprets
+def test_bfloat16_rounds_the_vectors() -> None:
+    found = worst(size=37, dim=16, precision="bfloat16", only=["raw", "sup_con"])
+    assert all(ACCURACY < error < 0.1 for error in found.values()), found
+
+
+@needs_triton
+def test_every_kernel_compiles_for_hopper() -> None:
+    found = in_process("fused_compile.py", interpret=False)
+    assert {kernel.split(",")[0] for kernel in found} == {"sums", "extremes", "products", "strip"}
+    assert max(found.values()) <= 227 * 1024, found  # shared memory that a program can have
+
+
+@pytest.fixture
+def turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused.Setting, "precision", "float32")
+
+
+def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fused, "evaluate")
+    monkeypatch.delattr(fused, "hard_columns")
+    batch = make_batch(12, 4)
+    for name in ("raw", "triplet, hard"):
+        outcome(CASES[name](), batch, torch.float32)
+
+
+@pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "triplet", "lifted_structure", "margin", "smooth_ap"])
+def test_losses_without_a_program(key: str) -> None:
+    assert nf.losses.create(key).fused_program() is None
+
+
+def test_a_learned_temperature_has_no_program() -> None:
+    assert nf.losses.NTXent(learn_temperature=True).fused_program() is None
+
+
+def test_a_program_is_not_inherited() -> None:
+    class Own(nf.losses.Raw):
+        def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Any:
+            return super().rows(2 * sim, pos, neg)
+
+    assert nf.losses.Raw().fused_program() is not None
+    assert Own().fused_program() is None
+    assert Own(mining="hard").fused_program() is None
+
+
+def test_own_minings_use_pytorch() -> None:
+    class Own(nf.mining.All):
+        pass
+
+    assert nf.losses.Raw(mining=Own()).fused_program() is None
+
+
+def test_off_by_default_and_with_one_error_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fused.Setting.precision is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install triton"):
+        nf.engine.use_triton()
+    with pytest.raises(ValueError, match="precision is 'half'; allowed are"):
+        nf.engine.use_triton(precision="half")
+    assert fused.Setting.precision is None

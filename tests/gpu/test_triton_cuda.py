@@ -1,0 +1,58 @@
+"""Fused kernels on a GPU: the numbers of PyTorch in float64, eager and replayed from a CUDA graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fused_cases import CASES, errors, kernels, make_batch, outcome
+
+import nearfar as nf
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUDA graph")]
+
+SIZE, DIM, CLASSES = 4096, 128, 1024
+# float32 is 1e-5. With beta = 50 a rounding of the similarities by 2⁻¹¹ (TF32) or 2⁻⁹ (bfloat16) changes weights by
+# several percent, and pairs near a bound of a mining or hinge are in or out.
+ACCURACY = {"float32": 1e-5, "tf32": 0.05, "bfloat16": 0.2}
+WITH_CLASSES = [name for name in CASES if name != "margin, classes"]
+
+
+@pytest.mark.parametrize("precision", ACCURACY)
+@pytest.mark.parametrize("name", WITH_CLASSES)
+def test_a_large_batch(name: str, precision: str) -> None:
+    batch = make_batch(SIZE, DIM, classes=CLASSES)
+    with kernels(precision) as called:
+        found = outcome(CASES[name](), batch, torch.float32, "cuda")
+    assert called
+    worst = max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda")))
+    assert worst < ACCURACY[precision]
+
+
+@pytest.mark.parametrize("name", WITH_CLASSES)
+@pytest.mark.parametrize("dim", [96, 512])  # fused products, and strips
+def test_a_gallery(name: str, dim: int) -> None:
+    batch = make_batch(1000, dim, gallery=3001, classes=200)
+    with kernels() as called:
+        found = outcome(CASES[name](), batch, torch.float32, "cuda")
+    assert called
+    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < ACCURACY["float32"]
+
+
+@pytest.mark.parametrize("name", WITH_CLASSES)
+def test_a_recorded_step_computes_the_same(name: str) -> None:
+    loss, batches = CASES[name]().cuda(), [make_batch(180, 64, classes=30, seed=seed) for seed in range(6)]
+    with kernels():
+        for batch in batches:  # the third step is recorded, later ones are replayed
+            found = outcome(loss, batch, torch.float32, "cuda")
+            assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < 1e-4
+
+
+def test_turning_the_kernels_off_makes_another_recording() -> None:
+    loss, batch = nf.losses.Raw().cuda(), make_batch(64, 16)
+    expected = outcome(CASES["raw"](), batch, torch.float64, "cuda")
+    with kernels("bfloat16"):
+        for _ in range(4):
+            rounded = outcome(loss, batch, torch.float32, "cuda")
+    exact = [outcome(loss, batch, torch.float32, "cuda") for _ in range(4)][-1]
+    assert max(errors(exact, expected)) < ACCURACY["float32"] < max(errors(rounded, expected))

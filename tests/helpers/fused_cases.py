@@ -1,0 +1,150 @@
+"""Losses that have fused kernels, and their errors against float64 in PyTorch. As a script, in Triton's interpreter:
+
+TRITON_INTERPRET=1 python tests/helpers/fused_cases.py '{"size": 37, "dim": 16}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import nearfar as nf
+from nearfar.engine import fused
+from nearfar.losses import (
+    BinomialDeviance,
+    Circle,
+    Contrastive,
+    LiftedStructureGeneralized,
+    Loss,
+    Margin,
+    MultiSimilarity,
+    NTXent,
+    RankedList,
+    Raw,
+    SupCon,
+    Triplet,
+)
+
+CLASSES = 7
+CASES: dict[str, Callable[[], Loss]] = {
+    "multi_similarity": MultiSimilarity,
+    "raw": Raw,
+    "raw, hard": lambda: Raw(mining="hard"),
+    "contrastive": Contrastive,
+    "contrastive, pairs": lambda: Contrastive(average="pairs", mining="valid_triplet"),
+    "contrastive, distance": lambda: Contrastive(form="distance"),
+    "contrastive, distance, raw vectors": lambda: Contrastive(form="distance", average="pairs", normalize=False),
+    "binomial_deviance": BinomialDeviance,
+    "sup_con": SupCon,
+    "nt_xent": NTXent,
+    "nt_xent, symmetric": lambda: NTXent(symmetric=True, mining="valid_triplet"),
+    "nt_xent, learned, hard": lambda: NTXent(learn_temperature=True, mining="hard"),
+    "lifted_structure_generalized": LiftedStructureGeneralized,
+    "ranked_list": RankedList,
+    "ranked_list, violation": lambda: RankedList(query_weighting="violation"),
+    "circle": Circle,
+    "margin, all": lambda: Margin(mining="all"),
+    "margin, classes": lambda: Margin(mining="valid_triplet", num_classes=CLASSES),
+    "margin, hard": lambda: Margin(mining="hard"),
+    "triplet, hard": lambda: Triplet(mining="hard"),
+    "triplet, hard, distance": lambda: Triplet(mining="hard", form="distance", normalize=False),
+    "triplet, hard, soft": lambda: Triplet(mining="hard", form="squared_distance", soft_margin=True),
+}
+
+
+class Batch(NamedTuple):
+    """Arguments of a loss; gallery, its labels and positions may be None."""
+
+    embeddings: Tensor
+    labels: Tensor
+    gallery: Tensor | None
+    gallery_labels: Tensor | None
+    positions: Tensor | None
+
+
+def make_batch(size: int, dim: int, *, gallery: int = 0, classes: int = CLASSES, seed: int = 0) -> Batch:
+    """Classes that overlap, one with a single member, and two equal embeddings; some anchors are in the gallery."""
+    draw = torch.Generator().manual_seed(seed)
+    centers = torch.randn(classes, dim, generator=draw)
+
+    def members(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.randint(0, classes - 1, (count,), generator=draw)
+        return centers[labels] + torch.randn(count, dim, generator=draw), labels
+
+    embeddings, labels = members(size)
+    labels[0] = classes - 1
+    first, second = (labels == labels[5]).nonzero()[:2, 0]
+    embeddings[second] = embeddings[first]
+    if not gallery:
+        return Batch(embeddings, labels, None, None, None)
+    columns, column_labels = members(gallery)
+    known = torch.randperm(size, generator=draw)[: gallery // 2]
+    columns[: len(known)], column_labels[: len(known)] = embeddings[known], labels[known]
+    positions = torch.full((size,), -1).index_put_((known,), torch.arange(len(known)))
+    return Batch(embeddings, labels, columns, column_labels, positions)
+
+
+def outcome(loss: Loss, batch: Batch, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """The loss and its gradients by embeddings, gallery and parameters."""
+    loss = loss.to(device, dtype)
+    tensors = [None if tensor is None else tensor.to(device) for tensor in batch]
+    embeddings, labels, gallery, gallery_labels, positions = tensors
+    assert embeddings is not None
+    leaves = [embeddings.to(dtype, copy=True).requires_grad_()]
+    if gallery is not None:
+        leaves.append(gallery.to(dtype, copy=True).requires_grad_())
+    value = loss(leaves[0], labels, *(leaves[1:] and [leaves[1], gallery_labels]), positions=positions)
+    found = torch.autograd.grad(value, [*leaves, *loss.parameters()], allow_unused=True)
+    return [value.detach(), *(gradient for gradient in found if gradient is not None)]
+
+
+def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Relative errors of the loss and of each gradient."""
+    pairs = zip(found, expected, strict=True)
+    return [float((a.double().cpu() - b.cpu()).norm() / b.norm().cpu().clamp(min=1e-30)) for a, b in pairs]
+
+
+@contextmanager
+def kernels(precision: str = "float32") -> Iterator[list[str]]:
+    """Use the kernels; yields what they were called for."""
+    called: list[str] = []
+    originals = fused.evaluate, fused.hard_columns
+
+    def spy(original: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*arguments: Any, **named: Any) -> Any:
+            called.append(original.__name__)
+            return original(*arguments, **named)
+
+        return replacement
+
+    nf.engine.use_triton(precision=precision)
+    fused.evaluate, fused.hard_columns = spy(fused.evaluate), spy(fused.hard_columns)
+    try:
+        yield called
+    finally:
+        fused.evaluate, fused.hard_columns = originals
+        nf.engine.use_triton(False)
+
+
+def main() -> None:
+    """Print the errors of some cases; of cases that did not use the kernels, none."""
+    from nearfar.engine import triton_kernels
+
+    options = {"gallery": 0, "precision": "float32", "only": list(CASES), "strips_above": 128} | json.loads(sys.argv[1])
+    triton_kernels.STRIPS_ABOVE = options["strips_above"]
+    batch, found = make_batch(options["size"], options["dim"], gallery=options["gallery"]), {}
+    for name in options["only"]:
+        with kernels(options["precision"]) as called:
+            ours = outcome(CASES[name](), batch, torch.float32)
+        found[name] = errors(ours, outcome(CASES[name](), batch, torch.float64)) if called else []
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
