@@ -1,4 +1,4 @@
-"""Time and memory of pair losses by fused Triton kernels, by PyTorch and by pytorch-metric-learning, in one run on a GPU.
+"""Pair losses on a GPU: fused Triton kernels, PyTorch and pytorch-metric-learning, time and memory in one run.
 
     python benchmarks/kernels.py                                       # all losses and sizes
     python benchmarks/kernels.py --only multi_similarity --sizes 4096
@@ -7,10 +7,10 @@
     python benchmarks/kernels.py --sizes 4096 --only raw --strips-above 4096 --product-blocks 64,32,32,128,4,2
     TRITON_INTERPRET=1 python benchmarks/kernels.py --device cpu --sizes 32 --gallery 0 --dim 16   # does it run at all
 
-Forward and backward, four embeddings per class. The candidates take turns; times are medians. Memory is the peak minus the
-memory before the call. The errors are those of the gradient by the embeddings against float64, in batches up to 4,096. Embeddings
-of a gallery get no gradient. --sum-blocks and --product-blocks replace the first choice of blocks: rows, columns, inner and outer
-dimensions, warps, stages.
+Forward and backward, four embeddings per class. The candidates take turns; times are medians. Memory is the peak minus
+the memory before the call. The error is that of the gradient by the embeddings against float64, in batches up to 4,096.
+Embeddings of a gallery get no gradient. --sum-blocks and --product-blocks replace the first choice of blocks: rows,
+columns, inner and outer dimensions, warps, stages.
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", help="float32, tf32, bfloat16, separated by commas")
     parser.add_argument("--only", default="", help="only losses whose name contains this")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each comparison")
-    parser.add_argument(
-        "--strips-above", type=int, help="dimensions beyond which float32 weights are written in strips"
-    )
+    parser.add_argument("--strips-above", type=int, help="dimensions beyond which float32 uses strips")
     parser.add_argument("--sum-blocks", type=blocks, help="six numbers, separated by commas")
     parser.add_argument("--product-blocks", type=blocks, help="six numbers, separated by commas")
     options = parse(parser, COLUMNS)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fused_cases import CASES, make_batch, outcome
+from fused_cases import CASES, OTHERS, make_batch, outcome
 from torch import Tensor
 
 import nearfar as nf
@@ -87,6 +87,11 @@ def test_any_number_of_rows_and_dimensions(size: int, dim: int, only: list[str])
 def test_strips_of_weights(gallery: int) -> None:
     found = worst(size=37, dim=16, gallery=gallery, only=FEW, strips_above=8)
     assert max(found.values()) < ACCURACY, found
+
+
+@interprets
+def test_other_losses_and_minings_use_pytorch() -> None:
+    assert set(worst(size=37, dim=16, only=list(OTHERS)).values()) == {float("inf")}
 
 
 @interprets

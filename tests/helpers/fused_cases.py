@@ -56,6 +56,14 @@ CASES: dict[str, Callable[[], Loss]] = {
     "triplet, hard, distance": lambda: Triplet(mining="hard", form="distance", normalize=False),
     "triplet, hard, soft": lambda: Triplet(mining="hard", form="squared_distance", soft_margin=True),
 }
+OTHERS: dict[str, Callable[[], Loss]] = {  # have none
+    "triplet, semi_hard": Triplet,
+    "triplet, all": lambda: Triplet(mining="all"),
+    "triplet, hard, snr": lambda: Triplet(mining="hard", form="snr"),
+    "contrastive, snr": lambda: Contrastive(form="snr"),
+    "nt_xent, learned": lambda: NTXent(learn_temperature=True),
+    "raw, semi_hard": lambda: Raw(mining="semi_hard"),
+}
 
 
 class Batch(NamedTuple):
@@ -140,9 +148,10 @@ def main() -> None:
     triton_kernels.STRIPS_ABOVE = options["strips_above"]
     batch, found = make_batch(options["size"], options["dim"], gallery=options["gallery"]), {}
     for name in options["only"]:
+        create = (CASES | OTHERS)[name]
         with kernels(options["precision"]) as called:
-            ours = outcome(CASES[name](), batch, torch.float32)
-        found[name] = errors(ours, outcome(CASES[name](), batch, torch.float64)) if called else []
+            ours = outcome(create(), batch, torch.float32)
+        found[name] = errors(ours, outcome(create(), batch, torch.float64)) if called else []
     print(json.dumps(found))
 
 

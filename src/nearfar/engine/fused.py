@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from nearfar.engine.measures import Measure
 from nearfar.engine.rows import FLOOR, masked
 from nearfar.utils.validation import one_of
 
@@ -157,6 +158,8 @@ def applies(batch: TiledBatch) -> bool:
         batch: The batch.
     """
     if batch.relations is not None or batch.embeddings.dtype != torch.float32:
+        return False
+    if type(batch.loss.comparison) is not Measure:
         return False
     if batch.embeddings.device.type == "cuda":
         return True
