@@ -290,3 +290,16 @@ def test_a_graded_loss_ranks_pairs_by_the_levels_they_share(budget: int) -> None
     assert_close(*gradients, 1e-10)
     plain = nf.losses.CoSENT(scale=3.0).double()
     assert not torch.isclose(plain(leaf, nf.supervision.Hierarchy(levels)), value)
+
+
+def test_a_weighted_sum_keeps_the_grades_of_a_graded_loss() -> None:
+    embeddings, labels = make_batch()
+    levels = nf.supervision.Hierarchy([labels % 2, labels], weights=(1.0, 3.0))
+    graded, plain = nf.losses.CoSENT(graded=True), nf.losses.Contrastive()
+    together = nf.losses.MultipleLosses([graded, plain], weights=(2.0, 0.5))
+    assert_close(
+        together(embeddings, levels), 2.0 * graded(embeddings, levels) + 0.5 * plain(embeddings, levels), 1e-12
+    )
+    prefixes = nf.losses.Matryoshka(graded, dims=(2, embeddings.shape[1]))
+    expected = graded(embeddings[:, :2], levels) + graded(embeddings, levels)
+    assert_close(prefixes(embeddings, levels), expected, 1e-12)

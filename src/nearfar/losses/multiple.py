@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar.losses.base import Loss
-from nearfar.supervision import BatchSupervision
+from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
 from nearfar.utils.validation import non_negative
 
 Term = Callable[[Loss, Tensor, Tensor | None], Tensor]
@@ -80,6 +80,24 @@ class MultipleLosses(Loss):
     def needs_labels(self) -> str | None:
         """Why a loss needs a class label of each embedding; None: none of them does."""
         return next((reason for loss in self.parts if (reason := loss.needs_labels) is not None), None)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | Supervision,
+        gallery: Tensor | None = None,
+        gallery_labels: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        if not (isinstance(labels, Hierarchy) and any(loss.needs_grades for loss in self.parts)):
+            return super().forward(embeddings, labels, gallery, gallery_labels, positions=positions)
+        self._check_supervision(labels)
+
+        def term(loss: Loss, anchors: Tensor, columns: Tensor | None) -> Tensor:
+            return loss.forward(anchors, labels, columns, gallery_labels, positions=positions)
+
+        return self.total(term, embeddings, gallery)
 
     def compute(
         self,
