@@ -101,9 +101,9 @@ class NCA(_SoftmaxNeighbors):
 
         def weigh(distances: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
             chosen = _choose(distances, rows)
-            same = labels[rows, None] == labels
-            hit = (chosen * same).sum(dim=1, keepdim=True)
-            return -hit.sum(), chosen * same - chosen * hit  # of −Σ p_i by the distances
+            same = torch.mul(chosen, labels[rows, None] == labels, out=distances)
+            hit = same.sum(dim=1, keepdim=True)
+            return -hit.sum(), same.addcmul_(chosen, hit, value=-1)  # of −Σ p_i by the distances
 
         return self._minimize(data, weigh)
 

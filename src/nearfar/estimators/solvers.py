@@ -212,13 +212,14 @@ def over_rows(
         points: Points of shape (n, d).
         weigh: Called with the squared distances of some rows and the slice of these rows. Returns the sum of their
             values and the derivative by each distance. It may overwrite the distances.
-        tile: The number of rows at a time; by default so many that a tile takes about 64 MiB.
+        tile: The number of rows at a time; by default so many that a tile takes about 8 MiB, on a GPU 64 MiB.
 
     Returns:
         The sum and its gradient by the points.
     """
     n = len(points)
-    tile = tile or max(1, (64 << 20) // (n * points.element_size()))
+    size = 8 if points.device.type == "cpu" else 64  # MiB; the kernel takes larger tensors back when they are freed
+    tile = tile or max(1, (size << 20) // (n * points.element_size()))
     norms = points.square().sum(dim=1)
     total = points.new_zeros((), dtype=torch.float64)
     gradient = torch.zeros_like(points)
