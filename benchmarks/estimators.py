@@ -76,12 +76,14 @@ def make(method: str, *, peer: bool) -> object:
     return kind() if method in ("Mahalanobis", "LFDA") else kind(random_state=0)
 
 
-def measure(file: Path, method: str, *, peer: bool) -> dict[str, float | str]:
+def measure(file: Path, method: str, *, peer: bool, iterations: int | None) -> dict[str, float | str]:
     """Fit one method on stored data and return its time and accuracy."""
     from sklearn.neighbors import KNeighborsClassifier
 
     data = np.load(file)
     estimator = make(method, peer=peer)
+    if iterations is not None:
+        estimator.set_params(max_iter=iterations)
     start, used = time.perf_counter(), time.process_time()
     try:
         estimator.fit(data["train"], data["train_labels"])
@@ -93,9 +95,12 @@ def measure(file: Path, method: str, *, peer: bool) -> dict[str, float | str]:
     return {"seconds": seconds, "cpu": cpu, "accuracy": float(score)}
 
 
-def ask(python: str, files: list[Path], method: str, limit: float, *, peer: bool) -> list[dict[str, float | str]]:
+def ask(
+    python: str, files: list[Path], method: str, limit: float, *, peer: bool, iterations: int | None
+) -> list[dict[str, float | str]]:
     """Run ``measure`` for all splits in a process of the given Python."""
     command = [python, "-W", "ignore", __file__, "--worker", method, *map(str, files)] + (["--peer"] if peer else [])
+    command += [] if iterations is None else ["--iterations", str(iterations)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -122,12 +127,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--limit", type=float, default=600, help="seconds for all fits of one method")
+    parser.add_argument("--iterations", type=int, help="the largest number of iterations, of methods that have one")
     parser.add_argument("--worker", nargs="+", metavar="METHOD FILES", help=argparse.SUPPRESS)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         for file in options.worker[1:]:
-            print(json.dumps(measure(Path(file), options.worker[0], peer=options.peer)))
+            print(json.dumps(measure(Path(file), options.worker[0], peer=options.peer, iterations=options.iterations)))
         return
     with tempfile.TemporaryDirectory() as folder:
         for name in options.data:
@@ -145,7 +151,7 @@ def main() -> None:
                 peers += [(options.peers, "NCA sklearn")] if method == "NCA" else []
                 for python, asked in [(sys.executable, method), *(peers if options.peers else [])]:
                     peer = python != sys.executable
-                    columns += cell(ask(python, files, asked, options.limit, peer=peer))
+                    columns += cell(ask(python, files, asked, options.limit, peer=peer, iterations=options.iterations))
                 print(f"| {method} | " + " | ".join(columns + ["–"] * (9 - len(columns))) + " |", flush=True)
 
 
