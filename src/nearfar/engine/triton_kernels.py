@@ -172,7 +172,7 @@ def _accumulate(
 
 @jit
 def _sums(
-    x, y, x_squares, y_squares, x_labels, y_labels, own, params, out, height, width, dim, per_split,
+    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, out, height, width, dim, per_split,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, SHIFTED: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
@@ -184,11 +184,11 @@ def _sums(
     zero = tl.zeros([BM], dtype=tl.float32)
     upper, lower, p_shift, n_shift = zero, zero, zero, zero
     if BOUNDED:
-        upper = tl.load(params + rows, mask=within, other=0.0)
-        lower = tl.load(params + height + rows, mask=within, other=0.0)
+        upper = tl.load(x_params + rows, mask=within, other=0.0)
+        lower = tl.load(x_params + height + rows, mask=within, other=0.0)
     if SHIFTED:
-        p_shift = tl.load(params + 2 * height + rows, mask=within, other=0.0)
-        n_shift = tl.load(params + 3 * height + rows, mask=within, other=0.0)
+        p_shift = tl.load(x_params + 2 * height + rows, mask=within, other=0.0)
+        n_shift = tl.load(x_params + 3 * height + rows, mask=within, other=0.0)
     p0, p1, p2, p3, p4, p5 = zero - 1e30, zero, zero, zero, zero, zero
     n0, n1, n2, n3, n4, n5 = zero - 1e30, zero, zero, zero, zero, zero
     first = tl.program_id(1).to(tl.int64) * per_split
@@ -268,19 +268,19 @@ def _side_weights(value, shift, log, by_log, by_total, a, b, c, e, f, LOGIT: tl.
 
 
 @jit
-def _anchor_params(params, members, count):
+def _anchor_params(x_params, members, count):
     """Ten numbers of each anchor, see ``products``."""
     within = members < count
-    p0 = tl.load(params + members, mask=within, other=0.0)
-    p1 = tl.load(params + count + members, mask=within, other=0.0)
-    p2 = tl.load(params + 2 * count + members, mask=within, other=0.0)
-    p3 = tl.load(params + 3 * count + members, mask=within, other=0.0)
-    p4 = tl.load(params + 4 * count + members, mask=within, other=0.0)
-    p5 = tl.load(params + 5 * count + members, mask=within, other=0.0)
-    p6 = tl.load(params + 6 * count + members, mask=within, other=0.0)
-    p7 = tl.load(params + 7 * count + members, mask=within, other=0.0)
-    p8 = tl.load(params + 8 * count + members, mask=within, other=0.0)
-    p9 = tl.load(params + 9 * count + members, mask=within, other=0.0)
+    p0 = tl.load(x_params + members, mask=within, other=0.0)
+    p1 = tl.load(x_params + count + members, mask=within, other=0.0)
+    p2 = tl.load(x_params + 2 * count + members, mask=within, other=0.0)
+    p3 = tl.load(x_params + 3 * count + members, mask=within, other=0.0)
+    p4 = tl.load(x_params + 4 * count + members, mask=within, other=0.0)
+    p5 = tl.load(x_params + 5 * count + members, mask=within, other=0.0)
+    p6 = tl.load(x_params + 6 * count + members, mask=within, other=0.0)
+    p7 = tl.load(x_params + 7 * count + members, mask=within, other=0.0)
+    p8 = tl.load(x_params + 8 * count + members, mask=within, other=0.0)
+    p9 = tl.load(x_params + 9 * count + members, mask=within, other=0.0)
     return p0, p1, p2, p3, p4, p5, p6, p7, p8, p9
 
 
