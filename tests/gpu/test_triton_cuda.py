@@ -15,7 +15,18 @@ SIZE, DIM, CLASSES = 4096, 128, 1024
 # float32 is 1e-5. With beta = 50 a rounding of the similarities by 2⁻¹¹ (TF32) or 2⁻⁹ (bfloat16) changes weights by
 # several percent, and pairs near a bound of a mining or hinge are in or out.
 ACCURACY = {"float32": 1e-5, "tf32": 0.05, "bfloat16": 0.2}
+# The gradients of the others jump where a hinge, a bound or the nearest pair changes. Among millions of pairs some are
+# so close to it that float32 rounds them to the other side of what float64 finds, in PyTorch as well.
+SMOOTH = (
+    "multi_similarity", "raw", "contrastive, distance", "binomial_deviance", "sup_con", "nt_xent",
+    "lifted_structure_generalized", "circle",
+)  # fmt: skip
+JUMPS = 0.02
 WITH_CLASSES = [name for name in CASES if name != "margin, classes"]
+
+
+def limit(name: str, precision: str = "float32") -> float:
+    return ACCURACY[precision] if name in SMOOTH else max(JUMPS, ACCURACY[precision])
 
 
 @pytest.mark.parametrize("precision", ACCURACY)
@@ -26,7 +37,7 @@ def test_a_large_batch(name: str, precision: str) -> None:
         found = outcome(CASES[name](), batch, torch.float32, "cuda")
     assert called
     worst = max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda")))
-    assert worst < ACCURACY[precision]
+    assert worst < limit(name, precision)
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
@@ -36,7 +47,7 @@ def test_a_gallery(name: str, dim: int) -> None:
     with kernels() as called:
         found = outcome(CASES[name](), batch, torch.float32, "cuda")
     assert called
-    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < ACCURACY["float32"]
+    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
@@ -45,7 +56,7 @@ def test_a_recorded_step_computes_the_same(name: str) -> None:
     with kernels():
         for batch in batches:  # the third step is recorded, later ones are replayed
             found = outcome(loss, batch, torch.float32, "cuda")
-            assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < 1e-4
+            assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
 
 
 def test_turning_the_kernels_off_makes_another_recording() -> None:
