@@ -3,7 +3,8 @@
 A loss describes itself as a ``Program``: what is summed over the positives and over the negatives of a row, and the
 loss as a function of these sums. One kernel computes the sums. Autograd differentiates the loss by them, which is
 cheap: they are a few numbers per anchor. Another kernel computes the similarities again, turns the derivatives into
-pair weights and multiplies these with the embeddings. No matrix of all pairs exists.
+pair weights and multiplies these with the embeddings. Similarities stay on the chip; weights do too,
+or are written in strips of bounded memory (``triton_kernels.use_strips``).
 
 Losses without a program, other supervision than labels, float64 and tensors on a CPU use the tiles of ``engine.tiles``.
 """

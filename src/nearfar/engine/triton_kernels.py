@@ -1,4 +1,4 @@
-"""Triton kernels of pair losses: sums over the rows, and pair weights times columns, without a matrix of all pairs.
+"""Triton kernels of pair losses: sums over the rows, and pair weights times columns.
 
 Each kernel computes the similarities of a block of rows with one block of columns after another, in registers and
 shared memory. ``engine.fused`` says what is summed and calls the launchers at the end of this module.
