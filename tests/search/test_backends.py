@@ -278,6 +278,22 @@ def test_very_long_and_very_short_vectors_have_distances(tmp_path: Path, name: s
         assert np.isfinite(index.nearest(odd, 5)[0]).all()
 
 
+@pytest.mark.parametrize("measure", ["cosine", "euclidean"])
+@pytest.mark.parametrize("count", [1, 3, 20])
+@pytest.mark.parametrize("dim", [95, 128])
+def test_few_and_many_queries_find_what_a_loop_finds(dim: int, count: int, measure: str) -> None:
+    rng = np.random.default_rng(0)
+    points, queries = (rng.standard_normal((n, dim)).astype(np.float32) for n in (300, count))
+    if measure == "cosine":
+        points, queries = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (points, queries))
+    allowed = np.arange(0, 300, 2)
+    expected = scores_by_hand(points, queries, measure)[:, allowed]
+    order = np.argsort(-expected, axis=1)[:, :5]
+    scores, ids = Exact(points, np.arange(300), measure=measure).search(queries, 5, allowed)
+    assert ids.tolist() == allowed[order].tolist()
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, order, 1), atol=1e-5)
+
+
 def test_more_ties_than_candidates_are_ranked_by_id() -> None:
     points = np.repeat(vectors(4), 50, axis=0)
     for backend in (

@@ -25,6 +25,7 @@ from nearfar.utils.tensors import as_vectors, check_finite, full_precision
 from nearfar.utils.validation import one_of
 
 ROWS, COLUMNS = 256, 32_768  # of a tile
+MANY, SWAPPED = 16, range(96, 1025)  # fewer queries of these dimensions are faster as right factors on a CPU
 FEW = 8  # if at most one in so many rows is allowed, they are copied and searched alone
 SPARE = 4  # candidates beyond k of a search by distance
 FAR = 16.0  # squared ratio of offset to spread from which vectors are centered
@@ -281,7 +282,7 @@ class Exact(Backend):
         """The best of a few queries, tile by tile of columns."""
         scores = queries.new_empty(len(queries), 0)
         places = torch.empty(len(queries), 0, dtype=torch.int64, device=self.device)
-        for start in range(0, len(part.ids), COLUMNS):
+        for start in range(0, len(part.ids), _width(queries)):
             values = _products(queries, part, out, start)
             top = values.topk(min(k, values.shape[1]), dim=1)
             scores, places = torch.cat([scores, top.values], 1), torch.cat([places, top.indices + start], 1)
@@ -338,20 +339,31 @@ def _frame(total: Tensor, lengths: Tensor) -> _Frame | None:
     return _Frame(mean if is_far else torch.zeros_like(mean), 1.0 if fits else 2.0 ** -round(math.log2(longest)))
 
 
+def _width(queries: Tensor) -> int:
+    """The columns of a tile: more for few queries, as the threads wait for each other at the end of each tile."""
+    return COLUMNS if len(queries) >= MANY else COLUMNS * (ROWS // MANY)
+
+
 def _products(queries: Tensor, part: _Part, out: Tensor | None, start: int) -> Tensor:
     """Cosines with a tile of columns, or 2qv − |v|² with |v|² rounded down; −inf for rows that are left out."""
-    columns = part.columns[start : start + COLUMNS].T
-    if part.squares is None:
-        values = queries @ columns
+    tile = slice(start, start + _width(queries))
+    columns = part.columns[tile]
+    negative = None if part.squares is None else part.squares[tile].neg()
+    if len(queries) < MANY and columns.shape[1] in SWAPPED and not columns.is_cuda:
+        asked = queries if len(queries) > 1 else torch.cat([queries, queries])  # so that it is a product of matrices
+        values = (columns @ asked.T)[:, : len(queries)].T.contiguous()
+        values = values if negative is None else torch.add(negative, values, alpha=2.0)
+    elif negative is None:
+        values = queries @ columns.T
     else:
-        values = torch.addmm(part.squares[start : start + COLUMNS].neg(), queries, columns, alpha=2.0)
-    return values if out is None else values.masked_fill_(out[start : start + COLUMNS], -torch.inf)
+        values = torch.addmm(negative, queries, columns.T, alpha=2.0)
+    return values if out is None else values.masked_fill_(out[tile], -torch.inf)
 
 
 def _above(query: Tensor, part: _Part, out: Tensor | None, limit: float) -> Ids:
     """The rows whose product with a query [d] reaches a limit."""
     found = []
-    for start in range(0, len(part.ids), COLUMNS):
+    for start in range(0, len(part.ids), _width(query[None])):
         values = _products(query[None], part, out, start)[0].double()
         found.append(((values >= limit) & ~values.isneginf()).nonzero()[:, 0] + start)
     return torch.cat(found).cpu().numpy()
