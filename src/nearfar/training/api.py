@@ -215,8 +215,8 @@ def free_folder(recipe: str | Path | Mapping[str, Any] | Recipe, found: Recipe, 
     name = f"{found.data.name}-{found.loss.name}"
     if isinstance(recipe, (str, Path)) and not Path(recipe).is_dir():
         file = Path(recipe)
-        parts = file.absolute().with_suffix("").parts[-2:] if file.suffix else file.parts
-        name = "-".join(parts).removeprefix("recipes-")
+        parts = (file.parent.name, file.stem) if file.suffix else file.parts
+        name = "-".join(part for part in parts if part not in ("", "..")).removeprefix("recipes-")
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     try:
         runs.mkdir(parents=True, exist_ok=True)

@@ -76,6 +76,21 @@ def test_two_trainings_are_not_given_the_same_folder(tmp_path: Path) -> None:
         free_folder("one.toml", chosen, tmp_path / "vectors.npz")
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("photos.toml", "photos"),
+        ("./photos.toml", "photos"),
+        ("../photos.toml", "photos"),
+        ("recipes/cub/fast.toml", "cub-fast"),
+        ("/data/mine/photos.toml", "mine-photos"),
+        ("cub/fast", "cub-fast"),
+    ],
+)
+def test_a_run_is_named_after_the_path_of_its_recipe(tmp_path: Path, given: str, name: str) -> None:
+    assert free_folder(given, recipe(vectors(tmp_path)), tmp_path / "runs").name == name
+
+
 def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no such file"):
