@@ -273,14 +273,14 @@ def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
 
 def _comparison(batch: TiledBatch) -> Comparison:
     """What the kernels read of a batch."""
-    from nearfar.engine.triton_kernels import Comparison, Vectors, interpreted
+    from nearfar.engine.triton_kernels import Comparison, KernelVectors, interpreted
 
     assert batch.labels is not None
     assert batch.column_labels is not None
     precision, measure = Setting.precision, batch.loss.comparison
     assert precision is not None
 
-    def vectors(prepared: PreparedVectors, labels: Tensor) -> Vectors:
+    def vectors(prepared: PreparedVectors, labels: Tensor) -> KernelVectors:
         points = prepared.points.detach().contiguous()
         squares = points if prepared.squares is None else prepared.squares
         if precision == "bfloat16":
@@ -289,7 +289,7 @@ def _comparison(batch: TiledBatch) -> Comparison:
                 points = points.float()
             if prepared.squares is not None:  # of the rounded vectors, so that equal ones have a distance of 0
                 squares = points.float().square().sum(dim=1)
-        return Vectors(points, squares, labels.contiguous())
+        return KernelVectors(points, squares, labels.contiguous())
 
     anchors = vectors(batch.anchors, batch.labels)
     same = batch.gallery is None

@@ -391,8 +391,8 @@ def _strip(
 
 
 @dataclass(frozen=True)
-class Vectors:
-    """Vectors that the kernels compare.
+class KernelVectors:
+    """KernelVectors that the kernels compare.
 
     Args:
         points: Prepared vectors, [m, d], float32 or bfloat16.
@@ -418,8 +418,8 @@ class Comparison:
         precision: "float32", "tf32" or "bfloat16".
     """
 
-    rows: Vectors
-    columns: Vectors
+    rows: KernelVectors
+    columns: KernelVectors
     own: Tensor | None
     same: bool
     power: int
@@ -440,7 +440,7 @@ class Comparison:
         return pointers, {"POWER": self.power, "OWN": own, "PRODUCT": PRODUCTS[self.precision]}
 
 
-def _interleaved(rows: Vectors, columns: Vectors) -> tuple[Tensor, ...]:
+def _interleaved(rows: KernelVectors, columns: KernelVectors) -> tuple[Tensor, ...]:
     return rows.points, columns.points, rows.squares, columns.squares, rows.labels, columns.labels
 
 
