@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import cases
 import distributed_worker as worker
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import made_once, run_ranks
 from torch import nn
 
 import nearfar as nf
@@ -20,8 +21,11 @@ CASES = {case.id: case for case in cases.CASES}
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of several processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(request.param, worker.__file__, str(folder))
+
+    def make(folder: Path) -> None:
+        run_ranks(request.param, worker.__file__, str(folder))
+
+    folder = made_once(tmp_path_factory, f"ranks-{request.param}", make)
     return [torch.load(folder / str(rank)) for rank in range(request.param)]
 
 

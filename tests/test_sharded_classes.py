@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sharded_worker as worker
 import torch
-from ranks import run_ranks
+from ranks import made_once, run_ranks
 from torch import Tensor
 from training_runs import recipe, train, vectors
 
@@ -23,22 +23,24 @@ RUN = {"loss__name": "arcface", "loss__sample_rate": 0.7, "optimizer__name": "sg
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sharded")
+    """What four and two processes wrote; the two resume the training that the four began."""
+
+    def make(folder: Path) -> None:
+        file = folder / "recipe.toml"
+        file.write_text(to_toml(recipe(vectors(folder), training__shard_classes=True, **RUN)))
+        for ranks, how, step in ((4, "new", 7), (2, "resume", 15)):
+            there = folder / str(ranks)
+            there.mkdir()
+            arguments = (str(there), str(file), str(folder / "run"), how, str(step))
+            run_ranks(ranks, worker.__file__, *arguments, code=128 + signal.SIGTERM)
+
+    return made_once(tmp_path_factory, "sharded-classes", make)
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Found:
-    """What each of four and of two processes found; the two resume the training that the four began."""
-    file = folder / "recipe.toml"
-    file.write_text(to_toml(recipe(vectors(folder), training__shard_classes=True, **RUN)))
-    results = {}
-    for ranks, how, step in ((4, "new", 7), (2, "resume", 15)):
-        there = folder / str(ranks)
-        there.mkdir()
-        arguments = (str(there), str(file), str(folder / "run"), how, str(step))
-        run_ranks(ranks, worker.__file__, *arguments, code=128 + signal.SIGTERM)
-        results[ranks] = [torch.load(there / str(rank)) for rank in range(ranks)]
-    return results
+    """What each of four and of two processes found."""
+    return {ranks: [torch.load(folder / str(ranks) / str(rank)) for rank in range(ranks)] for ranks in (4, 2)}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -9,7 +9,7 @@ from typing import Any
 import evaluation_worker as worker
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import made_once, run_ranks
 
 import nearfar as nf
 from nearfar.distributed import World
@@ -35,10 +35,12 @@ RECIPE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes wrote."""
-    there = tmp_path_factory.mktemp("evaluation")
-    (there / "recipe.toml").write_text(to_toml(load(RECIPE)))
-    run_ranks(2, worker.__file__, str(there), str(there / "recipe.toml"))
-    return there
+
+    def make(folder: Path) -> None:
+        (folder / "recipe.toml").write_text(to_toml(load(RECIPE)))
+        run_ranks(2, worker.__file__, str(folder), str(folder / "recipe.toml"))
+
+    return made_once(tmp_path_factory, "sharded-evaluation", make)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,24 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+def made_once(places: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that is filled once for all processes in which tests run side by side."""
+    base = places.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / name
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir(exist_ok=True)
+            make(folder)
+            (folder / "made").touch()
+    return folder
 
 
 def run_ranks(ranks: int, script: str, *arguments: str, code: int = 0, seconds: float = 300.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ from checks import assert_finite, run
 import nearfar as nf
 from nearfar.losses import ProxyLoss
 
-BATCHES = 1000  # for each loss
+BATCHES = int(os.environ.get("NEARFAR_FUZZ", "300"))  # for each loss
 
 SHARPNESS = (1e-3, 1.0, 2.0, 50.0, 1000.0)
 TEMPERATURE = (1e-6, 1e-3, 0.1, 1.0, 100.0)
@@ -192,7 +193,7 @@ def test_every_registered_loss_is_searched_in_all_its_settings() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*more embeddings than dimensions")
 @pytest.mark.parametrize("key", sorted(FUZZ))
-def test_a_thousand_random_batches_give_no_nan(key: str) -> None:
+def test_random_batches_give_no_nan(key: str) -> None:
     draw = Random(key)
     for number in range(BATCHES):
         batch = fuzz_batch(draw)
