@@ -315,16 +315,15 @@ def _gradient(
     from nearfar.engine.triton_kernels import products
 
     measure = batch.loss.comparison
-    need_sums = measure.power > 0 and not measure.normalize
     anchors, columns = batch.anchors.points.detach(), batch.columns.points.detach()
 
     def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
         terms = program.positives, program.negatives
         product, sums = products(
-            comparison, *terms, params, bounded=bounded, of_columns=of_columns, both=both, need_sums=need_sums,
-            budget=batch.loss.memory_budget // 2,
+            comparison, *terms, params, bounded=bounded, of_columns=of_columns, both=both,
+            need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
         )  # fmt: skip
-        return product.addcmul_(of, sums.unsqueeze(1), value=-1.0) if need_sums else product  # see Measure.product
+        return measure.plus_own(product, of, sums)
 
     if batch.gallery is None:
         return FusedGradient(gradient(anchors, both=batch.columns_need_grad), None)

@@ -124,10 +124,19 @@ class Measure:
     def product(self, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the gradient by the rows, given the derivatives by the dot products."""
         gradient = weights @ columns
-        if self.power and not self.normalize:
-            # ∂d²/∂a = 2(a − b): the part along a. Normalization removes it again, so unit vectors skip it.
-            gradient.addcmul_(rows, weights.sum(dim=1, keepdim=True), value=-1.0)
-        return gradient
+        return self.plus_own(gradient, rows, weights.sum(dim=1)) if self.has_own_part else gradient
+
+    @property
+    def has_own_part(self) -> bool:
+        """Whether the gradient by a row has a part along the row itself.
+
+        ∂d²/∂a = 2(a − b): the part along a. Normalization removes it again, so unit vectors skip it.
+        """
+        return self.power > 0 and not self.normalize
+
+    def plus_own(self, gradient: Tensor, rows: Tensor, sums: Tensor) -> Tensor:
+        """Add the part along the rows, if there is one, given the sums of their derivatives, [a]; in place."""
+        return gradient.addcmul_(rows, sums.unsqueeze(1), value=-1.0) if self.has_own_part else gradient
 
     def to_embeddings(self, gradient: Tensor, vectors: PreparedVectors) -> Tensor:
         """Propagate a gradient by the prepared points back to the embeddings, in place."""

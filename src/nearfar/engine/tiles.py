@@ -504,18 +504,16 @@ class StreamedGradient:
         return self.by_anchors, self.by_others
 
 
-class ListedGradient:
-    """Keeps the derivatives by the dot products of given pairs and multiplies them with the embeddings at the end."""
+class ListWeights:
+    """Keeps the derivatives by the dot products of each anchor's list of columns.
 
-    def __init__(self, batch: TiledBatch) -> None:
-        assert batch.pairs is not None
-        self.batch, self.pairs = batch, batch.pairs
-        self.weights = batch.embeddings.new_zeros(len(batch.pairs.row))
+    Args:
+        batch: The batch.
+        count: The number of pairs.
+    """
 
-    def add(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile of anchors."""
-        some, filled = self.pairs.of_rows(tile.rows)
-        self.weights[some] = tile.measure.to_dot(weights, tile.values.detach())[filled]
+    def __init__(self, batch: TiledBatch, count: int) -> None:
+        self.batch, self.weights = batch, batch.embeddings.new_zeros(count)
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile whose rows are columns of the batch; there are none of lists."""
@@ -528,6 +526,20 @@ class ListedGradient:
     def merge(self, other: Self) -> None:
         """Add everything that was added to another accumulator."""
         self.weights.add_(other.weights)
+
+
+class ListedGradient(ListWeights):
+    """Keeps the derivatives by the dot products of given pairs and multiplies them with the embeddings at the end."""
+
+    def __init__(self, batch: TiledBatch) -> None:
+        assert batch.pairs is not None
+        super().__init__(batch, len(batch.pairs.row))
+        self.pairs = batch.pairs
+
+    def add(self, weights: Tensor, tile: Tile) -> None:
+        """Add the weights of a tile of anchors."""
+        some, filled = self.pairs.of_rows(tile.rows)
+        self.weights[some] = tile.measure.to_dot(weights, tile.values.detach())[filled]
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
@@ -542,42 +554,29 @@ class ListedGradient:
 
     def _product(self, pairs: PairList, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         gradient, measure = pairs.product(weights, columns), self.batch.loss.comparison
-        if measure.power and not measure.normalize:  # see Measure.product
-            sums = rows.new_zeros(len(rows)).index_add_(0, pairs.row, weights)
-            gradient.addcmul_(rows, sums.unsqueeze(1), value=-1.0)
-        return gradient
+        if not measure.has_own_part:
+            return gradient
+        return measure.plus_own(gradient, rows, rows.new_zeros(len(rows)).index_add_(0, pairs.row, weights))
 
 
-class HardGradient:
+class HardGradient(ListWeights):
     """The gradient of a loss that uses two columns of each anchor, see ``TiledBatch.hard_tile``."""
 
     def __init__(self, batch: TiledBatch) -> None:
-        self.batch = batch
-        self.weights = self.columns = batch.embeddings.new_zeros(0)
+        super().__init__(batch, 0)
+        self.columns = self.weights
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of the tile of all anchors."""
         assert tile.columns is not None
         self.weights, self.columns = tile.measure.to_dot(weights, tile.values.detach()), tile.columns
 
-    def add_columns(self, weights: Tensor, tile: Tile) -> None:
-        """Add the weights of a tile whose rows are columns of the batch; there are none of lists."""
-        raise NotImplementedError
-
-    def scale(self, factor: Tensor) -> None:
-        """Multiply everything that was added."""
-        self.weights.mul_(factor)
-
-    def merge(self, other: Self) -> None:
-        """Add everything that was added to another accumulator."""
-        self.weights.add_(other.weights)
-
     def gradients(self) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients by the prepared anchors and by the prepared gallery."""
-        batch = self.batch
+        """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
+        batch, measure = self.batch, self.batch.loss.comparison
         anchors, columns = batch.anchors.points, batch.columns.points
         by_anchors = embedding_bag(self.columns, columns, mode="sum", per_sample_weights=self.weights)
-        by_anchors = self._plus_own(by_anchors, anchors, self.weights.sum(dim=1))
+        by_anchors = measure.plus_own(by_anchors, anchors, self.weights.sum(dim=1))
         if not batch.columns_need_grad:
             return by_anchors, None
         column, order = self.columns.flatten().sort(stable=True)
@@ -585,14 +584,8 @@ class HardGradient:
         starts = torch.searchsorted(column, torch.arange(batch.width, device=column.device))
         by_columns = embedding_bag(row, anchors, starts, mode="sum", per_sample_weights=weights)
         sums = weights.new_zeros(batch.width).index_add_(0, column, weights)
-        by_columns = self._plus_own(by_columns, columns, sums)
-        return (by_anchors.add_(by_columns), None) if batch.gallery is None else (by_anchors, by_columns)
-
-    def _plus_own(self, gradient: Tensor, points: Tensor, sums: Tensor) -> Tensor:
-        measure = self.batch.loss.comparison
-        if measure.power and not measure.normalize:  # see Measure.product
-            gradient.addcmul_(points, sums.unsqueeze(1), value=-1.0)
-        return gradient
+        by_columns = measure.plus_own(by_columns, columns, sums)
+        return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
 
 A = TypeVar("A", bound=Accumulator)
