@@ -109,27 +109,12 @@ def evaluate_files(
                 raise ValueError(
                     f"{files[0]} is a model; a run knows its labels and its gallery, and several go with --ensemble"
                 )
+            how: dict[str, Any] = {"data": data, "groups": groups, "device": str(world.device), "download": download}
+            how |= {"world": world, "watch": watch}
             if ensemble:
-                found = evaluation.load_ensemble(
-                    files,
-                    data=data,
-                    groups=groups,
-                    device=str(world.device),
-                    download=download,
-                    world=world,
-                    watch=watch,
-                )
+                found = evaluation.load_ensemble(files, **how)
             else:
-                found = evaluation.load_run(
-                    files[0],
-                    levels=levels,
-                    data=data,
-                    groups=groups,
-                    device=str(world.device),
-                    download=download,
-                    world=world,
-                    watch=watch,
-                )
+                found = evaluation.load_run(files[0], levels=levels, **how)
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
             given = {**names, **({} if data is None else {"data": data})}
         else:
