@@ -10,6 +10,7 @@ import pytest
 
 import nearfar as nf
 from nearfar.cli import main
+from nearfar.cli.output import print_list
 
 
 def call(*words: str) -> int:
@@ -123,6 +124,14 @@ def test_bad_input_ends_in_one_line(
 def test_debug_shows_the_traceback(words: list[str]) -> None:
     with pytest.raises(ValueError, match="loss is 'nope'"):
         main(words)
+
+
+@pytest.mark.parametrize(
+    ("lines", "title"), [(["a"], "1 file was skipped:\n"), (["a", "b"], "2 files were skipped:\n")]
+)
+def test_a_list_counts_its_lines(lines: list[str], title: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_list("file was skipped", "files were skipped", lines)
+    assert capsys.readouterr().out.startswith(title)
 
 
 def test_the_import_is_light() -> None:

@@ -139,7 +139,7 @@ def test_pruning_most_of_an_index_is_refused(small: Path, capsys: pytest.Capture
     (small / "photos" / "digit 1" / "001.png").unlink()
     said = run(capsys, "index", "update", small / "i", small / "photos", "--prune")
     assert "1 removed, 3 unchanged; 3 in all" in said
-    assert "1 items were removed:\n  digit 1/001.png" in said
+    assert "1 item was removed:\n  digit 1/001.png" in said
     words = ("index", "update", small / "i", small / "photos" / "digit 2", "--prune")
     assert "would remove 2 of 3 items, so none was removed" in refused(capsys, *words)
     assert "3 in all" in run(capsys, "index", "update", small / "i", small / "photos")

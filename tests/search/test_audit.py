@@ -36,7 +36,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit) as end:
         main(["data", "audit", str(tmp_path / "photos"), *given, "--device", "cpu", "--threshold", "0.999999"])
     assert end.value.code == 0
-    assert "groups of duplicates" in capsys.readouterr().out
+    assert "\n1 group of duplicates:\n" in capsys.readouterr().out
     groups = json.loads((tmp_path / "audit.json").read_text())["duplicates"]
     assert sorted(groups[0]["names"]) == ["digit 0/000.png", "digit 1/copy <b>.png"]
     page = (tmp_path / "audit.html").read_text()

@@ -65,7 +65,7 @@ def info(
         return
     dataset = _open(name, roots, settings)
     _print_parts(dataset)
-    print_list("notes", dataset.notes, everything)
+    print_list("note", "notes", dataset.notes, everything)
     if dataset.columns:
         say(f"further columns: {', '.join(dataset.columns)}")
     if not dataset.is_encoded:
@@ -109,9 +109,11 @@ def verify(
     if pictures:
         with bars() as watch:
             bad, shared = _check_pictures(dataset, workers, watch("decoding"))
-    print_list("differences", problems, everything)
+    print_list("difference", "differences", problems, everything)
     _print_bad(bad, len(dataset), everything)
-    print_list("test items are in a training class as well", shared, everything)
+    print_list(
+        "test item is in a training class as well", "test items are in a training class as well", shared, everything
+    )
     if problems or bad:
         raise typer.Exit(1)
     say(f"{dataset.name}: complete, no differences" + (", all images can be decoded." if pictures else "."))
@@ -293,10 +295,13 @@ def audit_images(
         write_text(html, audit_page(found, shown))
         skipped = index.skipped
     if json != STDOUT:
-        print_list("files were skipped", [f"{name}: {reason}" for name, reason in skipped])
+        print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in skipped])
         suspects = [f"{one.item.name}: labeled {one.item.label}, neighbors {one.label}" for one in found.suspects]
-        print_list("images whose neighbors all have other classes", suspects)
-        print_list("groups of duplicates", [", ".join(item.name for item in group.items) for group in found.duplicates])
+        print_list(
+            "image whose neighbors all have other classes", "images whose neighbors all have other classes", suspects
+        )
+        names = [", ".join(item.name for item in group.items) for group in found.duplicates]
+        print_list("group of duplicates", "groups of duplicates", names)
         say(f"wrote {html}")
     if json is not None:
         rows = [

@@ -60,5 +60,5 @@ def embed_images(
     found.write(out)
     if engine == "ray":
         shutil.rmtree(parts)
-    print_list("files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
+    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
     say(f"wrote {out}: {len(found.names):,} embeddings of {found.vectors.shape[1]:,} dimensions")

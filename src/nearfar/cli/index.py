@@ -116,7 +116,7 @@ def build(
         f"{facts['dim']} dimensions, "
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
-    print_list("files were skipped", [f"{name}: {reason}" for name, reason in skipped])
+    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in skipped])
     query = "--id ID" if of_vectors else "IMAGE"
     say(f"Search it with: nearfar search {out} {query}, or in a browser with: nearfar serve {out}")
 
@@ -228,7 +228,7 @@ def info(
             ("index", str(place)),
             [(key.replace("_", " "), _text(told.get(key, value))) for key, value in facts.items()],
         )
-        print_list("classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
+        print_list("class", "classes", [f"{label}: {count:,}" for label, count in labels.items()], everything)
     if json is not None:
         print_json(json, {**facts, "labels": labels})
 
@@ -253,7 +253,7 @@ def duplicates(
         lines.append(f"{how}: " + ", ".join(f"{item.name} ({item.id})" for item in same.items))
     if not groups and json != STDOUT:
         say(f"{place}: no two images have a cosine of {threshold} or more")
-    print_list("groups", lines if json != STDOUT else (), everything)
+    print_list("group", "groups", lines if json != STDOUT else (), everything)
     if json is not None:
         rows = [
             {
@@ -337,8 +337,8 @@ def _report(place: Path, opened: Index, found: Update, removed: Sequence[str] = 
     if found.missing:
         words.append(f"{len(found.missing):,} {'removed' if found.pruned else 'missing (--prune removes them)'}")
     say(f"{place}: {', '.join(words)}, {found.unchanged:,} unchanged; {len(opened):,} in all")
-    print_list("items were removed", removed)
-    print_list("files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
+    print_list("item was removed", "items were removed", removed)
+    print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
 
 
 def _text(value: Any) -> str:

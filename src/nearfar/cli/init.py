@@ -46,10 +46,11 @@ def init(
         found = starter.examine(photos, cache=cache, watch=watch)
     for line in found.lines():
         say(line)
-    print_list("notes", found.dataset.notes)
-    print_list("files could not be decoded", [f"{bad.name}: {bad.reason}" for bad in found.store.bad])
+    print_list("note", "notes", found.dataset.notes)
+    bad = [f"{one.name}: {one.reason}" for one in found.store.bad]
+    print_list("file could not be decoded", "files could not be decoded", bad)
     names = [found.dataset.source.name(row) for row in found.store.rows.tolist()]
-    print_list("duplicates", duplicates.told(found.duplicates, names))
+    print_list("duplicate", "duplicates", duplicates.told(found.duplicates, names))
     seconds = (0.0, 0.0) if gpu else starter.measure_seconds(found.network)
     write_text(file, starter.starter(found, gpu=gpu, seconds=seconds))
     if gpu:

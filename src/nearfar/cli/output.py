@@ -67,15 +67,19 @@ def print_text(file: Path | None, text: str) -> None:
     say(f"wrote {file}")
 
 
-def print_list(title: str, lines: Sequence[str], everything: bool | None = None) -> None:
+def print_list(one: str, many: str, lines: Sequence[str], everything: bool | None = None) -> None:
     """Lines below a title that counts them; the first ones unless everything is wanted.
 
-    ``everything`` is what --all says, and None where a command has no such option.
+    Args:
+        one: Title of a single line.
+        many: Title of several lines.
+        lines: The lines; without any, nothing is printed.
+        everything: What --all says, and None where a command has no such option.
     """
     if not lines:
         return
     shown = lines if everything else lines[:SHOWN]
-    say(f"{len(lines):,} {title}:")
+    say(f"{len(lines):,} {one if len(lines) == 1 else many}:")
     for line in shown:
         say(f"  {visible(line)}")
     say_more(len(lines), len(shown), "" if everything is None else "; --all lists them")
