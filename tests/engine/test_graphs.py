@@ -167,6 +167,16 @@ def test_every_loss_of_the_registry_is_recorded_but_for_five(key: str) -> None:
     assert (loss.graph_key() is not None) == loss.cuda_graph
 
 
+@pytest.mark.parametrize("key", [key for key in nf.losses.names() if key not in NOT_RECORDED])
+def test_every_number_that_is_assigned_needs_another_recording(key: str) -> None:
+    loss = create(key, {})
+    for name, value in loss.settings().items():
+        if isinstance(value, float) and name not in loss.fixed and isinstance(getattr(loss, name), float):
+            before = loss.graph_key()
+            setattr(loss, name, 0.5 * value + 0.0123)
+            assert loss.graph_key() != before, name
+
+
 class Hinge(nf.losses.PairLoss):
     """A loss of a user that declares nothing."""
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUD
 SIZE, DIM, CLASSES = 4096, 128, 1024
 # float32 is 1e-5. With beta = 50 a rounding of the similarities by 2⁻¹¹ (TF32) or 2⁻⁹ (bfloat16) changes weights by
 # several percent, and pairs near a bound of a mining or hinge are in or out.
-ACCURACY = {"float32": 1e-5, "tf32": 0.05, "bfloat16": 0.2}
+ACCURACY = {"float32": 1e-5, "tf32": 0.1, "bfloat16": 0.2}
 # The gradients of the others jump where a hinge, a bound or the nearest pair changes. Among millions of pairs some are
 # so close to it that float32 rounds them to the other side of what float64 finds, in PyTorch as well.
 SMOOTH = (

@@ -457,12 +457,19 @@ def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -
 
 
 def _graph_key(owner: Loss | Mining) -> Hashable:
-    """The public attributes by name; None if the class does not allow it or an attribute could change unnoticed."""
+    """The settings by name; None if the class does not allow it or one of them could change unnoticed."""
     if not owner.cuda_graph:
         return None
-    settings = tuple((name, value) for name, value in vars(owner).items() if not name.startswith("_"))
+    settings = tuple((name, value) for name, value in vars(owner).items() if _is_setting(owner, name))
     constant = all(value is None or isinstance(value, (float, int, str)) for _, value in settings)
     return settings if constant else None
+
+
+def _is_setting(owner: Loss | Mining, attribute: str) -> bool:
+    """Whether an attribute is public or has the value of a property; a mining has settings of its own."""
+    if not attribute.startswith("_"):
+        return True
+    return attribute != "_mining" and isinstance(getattr(type(owner), attribute[1:], None), property)
 
 
 def _is_set_property(loss: Loss, name: str) -> bool:
