@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 import nearfar as nf
+from nearfar.losses import spectral_clustering
 
 
 def one_point_per_class(dim: int, sizes: tuple[int, ...] = (4, 3, 2)) -> tuple[Tensor, Tensor]:
@@ -69,6 +70,43 @@ def test_spectral_clustering_warns_once_that_a_small_batch_teaches_nothing() -> 
     with warnings.catch_warnings(action="error"):
         loss(embeddings, labels)
         nf.losses.SpectralClustering()(*one_point_per_class(16))  # of lower rank: something to learn
+
+
+@pytest.mark.parametrize(("count", "dim"), [(12, 5), (12, 12), (5, 12)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_points_of_full_rank_need_no_singular_values(
+    monkeypatch: pytest.MonkeyPatch, count: int, dim: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    points = torch.randn(count, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points[:, -1] = points[:, 0] + 0.2 * points[:, -1]
+    labels = torch.arange(count) // 2
+    same = (labels.unsqueeze(1) == labels).double()
+    ideal = same / same.sum(dim=1)
+    expected = spectral_clustering._by_singular_values(points, ideal)
+    monkeypatch.delattr(spectral_clustering, "_by_singular_values")
+    actual = spectral_clustering.projection_gap(points.to(dtype), ideal.to(dtype))
+    for found, wanted in zip(actual, expected, strict=True):
+        assert_close(found.double(), wanted.double(), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("step", [0.0, 1e-7])
+def test_dependent_points_need_singular_values(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, step: float
+) -> None:
+    points, ideal = (
+        torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=dtype),
+        torch.eye(6, dtype=dtype),
+    )
+    points[:, 2] = points[:, 1] + step * points[:, 2]
+    called = []
+    by_singular_values = spectral_clustering._by_singular_values
+    monkeypatch.setattr(
+        spectral_clustering, "_by_singular_values", lambda *given: called.append(1) or by_singular_values(*given)
+    )
+    rank = spectral_clustering.projection_gap(points, ideal)[2]
+    assert called
+    assert int(rank) == (3 if step and dtype == torch.float64 else 2)
 
 
 # --- facility location --------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ from nearfar.engine import LossComputation, differentiable, masked, unit
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 
+# Up to this ratio of squared singular values, Cholesky in float64 is as exact as the points.
+MOST_CONDITION = {torch.float32: 1e8, torch.float64: 1e4}
+
 
 @register
 class SpectralClustering(Loss):
@@ -22,7 +25,8 @@ class SpectralClustering(Loss):
 
     Differences:
         If m ≤ d embeddings are linearly independent, F F⁺ = I and nothing is learned; a warning says so once. Singular
-        values up to max(m, d) · eps · the largest count as 0. On a GPU the host waits for the decomposition of F.
+        values up to max(m, d) · eps · the largest count as 0. A batch of full rank takes a Cholesky decomposition in
+        float64, any other one a singular value decomposition. On a GPU the host waits for it.
 
     Reference:
         Law et al., "Deep Spectral Clustering Learning", ICML 2017. RLL 2.1.2.
@@ -71,9 +75,33 @@ class SpectralClustering(Loss):
 def projection_gap(points: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute ½‖ideal − P‖² for the projection P onto the columns of ``points``, its gradient by them, and P's rank.
 
-    The gradient is a closed form for projections. Differentiating the decomposition would divide by the differences
+    The gradient is a closed form for projections. Differentiating a decomposition would divide by the differences
     between singular values.
     """
+    count, dim = points.shape
+    wide = points.double()
+    squares = wide @ wide.T if count <= dim else wide.T @ wide
+    lower, _ = torch.linalg.cholesky_ex(squares)
+    inverse = torch.linalg.solve_triangular(
+        lower, torch.eye(len(lower), dtype=lower.dtype, device=lower.device), upper=False
+    )
+    # The largest over the smallest eigenvalue is below this product, which is not finite if Cholesky failed.
+    if not bool(squares.trace() * inverse.square().sum() < MOST_CONDITION[points.dtype]):
+        return _by_singular_values(points, ideal)
+    rank = torch.full((), min(count, dim), device=points.device)
+    if count <= dim:
+        identity = torch.eye(count, dtype=points.dtype, device=points.device)
+        return 0.5 * (ideal - identity).square().sum(), torch.zeros_like(points), rank
+    basis = (wide @ inverse.T).to(points.dtype)  # orthonormal columns
+    seen = ideal @ basis
+    # ‖C − P‖² = tr C + tr P − 2 tr CP, and ‖Q − CQ‖² = tr P − tr CP.
+    value = 0.5 * (ideal.trace() - dim) + (basis - seen).square_().sum()
+    beyond = torch.addmm(seen, basis, basis.T @ seen, alpha=-1.0)  # (I − P) C Q
+    return value.relu_(), beyond @ inverse.to(points.dtype).mul_(-2.0), rank
+
+
+def _by_singular_values(points: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for points of any rank."""
     left, values, right = torch.linalg.svd(points, full_matrices=False)
     kept = values > max(points.shape) * torch.finfo(points.dtype).eps * values[:1]
     left, rank = left * kept, kept.sum()
