@@ -177,6 +177,11 @@ def test_every_number_that_is_assigned_needs_another_recording(key: str) -> None
             assert loss.graph_key() != before, name
 
 
+def test_smooth_ap_is_recorded_if_it_knows_the_number_of_positives(recorded: list[tuple[int, ...]]) -> None:
+    check_steps(nf.losses.SmoothAP(max_positives=8))
+    assert len(recorded) == 1
+
+
 class Hinge(nf.losses.PairLoss):
     """A loss of a user that declares nothing."""
 

@@ -127,6 +127,10 @@ def _clustering(key: str, *, twice: bool = False, **settings: Any) -> Case:
     return Case(key, settings, family="clustering", tiled=False, twice=twice, waits=True)
 
 
+def _smooth_ap(**settings: Any) -> Case:
+    return Case("smooth_ap", settings, waits="max_positives" not in settings)
+
+
 def _circle(*, mining: str = "all", **settings: Any) -> Case:
     settings |= {} if mining == "all" else {"mining": mining}
     return Case("circle", settings, mining=mining, derivative=False)
@@ -315,8 +319,9 @@ CASES = [
     _cosine("histogram"),
     _cosine("histogram", bins=7),
     _cosine("histogram", bins=1),
-    _cosine("smooth_ap"),
-    _cosine("smooth_ap", temperature=0.2),
+    _smooth_ap(),
+    _smooth_ap(temperature=0.2),
+    _smooth_ap(temperature=0.2, max_positives=100),
     _fast_ap(),
     _fast_ap(bins=25),
     _fast_ap(bins=1),

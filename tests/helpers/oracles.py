@@ -530,7 +530,9 @@ def histogram(view: View, *, bins: int = 100) -> Tensor:
     return total(terms, like) / math.prod(counts)
 
 
-def smooth_ap(view: View, *, temperature: float = 0.01) -> Tensor:
+def smooth_ap(view: View, *, temperature: float = 0.01, max_positives: int | None = None) -> Tensor:
+    assert max_positives is None or max_positives >= max(map(len, view.positives))
+
     def rank(i: int, j: int, others: Sequence[int]) -> Tensor:
         return 1 + total(
             [torch.sigmoid((view.value(i, k) - view.value(i, j)) / temperature) for k in others if k != j],

@@ -214,6 +214,7 @@ def test_a_mining_that_makes_no_sense(key: str, mining: str, error: type[Excepti
         ("histogram", {"bins": 0}, ValueError, "bins is 0; it must be ≥ 1"),
         ("histogram", {"bins": 10.5}, TypeError, "bins is 10.5; a whole number"),
         ("smooth_ap", {"temperature": 0.0}, ValueError, "temperature is 0.0; it must be > 0"),
+        ("smooth_ap", {"max_positives": 0}, ValueError, "max_positives is 0; it must be ≥ 1"),
         ("fast_ap", {"bins": 0}, ValueError, "bins is 0; it must be ≥ 1"),
         ("softmax", {"num_classes": 0}, ValueError, "num_classes is 0; it must be ≥ 1"),
         ("softmax", {"dim": 2.5}, TypeError, "dim is 2.5; a whole number"),
@@ -290,3 +291,9 @@ def test_a_gallery_to_cluster(key: str) -> None:
 def test_settings_are_given_by_name() -> None:
     with pytest.raises(TypeError):
         nf.losses.Raw(2.0)  # type: ignore[misc]
+
+
+def test_more_positives_than_smooth_ap_was_told() -> None:
+    loss = nf.losses.SmoothAP(max_positives=2)
+    with pytest.raises(ValueError, match="an anchor has 3 positives, but max_positives is 2"):
+        loss(torch.eye(6), torch.tensor([0, 0, 0, 0, 1, 1]))

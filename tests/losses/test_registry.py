@@ -39,7 +39,7 @@ PAPER_DEFAULTS = {
     "hierarchical_triplet": {"margin": 0.1, "levels": 16},
     "quadruplet": {"margin": 1.0, "second_margin": 0.5},
     "histogram": {"bins": 100},
-    "smooth_ap": {"temperature": 0.01},
+    "smooth_ap": {"temperature": 0.01, "max_positives": None},
     "fast_ap": {"bins": 10},
     "softmax": {"sample_rate": 1.0},
     "normalized_softmax": {"temperature": 0.05, "sample_rate": 1.0},

@@ -16,7 +16,7 @@ from nearfar.losses import PairLoss
 @pytest.fixture(autouse=True)
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers on the CPU are passed over, as those on a GPU are."""
-    for module in ("utils.tensors", "engine.measures", "losses.base"):
+    for module in ("utils.tensors", "engine.measures", "losses.base", "losses.smooth_ap"):
         monkeypatch.setattr(import_module(f"nearfar.{module}"), "readable", lambda tensor: False)
 
 
@@ -66,3 +66,12 @@ def test_gradients_of_a_label_beyond_the_classes_show_it(key: str, settings: dic
     loss(leaf, labels).backward()
     assert leaf.grad is not None
     assert leaf.grad[4].isnan().all()
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 28])
+def test_more_positives_than_smooth_ap_was_told_show_in_the_loss(budget: int) -> None:
+    embeddings, labels = make_batch(sizes=(4, 3, 1), dtype=torch.float32)
+    for most, expected in ((3, create("smooth_ap", {})(embeddings, labels)), (2, torch.tensor(math.nan))):
+        loss = create("smooth_ap", {"max_positives": most})
+        loss.memory_budget = budget
+        torch.testing.assert_close(loss(embeddings, labels), expected, equal_nan=True)

@@ -119,15 +119,27 @@ def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
     return masked(values, mask, FLOOR).logsumexp(dim=1)
 
 
-def positive_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
+def positive_columns(mask: Tensor, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the column numbers of each row's members, [a, k], and which of the k slots are filled, [a, k].
 
     On a CPU, k is the largest number of members. On a GPU that number would need a synchronization, so every column
-    keeps its own slot and k = n.
+    keeps its own slot and k = n, unless a width is given.
 
     Args:
         mask: Boolean mask, [a, n].
+        width: k. Further members of a row are left out.
+
+    Example:
+        >>> columns, filled = positive_columns(torch.tensor([[False, True, True], [True, False, False]]), width=2)
+        >>> columns[filled].tolist(), filled.tolist()
+        ([1, 2, 0], [[True, True], [True, False]])
     """
+    if width is not None:
+        count = mask.shape[1]
+        numbers = torch.arange(count, dtype=torch.int32, device=mask.device)
+        # The members have the lowest numbers, all different: the order is the same on every device.
+        columns = torch.where(mask, numbers, count).topk(width, dim=1, largest=False).values
+        return columns.clamp(max=count - 1).long(), columns < count
     if mask.device.type != "cpu":
         return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape), mask
     columns = mask.nonzero()[:, 1]

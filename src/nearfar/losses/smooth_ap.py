@@ -11,7 +11,8 @@ from torch import Tensor
 from nearfar.engine import Mean, Row, masked, positive_columns, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
-from nearfar.utils.validation import positive
+from nearfar.utils.tensors import readable
+from nearfar.utils.validation import positive, whole
 
 
 @register
@@ -24,13 +25,16 @@ class SmoothAP(PairLoss):
 
     Args:
         temperature: τ of the logistic function σ, which is a step for τ → 0.
+        max_positives: The largest number of positives of an anchor, if it is known before. On a GPU the host then does
+            not wait for that number, and the loss is recorded as a CUDA graph. If an anchor has more, this is an error
+            on a CPU, and the loss is NaN on a GPU. None: the host waits.
 
     Differences:
         Classes may have any size, the mean is over the anchors that have a positive, and the anchor is not part of its
         own ranking. Common implementations need classes of one size and rank the anchor as well: pass the batch as its
         own gallery, without positions, for that. A positive can be moved to make room for another one: its pair weight
-        is then negative. Time grows with the number of positives and, on a GPU, where that number is not known, with
-        the cube of the batch.
+        is then negative. Time grows with the number of columns times the number of positive pairs, or the number of
+        anchors times ``max_positives``.
 
     Reference:
         Brown et al., "Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval", ECCV 2020.
@@ -44,17 +48,20 @@ class SmoothAP(PairLoss):
 
     key = "smooth_ap"
     source = "Brown et al. 2020"
-    deterministic = True  # no CUDA graph: on a GPU a step has as many kernels as the batch has members
+    deterministic = True  # no CUDA graph without `max_positives`: the host waits for the number of positives
     closed_form = True
     row_bytes = 128
 
-    def __init__(self, *, temperature: float = 0.01) -> None:
+    def __init__(self, *, temperature: float = 0.01, max_positives: int | None = None) -> None:
         super().__init__()
         self.temperature = positive("temperature", temperature)
+        self.max_positives = None if max_positives is None else whole("max_positives", max_positives, low=1)
+        if self.max_positives is not None:
+            self.cuda_graph = True
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         scaled = sim / self.temperature
-        columns, filled = positive_columns(pos)
+        columns, filled = positive_columns(pos, self._width(pos))
         near = scaled.gather(1, columns)
         positives, negatives = masked(near, filled, -math.inf), masked(scaled, neg, -math.inf)
         near = masked(near, filled, math.inf).unsqueeze(2)  # an empty slot is ranked first
@@ -74,9 +81,23 @@ class SmoothAP(PairLoss):
         number = filled.sum(dim=1, dtype=sim.dtype)
         has_positive = number.sign()
         number.clamp_(min=1.0)
+        if self.max_positives is not None and not readable(pos):
+            total.masked_fill_(pos.sum(dim=1) > self.max_positives, math.nan)
         weights.scatter_add_(1, columns, by_positives)
         factor = (self.temperature * number).reciprocal_()
         return [Mean(Row(has_positive - total / number, [(factor, weights)]), has_positive)]
+
+    def _width(self, pos: Tensor) -> int | None:
+        """How many positives of each anchor are ranked; None: every column, since a CUDA graph is being recorded."""
+        if not readable(pos):
+            if self.max_positives is not None:
+                return min(self.max_positives, pos.shape[1])
+            if pos.is_cuda and torch.cuda.is_current_stream_capturing():
+                return None
+        most = int(pos.sum(dim=1).max())
+        if self.max_positives is not None and most > self.max_positives:
+            raise ValueError(f"an anchor has {most} positives, but max_positives is {self.max_positives}")
+        return max(1, most)
 
 
 def _before(values: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
