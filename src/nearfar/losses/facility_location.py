@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +50,7 @@ class FacilityLocation(Loss):
 
     key = "facility_location"
     source = "RLL 6–7"
-    deterministic = True
+    cuda_graph = deterministic = True
 
     def __init__(self, *, gamma: float = 1.0, refinements: int = 5) -> None:
         super().__init__()
@@ -82,13 +82,15 @@ class _Search:
     """
 
     def __init__(self, loss: FacilityLocation, points: Tensor, labels: Tensor) -> None:
-        names, self.classes = torch.unique(labels, return_inverse=True)
-        self.loss, self.size = loss, len(names)
+        _, self.classes, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+        self.loss, self.size, count = loss, len(sizes), len(labels)
         self.distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")  # 0 for equal points
         # The rank of each point among the neighbors of another; of equal distances the lowest index is the nearest.
         order = self.distances.argsort(dim=1, stable=True)
-        index = torch.arange(len(labels), device=labels.device)
-        self.ranks = torch.empty_like(order).scatter_(1, order, index.expand_as(order))
+        index = torch.arange(count, dtype=torch.int32, device=labels.device)
+        self.ranks = torch.empty_like(order, dtype=torch.int32).scatter_(1, order, index.expand_as(order))
+        self.entropies = torch.special.entr(torch.arange(count + 1, device=labels.device).double() / count)
+        self.entropy = self.entropies[sizes].sum()
 
     def class_medoids(self) -> Tensor:
         """The medoid of each point's class, [m]."""
@@ -97,144 +99,144 @@ class _Search:
 
     def clustering(self) -> tuple[Tensor, Tensor]:
         """Each point's medoid, [m], in the best clustering found, and gamma (1 − NMI) of it."""
-        medoids = self._run(_Step.greedy)
+        state = self._run(_Step.greedy)
         for _ in range(self.loss.refinements):
-            before, first = medoids, 0
-            slots = self.ranks[:, medoids].argmin(dim=1)  # the medoid that each point can replace in this pass
+            slots = self._slots(state)  # the medoid that each point can replace in this pass
+            first, swapped = 0, False
             while first < self.size:
                 # A swap changes the scores of all later medoids, so only the first one that improves is done.
-                found = self._run(_Step.swap, medoids, slots, slots.new_tensor(first))
-                slot, candidate = found.tolist()
-                if slot == self.size:
-                    break
-                medoids = torch.where(torch.arange(self.size, device=medoids.device) == slot, candidate, medoids)
-                first = slot + 1
-            if medoids is before:
+                state = self._run(_Step.swap, state, slots)
+                first = int(state[-1])
+                swapped = swapped or first <= self.size
+            if not swapped:
                 break
-        owners = medoids[self.ranks[:, medoids].argmin(dim=1)]
-        return owners, self._run(_Step.error, owners)
+            state[-1] = 0
+        owners = state[: self.size].long()[self._slots(state)]
+        return owners, state[-2] + self.distances.gather(1, owners.unsqueeze(1)).sum()
+
+    def _slots(self, state: Tensor) -> Tensor:
+        """Which medoid is the nearest of each point, [m]."""
+        return self.ranks.index_select(1, state[: self.size].long()).argmin(dim=1)
 
     def _run(self, step: Callable[..., Tensor], *state: Tensor) -> Tensor:
         """A step of the search, as a CUDA graph on a GPU."""
         gamma, size = self.loss.gamma, self.size
 
         def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
-            distances, ranks, classes, *state = (tensor for tensor in (*inputs, *constants) if tensor is not None)
-            return step(_Step(distances, ranks, classes, size, gamma), *state), []
+            tensors = (tensor for tensor in (*inputs, *constants) if tensor is not None)
+            distances, ranks, classes, entropies, entropy, *state = tensors
+            return step(_Step(distances, ranks, classes, entropies, entropy, size, gamma), *state), []
 
-        constants = (self.ranks, self.classes, *state)
-        key = step.__name__, gamma, size
-        computation = LossComputation(compute, constants, self.loss, lambda: key, self.distances.numel())
-        return run(computation, (self.distances,), (False,))[0]
+        def graph_key() -> Hashable:
+            settings = self.loss.graph_key()
+            return None if settings is None else (step.__name__, size, settings)
+
+        constants = self.ranks, self.classes, self.entropies, self.entropy, *state
+        computation = LossComputation(compute, constants, self.loss, graph_key, self.distances.numel())
+        return run(computation, (self.distances,), (True,))[0]  # what needs no gradient would not be recorded
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step of the search depends on."""
+    """What a step of the search depends on.
+
+    Its state is one tensor, [size + 2]: the medoids, A, and the first medoid that the next swap may replace.
+    """
 
     distances: Tensor  # [m, m]
     ranks: Tensor  # [m, m]
     classes: Tensor  # [m], from 0 to size − 1
+    entropies: Tensor  # [m + 1], contribution of a group of each size to an entropy
+    entropy: Tensor  # of the classes
     size: int
     gamma: float
 
     def greedy(self) -> Tensor:
-        """Add the best medoid to those that were chosen, one for each class; returns them, [size]."""
-        count, index = len(self.classes), self._index()
-        rank = torch.full_like(index, count)  # of each point's medoid; everything is nearer than none
-        owner, cell, nearest = torch.zeros_like(index), torch.zeros_like(index), torch.zeros_like(self.distances[0])
-        chosen = torch.zeros_like(index, dtype=torch.bool)
-        medoids = []
-        for _ in range(self.size):
+        """Add the best medoid to those that were chosen, one for each class; returns the state."""
+        slot = torch.zeros_like(self.classes)
+        rank = torch.full_like(self.ranks[0], len(slot))  # of each point's medoid; everything is nearer than none
+        cell, nearest = torch.zeros_like(slot), torch.zeros_like(self.distances[0])
+        chosen = torch.zeros_like(slot, dtype=torch.bool)
+        medoids, scores = [], nearest
+        for number in range(self.size):
             takes = self.ranks < rank.unsqueeze(1)
-            scores = self.scores(takes, *(each.unsqueeze(1) for each in (owner, cell, nearest)))
+            scores = self.scores(takes, *(each.unsqueeze(1) for each in (slot, cell, nearest)), cells=len(slot))
             best = _first_best(scores.masked_fill_(chosen, -math.inf))
             chosen.index_fill_(0, best, True)
             medoids.append(best)
             column = self.ranks.index_select(1, best).squeeze(1)
-            is_taken, rank = column < rank, torch.minimum(column, rank)
-            owner = torch.where(is_taken, best, owner)
-            nearest = torch.where(is_taken, self.distances.index_select(1, best).squeeze(1), nearest)
-            cell = self.cells(owner)
-        return torch.cat(medoids)
+            taken = column < rank
+            rank = torch.minimum(column, rank)
+            nearest = torch.where(taken, self.distances.index_select(0, best).squeeze(0), nearest)
+            slot.masked_fill_(taken, number)
+            cell = self.cells(slot)
+        return torch.cat([torch.cat(medoids), scores.index_select(0, medoids[-1]), torch.zeros_like(nearest[:1])])
 
-    def swap(self, medoids: Tensor, slots: Tensor, first: Tensor) -> Tensor:
-        """The first medoid, from ``first`` on, that one of its candidates can replace, and the best of them, [2].
+    def swap(self, state: Tensor, slots: Tensor) -> Tensor:
+        """Replace the first medoid that one of its candidates improves, by the best of them; returns the next state.
 
         Args:
-            medoids: The medoids, [size].
+            state: The state. It is unchanged, with a first medoid above ``size``, if there is no improvement.
             slots: Which medoid each point may replace, [m].
-            first: The first medoid to look at.
         """
-        count = len(self.classes)
+        medoids, score, first = state[: self.size].long(), state[-2], state[-1]
         # The nearest medoid of each point and the next one, or none, for which every candidate is nearer.
-        near = torch.cat([self.ranks.index_select(1, medoids), torch.full_like(self.ranks[:, :1], count)], dim=1)
-        (rank, next_rank), (slot, next_slot) = (each.T for each in near.topk(2, dim=1, largest=False))
-        names = torch.cat([medoids, medoids[:1]])
-        owners = torch.stack([names[slot], names[next_slot]])  # [2, m]
-        distances = self.distances.gather(1, owners.T).T
-        cells = self.cells(owners.flatten()).view_as(owners)
-        removed = slot.unsqueeze(1) == slots  # [m, m], whether a point loses its medoid to a candidate
-        takes = self.ranks < torch.where(removed, next_rank.unsqueeze(1), rank.unsqueeze(1))
-        kept = (torch.where(removed, two[1].unsqueeze(1), two[0].unsqueeze(1)) for two in (owners, cells, distances))
-        scores = self.scores(takes, *kept)
-        nobody = torch.zeros_like(takes[:, :1])
-        now = self.scores(nobody, *(two[0].unsqueeze(1) for two in (owners, cells, distances)))
-        better = (scores > now + TIE) & (slots >= first)
-        place = torch.where(better, slots, self.size).amin(dim=0, keepdim=True)
-        return torch.cat([place, _first_best(masked(scores, slots == place, -math.inf))])
+        none = torch.full_like(self.ranks[:, :1], len(slots))
+        near = torch.cat([self.ranks.index_select(1, medoids), none], dim=1)
+        ranks, places = (each.T.contiguous() for each in near.topk(2, dim=1, largest=False))  # [2, m]
+        owners = torch.cat([medoids, medoids[:1]])[places]
+        nearest = self.distances.gather(1, owners.T).T
+        cells = self.cells(places.flatten()).view_as(places)
+        removed = places[0].unsqueeze(1) == slots  # [m, m], whether a point loses its medoid to a candidate
+        rank, *kept = (
+            torch.where(removed, two[1].unsqueeze(1), two[0].unsqueeze(1)) for two in (ranks, places, cells, nearest)
+        )
+        scores = self.scores(self.ranks < rank, *kept, cells=2 * len(slots))
+        better = (scores > score + TIE) & (slots >= first)
+        place = masked(slots, better, self.size).amin(dim=0, keepdim=True)
+        best = _first_best(masked(scores, slots == place, -math.inf))
+        medoids = torch.where(torch.arange(self.size, device=place.device) == place, best, medoids)
+        reached = torch.where(place < self.size, scores.index_select(0, best), score)
+        return torch.cat([medoids, reached, place + 1])
 
-    def error(self, owners: Tensor) -> Tensor:
-        """gamma (1 − NMI) of a clustering."""
-        nobody = torch.zeros_like(self.ranks[:, :1], dtype=torch.bool)
-        return self.errors(nobody, owners.unsqueeze(1), self.cells(owners).unsqueeze(1)).squeeze(0)
-
-    def scores(self, takes: Tensor, owner: Tensor, cell: Tensor, nearest: Tensor) -> Tensor:
-        """A of each of c candidates, [c].
+    def scores(self, takes: Tensor, slot: Tensor, cell: Tensor, nearest: Tensor, *, cells: int) -> Tensor:
+        """A of each of m candidates, [m].
 
         Args:
-            takes: Which points a candidate takes, [m, c].
-            owner: The medoids of the other points, [m, c] or [m, 1].
+            takes: Which points a candidate takes, [m, m].
+            slot: The medoids of the other points, [m, m] or [m, 1].
             cell: Their cells, see ``cells``.
             nearest: Their distances.
+            cells: Above all numbers of cells.
         """
-        reach = self.distances[:, : takes.shape[1]]
-        return self.errors(takes, owner, cell) - torch.where(takes, reach, nearest).sum(dim=0)
-
-    def errors(self, takes: Tensor, owner: Tensor, cell: Tensor) -> Tensor:
-        """gamma (1 − NMI) after each of c candidates has taken its points, [c]."""
+        fit = torch.where(takes, self.distances, nearest).sum(dim=0)
+        if self.size == 1:
+            return -fit  # there is one clustering
         taken = takes.float()  # counts are exact up to 2^24
-        left, count = 1.0 - taken, len(self.classes)
-        of_clusters = taken.new_zeros(count, taken.shape[1]).scatter_add_(0, owner.expand_as(left), left)
-        of_cells = taken.new_zeros(2 * count, taken.shape[1]).scatter_add_(0, cell.expand_as(left), left)
-        of_classes = taken.new_zeros(self.size, taken.shape[1]).index_add_(0, self.classes, taken)
-        sizes = torch.zeros_like(of_classes[:, :1]).index_add_(0, self.classes, torch.ones_like(taken[:, :1]))
-        clusters = self._entropy(torch.cat([of_clusters, taken.sum(dim=0, keepdim=True)]))
-        both = self._entropy(sizes) + clusters
-        joint = self._entropy(torch.cat([of_cells, of_classes]))
-        error: Tensor = self.gamma * (1.0 - masked(2.0 * (both - joint) / both, both > 0, 1.0))
-        return error
+        left = 1.0 - taken
+        # Groups of points: the clusters, then that of the candidate; the cells, then those of the candidate.
+        clusters = self.size + 2
+        counts = taken.new_zeros(clusters + cells + self.size, len(taken))
+        counts.scatter_add_(0, slot.expand_as(left), left)
+        counts[clusters - 1] = taken.sum(dim=0)
+        counts[clusters:].scatter_add_(0, cell.expand_as(left), left)
+        counts[-self.size :].index_add_(0, self.classes, taken)
+        entropies = self.entropies.index_select(0, counts.int().flatten()).view_as(counts)
+        both = entropies[:clusters].sum(dim=0).add_(self.entropy)
+        joint = entropies[clusters:].sum(dim=0)
+        # 1 − NMI = 1 − 2 (both − joint) / both
+        return joint.div_(both).mul_(2.0 * self.gamma).sub_(self.gamma).sub_(fit)
 
-    def cells(self, owners: Tensor) -> Tensor:
-        """The cells of the table classes × medoids: one number below 2m for each cell that occurs.
+    def cells(self, slots: Tensor) -> Tensor:
+        """The cells of the table classes × medoids: a number for each cell that occurs, below that of ``slots``.
 
         Args:
-            owners: The medoids of all points, [m], or twice as many, [2m].
+            slots: The medoids of all points, [m], or twice as many, [2m]; ``size``: none.
         """
-        count = len(self.classes)
-        codes = self.classes.repeat(len(owners) // count) * count + owners
-        names = torch.empty(self.size * count, dtype=torch.long, device=codes.device)
+        width = self.size + 1
+        codes = (self.classes * width).repeat(len(slots) // len(self.classes)).add_(slots)
+        names = torch.empty(self.size * width, dtype=torch.long, device=codes.device)
         return names.scatter_(0, codes, torch.arange(len(codes), device=codes.device))[codes]
-
-    def _index(self) -> Tensor:
-        return torch.arange(len(self.classes), device=self.classes.device)
-
-    def _entropy(self, counts: Tensor) -> Tensor:
-        """Entropy of each column of counts, [c]."""
-        count = len(self.classes)
-        table = torch.special.entr(torch.arange(count + 1, dtype=torch.float64, device=counts.device) / count)
-        entropies: Tensor = table.index_select(0, counts.int().flatten()).view_as(counts)
-        return entropies.sum(dim=0)
 
 
 def _first_best(scores: Tensor) -> Tensor:
