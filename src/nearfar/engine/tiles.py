@@ -32,6 +32,7 @@ DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
 CPU_TILE_PAIRS = 1 << 20
 CPU_TILE_ROWS = 128
+SELECTION_BYTES = 12  # working memory per pair while columns are selected: values, masks and masked values
 SPARSE = 32  # given pairs are compared one by one if they are fewer than 1 / SPARSE of all pairs
 
 
@@ -146,6 +147,7 @@ class RowLoss:
     needs_grades: bool = False  # tiles say how relevant columns are to rows
     needs_ordinals: bool = False  # tiles say how many earlier rows and columns are of the same class
     from_totals: bool = False  # the loss is `loss_of_totals` of `totals`; `on_tile` is not used
+    selects_columns: bool = False  # the loss depends on nothing but the columns that `select_columns` returns
     row_bytes: int | None = None  # working memory per pair in float32; None: the usual amount
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
 
@@ -170,6 +172,10 @@ class RowLoss:
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """Return the loss of each anchor, [a], to be averaged over all anchors; or means with other denominators."""
         raise NotImplementedError(f"{type(self).__name__} must define on_tile(tile)")
+
+    def select_columns(self, tile: Tile) -> Tensor:
+        """Return the few columns that the loss of each anchor depends on, [a, k]; they may repeat."""
+        raise NotImplementedError(f"{type(self).__name__} sets selects_columns and must define select_columns(tile)")
 
     def column_values(self, tile: Tile) -> Tensor:
         """Return a number for each row of a tile whose rows are columns of the batch, [a]."""
@@ -327,12 +333,27 @@ class TiledBatch:
     def hard_tile(self) -> Tile:
         """Return the tile of all anchors against their least similar positive and most similar negative."""
         columns, present = fused.hard_columns(self)
-        rows = torch.arange(self.height, device=columns.device).repeat_interleave(2)
-        pairs = self.anchors.gather(rows), self.columns.gather(columns.flatten())
-        values = self.loss.comparison.listed(*pairs).view(self.height, 2)
         first = torch.arange(2, device=columns.device) == 0
+        return self._few_columns(columns, present & first, present & ~first)
+
+    def selected_tile(self) -> Tile:
+        """Return the tile of all anchors against the columns that the loss selects."""
+        parts = []
+        for rows in self.slices(self.height, self.width, share=self.loss.bytes_per_pair / SELECTION_BYTES):
+            tile = self._all_columns(rows)
+            columns = self.loss.select_columns(tile)
+            parts.append((columns, tile.positives.gather(1, columns), tile.negatives.gather(1, columns)))
+            del tile  # the next one uses its memory
+        columns, positives, negatives = (torch.cat(each) for each in zip(*parts, strict=True))
+        return self._few_columns(columns, positives, negatives)
+
+    def _few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
+        """The tile of all anchors against a few columns of their own, [m, k], with masks of these."""
+        rows = torch.arange(self.height, device=columns.device).repeat_interleave(columns.shape[1])
+        pairs = self.anchors.gather(rows), self.columns.gather(columns.flatten())
+        values = self.loss.comparison.listed(*pairs).view(columns.shape)
         every = slice(0, self.height)
-        tile = Tile(values, present & first, present & ~first, every, self.loss.comparison, self.embeddings.shape[1])
+        tile = Tile(values, positives, negatives, every, self.loss.comparison, self.embeddings.shape[1])
         tile.columns, tile.anchor_values = columns, self.anchor_values
         return tile
 
@@ -559,8 +580,8 @@ class ListedGradient(ListWeights):
         return measure.plus_own(gradient, rows, rows.new_zeros(len(rows)).index_add_(0, pairs.row, weights))
 
 
-class HardGradient(ListWeights):
-    """The gradient of a loss that uses two columns of each anchor, see ``TiledBatch.hard_tile``."""
+class FewColumnsGradient(ListWeights):
+    """The gradient of a loss that uses a few columns of each anchor, see ``TiledBatch.selected_tile``."""
 
     def __init__(self, batch: TiledBatch) -> None:
         super().__init__(batch, 0)
@@ -583,7 +604,8 @@ class HardGradient(ListWeights):
         weights, row = self.weights.flatten()[order], order // self.columns.shape[1]
         starts = torch.searchsorted(column, torch.arange(batch.width, device=column.device))
         by_columns = embedding_bag(row, anchors, starts, mode="sum", per_sample_weights=weights)
-        sums = weights.new_zeros(batch.width).index_add_(0, column, weights)
+        # Sums of segments, since index_add_ adds in any order on a GPU.
+        sums = embedding_bag(order, self.weights.reshape(-1, 1), starts, mode="sum").squeeze(1)
         by_columns = measure.plus_own(by_columns, columns, sums)
         return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
@@ -798,10 +820,11 @@ def _compute(
     slices = batch.slices(height, width)
     turned_on = fused.Setting.precision is not None
     program = loss.fused_program() if turned_on and fused.applies(batch) else None
-    if isinstance(program, HardPairs):
+    if isinstance(program, HardPairs) or (loss.selects_columns and batch.pairs is None):
+        few = batch.hard_tile() if isinstance(program, HardPairs) else batch.selected_tile()
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
-            accumulator = HardGradient if any(needed) else None
-            result: LossAndWeights[Any] = _evaluate_tile(batch, batch.hard_tile(), accumulator)
+            accumulator = FewColumnsGradient if any(needed) else None
+            result: LossAndWeights[Any] = _evaluate_tile(batch, few, accumulator)
     elif program is not None:
         result = LossAndWeights(*fused.evaluate(program, batch, differentiate=any(needed)))
     elif not any(needed):

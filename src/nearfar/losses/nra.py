@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, masked
+from nearfar.engine import Mean, Tile, masked
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import positive
@@ -30,7 +30,8 @@ class NRA(PairLoss):
     Differences:
         Anchors without a positive or without a negative are left out. If all distances are equal, r = 0 without a
         gradient. The gradient flows through all four distances, so the nearest and the farthest neighbor can be moved
-        against their class: their pair weight is then negative. Normalize embeddings for evaluation.
+        against their class: their pair weight is then negative. Of several equal distances the gradient moves one pair.
+        Normalize embeddings for evaluation.
 
     Reference:
         Schall et al., "Deep Metric Learning using Similarities from Nonlinear Rank Approximations", 2019. NRA 6–13.
@@ -48,10 +49,23 @@ class NRA(PairLoss):
     deterministic = True
     measure = "euclidean"
     normalize = False
+    selects_columns = True
 
     def __init__(self, *, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
         super().__init__()
         self.alpha, self.epsilon = positive("alpha", alpha), positive("epsilon", epsilon)
+
+    def select_columns(self, tile: Tile) -> Tensor:
+        """Return the columns of the four distances: nearest and farthest, farthest positive, nearest negative."""
+        values, pos, neg = tile.values, tile.positives, tile.negatives
+        known = pos | neg
+        ends = (
+            masked(values, known, math.inf).argmin(dim=1),
+            masked(values, known, -math.inf).argmax(dim=1),
+            masked(values, pos, -math.inf).argmax(dim=1),
+            masked(values, neg, math.inf).argmin(dim=1),
+        )
+        return torch.stack(ends, dim=1)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         complete = pos.any(dim=1) & neg.any(dim=1)
