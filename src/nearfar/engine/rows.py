@@ -187,6 +187,7 @@ class Row:
         value: The number of each anchor, [a].
         parts: Pairs of a factor (a float, or a tensor [a]) and a matrix, [a, n].
         by_anchor_values: Derivative by the learned number of each anchor, [a].
+        by_column_values: Derivative of the sum over the anchors by the number of each column, [n].
 
     Example:
         >>> row = row_logsumexp(torch.zeros(1, 2), torch.tensor([[True, True]])).softplus()
@@ -194,26 +195,36 @@ class Row:
         tensor([[0.3333, 0.3333]])
     """
 
-    __slots__ = ("by_anchor_values", "parts", "value")
+    __slots__ = ("by_anchor_values", "by_column_values", "parts", "value")
 
     def __init__(
-        self, value: Tensor, parts: Sequence[tuple[Factor, Tensor]], by_anchor_values: Tensor | None = None
+        self,
+        value: Tensor,
+        parts: Sequence[tuple[Factor, Tensor]],
+        by_anchor_values: Tensor | None = None,
+        by_column_values: Tensor | None = None,
     ) -> None:
         self.value = value
         self.parts = list(parts)
         self.by_anchor_values = by_anchor_values
+        self.by_column_values = by_column_values
 
     def chain(self, value: Tensor, slope: Factor) -> Row:
         """Return f(self), given the value of f and its slope for each anchor."""
         by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * slope
-        return Row(value, [(_times(factor, slope), matrix) for factor, matrix in self.parts], by_anchor_values)
+        by_column_values = self.by_column_values
+        if by_column_values is not None:
+            assert isinstance(slope, float) or slope.ndim == 0, "column values need the same slope for all anchors"
+            by_column_values = by_column_values * slope
+        parts = [(_times(factor, slope), matrix) for factor, matrix in self.parts]
+        return Row(value, parts, by_anchor_values, by_column_values)
 
     def __add__(self, other: Row | Factor) -> Row:
         if isinstance(other, Row):
-            learned = [part for part in (self.by_anchor_values, other.by_anchor_values) if part is not None]
-            by_anchor_values = learned[0] + learned[1] if len(learned) == 2 else next(iter(learned), None)
-            return Row(self.value + other.value, self.parts + other.parts, by_anchor_values)
-        return Row(self.value + other, self.parts, self.by_anchor_values)
+            by_anchor_values = _plus(self.by_anchor_values, other.by_anchor_values)
+            by_column_values = _plus(self.by_column_values, other.by_column_values)
+            return Row(self.value + other.value, self.parts + other.parts, by_anchor_values, by_column_values)
+        return Row(self.value + other, self.parts, self.by_anchor_values, self.by_column_values)
 
     def __sub__(self, other: Factor) -> Row:
         return self + -other
@@ -255,6 +266,12 @@ def _times(left: Factor, right: Factor) -> Factor:
     if isinstance(left, float) and left == 1.0:
         return right
     return left * right
+
+
+def _plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right
 
 
 def _column(factor: Tensor) -> Tensor:

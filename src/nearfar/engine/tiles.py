@@ -81,7 +81,8 @@ class Tile:
         dim: Dimension of the embeddings.
         noise: Uniform random numbers in [0, 1) for rows, [a, 1], and columns, [1, n].
         anchor_values: The loss's own number for each of these anchors, [a].
-        column_values: The number that ``RowLoss.column_values`` returned for each column, [n].
+        column_values: The number that ``RowLoss.column_values`` returned for each column, [n]; None: rows and columns
+            are the same, so a loss with a closed form computes these numbers, and their derivatives, from its rows.
         labels: Labels of the rows, [a], and of the columns, [n].
         ordinals: How many earlier rows, [a, 1], and columns, [1, n], are of the same class.
         triplets: Given triplets: columns of positives and negatives, and which are valid, [a, k] each.
@@ -177,7 +178,7 @@ class RowLoss:
         """Return the few columns that the loss of each anchor depends on, [a, k]; they may repeat."""
         raise NotImplementedError(f"{type(self).__name__} sets selects_columns and must define select_columns(tile)")
 
-    def column_values(self, tile: Tile) -> Tensor:
+    def column_values(self, tile: Tile) -> Tensor | Row:
         """Return a number for each row of a tile whose rows are columns of the batch, [a]."""
         raise NotImplementedError(f"{type(self).__name__} sets needs_column_values and must define column_values(tile)")
 
@@ -371,9 +372,14 @@ class TiledBatch:
         positives, negatives = self.relations.masks(rows, columns)
         return exclude_own(positives, own), exclude_own(negatives, own)
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the tile of some columns, as rows, is that of the same anchors."""
+        return self.anchors is self.columns and self.relations is None
+
     def column_tile(self, columns: slice) -> Tile:
         """Return the tile of some columns, as its rows, against all anchors."""
-        if self.anchors is self.columns and self.relations is None:
+        if self.is_symmetric:
             return self.tile(columns)
         some, comparison = self.columns.take(columns), self.loss.comparison
         if comparison.is_symmetric:
@@ -648,8 +654,13 @@ def _evaluate_one_tile(batch: TiledBatch, rows: slice, accumulator: type[A] | No
 
 def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -> LossAndWeights[A]:
     leaves = _leaves(tile)
-    if batch.loss.needs_column_values:
-        tile.column_values = batch.loss.column_values(tile.transposed())
+    of_columns: Tensor | Row | None = None
+    # Gradients are the same whether a pair of a symmetric tile is counted at (i, j) or at (j, i), pair weights are not.
+    is_symmetric = batch.is_symmetric and batch.columns_need_grad and accumulator is not WeightMatrix
+    is_symmetric = is_symmetric and batch.loss.closed_form
+    if batch.loss.needs_column_values and not is_symmetric:
+        of_columns = batch.loss.column_values(tile.transposed())
+        tile.column_values = _value(of_columns)
     per_anchor = batch.loss.on_tile(tile)
     if isinstance(per_anchor, (Tensor, Row)):
         loss = per_anchor * (1.0 / batch.height)
@@ -658,7 +669,9 @@ def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -
     value, derivatives = _derive(loss, leaves, needed=accumulator is not None)
     result = LossAndWeights(value, None if accumulator is None else accumulator(batch))
     if result.weights is not None:
-        weights, result.by_anchor_values, _ = derivatives
+        weights, result.by_anchor_values, by_column_values = derivatives
+        if weights is not None and isinstance(of_columns, Row) and by_column_values is not None:
+            weights += (of_columns * by_column_values).weights().T
         if weights is not None:
             result.weights.add(weights, tile)
     return result
@@ -700,7 +713,8 @@ def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: typ
     columns = batch.slices(batch.width, batch.height) if batch.loss.needs_column_values else []
     if batch.loss.needs_column_values:
         with torch.no_grad():
-            column_values = torch.cat([batch.loss.column_values(batch.column_tile(some)) for some in columns])
+            found = [_value(batch.loss.column_values(batch.column_tile(some))) for some in columns]
+            column_values = torch.cat(found)
     running: list[_RunningMean[A]] = []
     for rows in slices:
         tile = batch.tile(rows)
@@ -723,11 +737,9 @@ def _evaluate_tiles(batch: TiledBatch, slices: Sequence[slice], accumulator: typ
 
 def _differentiate_column_values(batch: TiledBatch, tile: Tile, running: Sequence[_RunningMean[A]]) -> None:
     leaves = _leaves(tile)
-    found = batch.loss.column_values(tile)
-    for number, mean in enumerate(running, start=1):
-        last = number == len(running)
-        total = found * mean.by_column_values[tile.rows]
-        _, (weights, _, _) = _derive(total, leaves, needed=True, keep_graph=not last)
+    for mean in running:
+        total = batch.loss.column_values(tile) * mean.by_column_values[tile.rows]
+        _, (weights, _, _) = _derive(total, leaves, needed=True)
         if weights is not None and mean.weights is not None:
             mean.weights.add_columns(weights, tile)
 
@@ -781,6 +793,10 @@ def _plus(terms: Sequence[Tensor | Row]) -> Tensor | Row:
     return total  # type: ignore[no-any-return]
 
 
+def _value(found: Tensor | Row) -> Tensor:
+    return found.value if isinstance(found, Row) else found
+
+
 def _at_least_one(count: Tensor) -> Tensor:
     """The count; 1 if nothing was counted, where the total is 0."""
     return masked(count, count > 0, 1.0)
@@ -800,7 +816,9 @@ def _leaves(tile: Tile) -> Leaves:
 def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bool = False) -> tuple[Tensor, Leaves]:
     """The sum over the anchors and its derivatives by the leaves; None if it does not depend on a leaf."""
     if isinstance(total, Row):
-        return total.value.sum(), (total.weights(), total.by_anchor_values, None) if needed else (None, None, None)
+        if not needed:
+            return total.value.sum(), (None, None, None)
+        return total.value.sum(), (total.weights(), total.by_anchor_values, total.by_column_values)
     value = total.sum()
     if not (needed and value.requires_grad):
         return value.detach(), (None, None, None)

@@ -16,8 +16,6 @@ from nearfar.engine import (
     Terms,
     Tile,
     count,
-    masked,
-    masked_logsumexp,
     positive_columns,
     row_logsumexp,
 )
@@ -58,24 +56,48 @@ class LiftedStructure(PairLoss):
     measure = "euclidean"
     normalize = False
     needs_column_values = True
-    row_bytes = 72
+    closed_form = True
+    row_bytes = 16
 
     def __init__(self, *, margin: float = 1.0, squared: bool = True) -> None:
         super().__init__()
         self.margin = number("margin", margin)
         self.squared = bool(squared)
 
-    def column_values(self, tile: Tile) -> Tensor:
+    def column_values(self, tile: Tile) -> Row:
         """Return log Σ_N e^(margin − d) of each row."""
-        return masked_logsumexp(self.margin - tile.values, tile.negatives)
+        return row_logsumexp(tile.values, tile.negatives, -1.0) + self.margin
 
     def on_tile(self, tile: Tile) -> Sequence[Mean]:
-        assert tile.column_values is not None
+        own = self.column_values(tile)
+        theirs = own.value if tile.column_values is None else tile.column_values
         columns, filled = positive_columns(tile.positives)
-        ends = torch.logaddexp(self.column_values(tile).unsqueeze(1), tile.column_values[columns])
-        hinge = masked((ends + tile.values.gather(1, columns)).relu(), filled)
-        total = (hinge.square() if self.squared else hinge).sum(dim=1)
-        return [Mean(0.5 * total, count(filled, hinge))]
+        every = filled is tile.positives  # on a GPU
+        near, ends = (tile.values, theirs) if every else (tile.values.gather(1, columns), theirs[columns])
+        here = own.value.unsqueeze(1)
+        hinge = torch.logaddexp(here, ends).add_(near).relu_().mul_(filled)
+        if self.squared:
+            total, slopes = 0.5 * torch.linalg.vector_norm(hinge, dim=1).square_(), hinge
+        else:
+            total, slopes = 0.5 * hinge.sum(dim=1), hinge.sign_().mul_(0.5)
+        by_own, by_theirs = torch.empty_like(own.value), torch.zeros_like(theirs)
+        step = -(-len(slopes) // 8) if every else len(slopes)  # less memory where there is a slot for every column
+        for start in range(0, len(slopes), step):
+            some = slice(start, start + step)
+            share = (here[some] - (ends if every else ends[some])).sigmoid_().mul_(slopes[some])
+            by_own[some] = share.sum(dim=1)
+            other = torch.sub(slopes[some], share, out=share)
+            if every:
+                by_theirs += other.sum(dim=0)
+            else:
+                by_theirs.index_add_(0, columns[some].flatten(), other.flatten())
+        if tile.column_values is None:
+            by_own += by_theirs
+        ((scale, weights),) = own.parts  # zero at the positives
+        weights.mul_(scale * by_own.unsqueeze(1))
+        weights = weights.add_(slopes) if every else weights.scatter_add_(1, columns, slopes)
+        row = Row(total, [(1.0, weights)], by_column_values=None if tile.column_values is None else by_theirs)
+        return [Mean(row, count(filled, hinge))]
 
 
 @register

@@ -1,0 +1,34 @@
+"""Lifted structure loss with a slot for every column, as on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import checks
+import pair_checks
+import pytest
+import torch
+from cases import CASES, Case
+from torch import Tensor
+
+from nearfar.losses import lifted_structure
+
+CHECKS = [
+    checks.check_oracle,
+    checks.check_gradcheck,
+    pair_checks.check_oracle_with_a_gallery,
+    pair_checks.check_gradcheck_with_a_gallery,
+    pair_checks.check_tile_size_with_a_gallery,
+    pair_checks.check_degenerate_with_a_gallery,
+]
+
+
+def every_column(mask: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(mask.shape[1]).expand(mask.shape), mask
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.key == "lifted_structure"], ids=lambda case: case.id)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_a_slot_for_every_column(check: Callable[[Case], None], case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifted_structure, "positive_columns", every_column)
+    check(case)
