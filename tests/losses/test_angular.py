@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import checks
 import pair_checks
 import pytest
 import torch
 from cases import CASES, Case
-from checks import assert_finite, assert_same, make_batch, make_gallery, run
+from checks import assert_finite, assert_same, make_batch, make_gallery, run, run_both
 from torch import Tensor
 
 import nearfar as nf
@@ -51,6 +53,50 @@ def test_blocks_are_whole_classes(gallery_labels: Tensor | None, monkeypatch: py
         classes = labels[rows].unique()
         assert sorted(rows.tolist()) == torch.isin(labels, classes).nonzero().flatten().tolist()
         assert sorted(columns.tolist()) == torch.isin(column_labels, classes).nonzero().flatten().tolist()
+
+
+@pytest.fixture
+def in_a_band(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Compute batches in a band, as large ones on a GPU; return how many rows the blocks had."""
+    used: list[int] = []
+    banded = angular.Angular._banded
+
+    def noted(loss: angular.Angular, rows: int, *others: Any) -> Any:
+        used.append(rows)
+        return banded(loss, rows, *others)
+
+    monkeypatch.setattr(angular, "can_wait", lambda tensor: True)
+    monkeypatch.setattr(angular, "BAND_FROM", 1)
+    monkeypatch.setattr(angular, "BAND_ROWS", 1)
+    monkeypatch.setattr(angular.Angular, "_banded", noted)
+    return used
+
+
+BAND_CHECKS = [checks.check_float32, checks.check_permutation, checks.check_no_grad, checks.check_degenerate]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.key == "angular"], ids=lambda case: case.id)
+@pytest.mark.parametrize("check", BAND_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_a_band(check: Callable[[Case], None], case: Case, in_a_band: list[int]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("case", [case for case in CASES if case.key == "angular"], ids=lambda case: case.id)
+def test_a_band_computes_the_oracle(
+    case: Case, rows: int, in_a_band: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(angular, "BAND_ROWS", rows)
+    embeddings, labels = make_batch(sizes=(3, 1, 2, 4, 2, 1, 3, 4, 2, 3, 3))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    actual, expected = run_both(case, embeddings[order], labels[order] * 7 - 20)
+    assert in_a_band == [max(rows, 3)]
+    assert_same(actual, expected, tolerance=1e-9)
+
+
+def test_large_classes_need_no_band(in_a_band: list[int]) -> None:
+    run(nf.losses.Angular(), *make_batch(sizes=(5, 5)))
+    assert not in_a_band
 
 
 def test_the_largest_angle_where_negatives_have_nothing_in_common() -> None:
