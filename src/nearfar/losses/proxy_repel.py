@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from nearfar.engine import (
+    FLOOR,
     LossComputation,
     Row,
     RowLoss,
@@ -16,14 +20,19 @@ from nearfar.engine import (
     by_autograd,
     differentiable,
     masked,
-    row_logsumexp,
+    measure,
     row_loss,
     unit,
 )
+from nearfar.engine.autograd import Gradients, Needed, Tensors
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.proxy_anchor import pull, share_of_present
 from nearfar.losses.registry import register
 from nearfar.utils.validation import number, one_of, positive
+
+# Proxies of a tile: on a CPU it stays in the cache, on a GPU it keeps all processors busy.
+CPU_SIDE = 1024
+GPU_SIDE = 2048
 
 
 @register
@@ -95,22 +104,15 @@ class ProxyRepel(ProxyLoss, RowLoss):
             memory_budget=self.memory_budget,
             cuda_graph=self.graph_key() is not None,
         )
-        names, share = classes, None
-        if self.repelled == "absent":
-            # Absent proxies have one name, so that they are the positives of each other; only they count in the mean.
-            names = (weights > 0).long()
-            share = masked(torch.ones_like(weights), weights <= 0)
-            share = share * (len(share) / share.sum().clamp(min=1.0))
+        absent = weights <= 0 if self.repelled == "absent" else None
         if not self.through_batch:
-            return pulls + row_loss(repulsion, proxies, names, anchor_values=share, owner=self)
+            return pulls + repulsion.loss(proxies, absent, self)
 
-        def through(proxies: Tensor, embeddings: Tensor, names: Tensor, share: Tensor | None) -> Tensor:
-            points = unit(proxies) @ unit(embeddings).T
-            return row_loss(repulsion, points, names, anchor_values=share, owner=self)
+        def through(proxies: Tensor, embeddings: Tensor, absent: Tensor | None) -> Tensor:
+            return repulsion.loss(unit(proxies) @ unit(embeddings).T, absent, self)
 
         pairs = len(proxies) * (len(proxies) + len(labels))
-        constants = names, share
-        computation = LossComputation(by_autograd(through), constants, self, repulsion.graph_key, pairs, static=(0,))
+        computation = LossComputation(by_autograd(through), (absent,), self, repulsion.graph_key, pairs, static=(0,))
         return pulls + differentiable(computation, (proxies, embeddings))
 
     def on_tile(self, tile: Tile) -> Row:
@@ -118,21 +120,103 @@ class ProxyRepel(ProxyLoss, RowLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Repulsion(RowLoss):
-    """The loss of each proxy for the similarities to all others."""
+class _Repulsion:
+    """The mean over the proxies of the loss of their similarities to all others.
+
+    Similarities are symmetric: a tile of some proxies against later ones gives the sums of both, and then both parts of
+    the gradient. If there are several tiles, they are computed twice, so that no matrix of all pairs is created.
+    """
 
     alpha: float
     margin: float
     normalize: bool  # compared through the batch, proxies are rows of similarities and not normalized
     memory_budget: int
     cuda_graph: bool
-    measure = "dot"
-    closed_form = True
 
     def graph_key(self) -> Hashable:
         return self if self.cuda_graph else None
 
-    def on_tile(self, tile: Tile) -> Row:
-        others = tile.negatives if tile.anchor_values is None else tile.positives
-        repulsion = (row_logsumexp(tile.values, others, self.alpha) + self.alpha * self.margin).softplus()
-        return repulsion if tile.anchor_values is None else repulsion * tile.anchor_values
+    def loss(self, points: Tensor, absent: Tensor | None, owner: object) -> Tensor:
+        """The loss, a scalar; ``absent``, [c], says which proxies repel each other, None: all."""
+        pairs = len(points) ** 2
+        computation = LossComputation(self._compute, (absent,), owner, self.graph_key, pairs, static=(0,))
+        return differentiable(computation, (points,))
+
+    def _compute(self, inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:
+        (proxies,), (absent,) = inputs, constants
+        assert proxies is not None
+        comparison = measure("dot", normalize=self.normalize)
+        vectors = comparison.prepare(proxies)
+        tiles = _Tiles(vectors.points, absent, self.alpha, self._side(proxies))
+        sums = tiles.logsumexp()
+        share = torch.ones_like(sums) if absent is None else absent.to(sums.dtype)
+        share /= share.sum().clamp(min=1.0)
+        logits = sums + self.alpha * self.margin
+        value = torch.dot(share, softplus(logits))
+        if not needed[0]:
+            return value, [None]
+        slopes = self.alpha * share * logits.sigmoid()
+        return value, [comparison.to_embeddings(tiles.gradient(slopes.log() - sums), vectors)]
+
+    def _side(self, proxies: Tensor) -> int:
+        """Rows and columns of a tile."""
+        count = len(proxies)
+        most = max(1, math.isqrt(self.memory_budget // (3 * proxies.element_size())))
+        side = CPU_SIDE if proxies.device.type == "cpu" else GPU_SIDE
+        if count <= min(2 * side, most):
+            return count
+        return math.ceil(count / math.ceil(count / min(side, most)))
+
+
+class _Tiles:
+    """The scaled similarities of all pairs of points, in square tiles on and above the diagonal."""
+
+    def __init__(self, points: Tensor, absent: Tensor | None, scale: float, side: int) -> None:
+        self.points, self.scale = points, scale
+        blocks = [slice(start, min(start + side, len(points))) for start in range(0, len(points), side)]
+        self.tiles = list(combinations_with_replacement(blocks, 2))
+        self.offsets = None if absent is None else masked(torch.zeros_like(points[:, 0]), absent, FLOOR)
+        self._buffers = [points.new_empty(side * side) for _ in range(2)]
+        self._known: tuple[slice, slice] | None = None
+
+    def _buffer(self, number: int, rows: slice, columns: slice) -> Tensor:
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        return self._buffers[number][: height * width].view(height, width)
+
+    def _tile(self, rows: slice, columns: slice) -> Tensor:
+        """The tile, in a buffer; ``FLOOR`` for points with themselves and for those that do not count."""
+        tile = self._buffer(0, rows, columns)
+        if self._known == (rows, columns):
+            return tile
+        self._known = rows, columns
+        tile.addmm_(self.points[rows], self.points[columns].T, beta=0.0, alpha=self.scale)
+        if self.offsets is not None:
+            tile += self.offsets[columns]
+            tile += self.offsets[rows].unsqueeze(1)
+        if rows == columns:
+            tile.fill_diagonal_(FLOOR)
+        return tile
+
+    def logsumexp(self) -> Tensor:
+        """The log-sum-exp of each point's similarities to all others, [n]."""
+        found = torch.full_like(self.points[:, 0], -math.inf)
+        for rows, columns in self.tiles:
+            tile, powers = self._tile(rows, columns), self._buffer(1, rows, columns)
+            for places, dim in ((rows, 1), (columns, 0)) if rows != columns else ((rows, 1),):
+                top = tile.amax(dim=dim, keepdim=True)
+                total = torch.sub(tile, top, out=powers).exp_().sum(dim=dim).log_()
+                found[places] = torch.logaddexp(found[places], total.add_(top.squeeze(dim)))
+        return found
+
+    def gradient(self, logs: Tensor) -> Tensor:
+        """The gradient by the points, if e^(similarity + logs) is the derivative by a point's similarity, [n, d]."""
+        gradient = torch.zeros_like(self.points)
+        for rows, columns in self.tiles:
+            tile, weights = self._tile(rows, columns), self._buffer(1, rows, columns)
+            torch.add(tile, logs[rows].unsqueeze(1), out=weights).exp_()
+            weights += tile.add_(logs[columns]).exp_()
+            self._known = None
+            gradient[rows].addmm_(weights, self.points[columns])
+            if rows != columns:
+                gradient[columns].addmm_(weights.T, self.points[rows])
+        return gradient
