@@ -29,6 +29,7 @@ from nearfar.engine.rows import FLOOR, masked
 from nearfar.engine.tiles import CPU_TILE_PAIRS
 
 BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and temporary memory
+POOLED_BYTES = 8  # of a float32 tile: the same for each class, where proxies are pooled
 CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
 NEGLIGIBLE = 1e-30  # the smallest probability: processors are slow with subnormal numbers
 
@@ -72,6 +73,10 @@ class ClassLoss(Protocol):
 
     def anchored_target(self, own: Tensor, anchor_values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the same given also the loss's own number for each embedding, [m], and the derivatives by both."""
+
+    @property
+    def pool_scale(self) -> float:
+        """The factor of the similarities that ``pool`` takes and returns."""
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
         """Combine similarities to proxies, [m, c, k], to those to classes, [m, c]; also return the derivatives."""
@@ -144,7 +149,8 @@ class _TiledClasses:
     def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, count: int) -> None:
         self.loss, self.labels, self.proxies, self.count = loss, labels, proxies, count
         self.centers = proxies.shape[1] if loss.pools else 1
-        self.prescale = 1.0 if loss.pools else loss.sharpness  # without pooling, embeddings are scaled
+        self.prescale = loss.pool_scale if loss.pools else loss.sharpness
+        self.sharpness = loss.sharpness / self.prescale  # what is left of it
         self.tiles = self._slices(len(embeddings), len(proxies))
         self.factors: Tensor | None = None  # [m, 1], factors from embeddings to ``scaled``
         self.scaled = embeddings if self.prescale == 1.0 else embeddings * self.prescale
@@ -163,9 +169,10 @@ class _TiledClasses:
 
     def _slices(self, height: int, count: int) -> list[slice]:
         """Slices of classes such that a tile fits into the memory budget."""
-        pairs = height * (self.centers + (2 if self.loss.pools else 0))  # pooling needs memory as well
-        bytes_per_class = BYTES_PER_PAIR * self.proxies.element_size() // 4 * pairs
-        size = self.loss.memory_budget // bytes_per_class
+        bytes_per_class = height * BYTES_PER_PAIR
+        if self.loss.pools:
+            bytes_per_class = height * (BYTES_PER_PAIR * max(3, self.centers) + POOLED_BYTES)
+        size = self.loss.memory_budget // (bytes_per_class * self.proxies.element_size() // 4)
         if size < count and self.proxies.device.type == "cpu":
             # If there must be several tiles, they are made small enough for the cache.
             size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * self.centers)))
@@ -187,7 +194,7 @@ class _TiledClasses:
         logits = values
         if self.loss.pools:
             logits, slopes = self.loss.pool(values.view(len(values), -1, self.centers))
-            logits.mul_(self.loss.sharpness)
+            logits.mul_(self.sharpness)
         column, inside = self.labels.unsqueeze(1), None
         if logits.shape[1] < self.count:
             column = column - classes.start
@@ -314,19 +321,16 @@ def _gradients(
     ``only`` is the tile of all classes if there is just one.
     """
     loss = batch.loss
-    by_row = by_others * loss.sharpness if loss.pools else by_others
+    by_row = by_others * batch.sharpness if loss.pools else by_others
     scaled = batch.scaled * by_row
     by_embeddings = None if batch.tiles else torch.zeros_like(batch.scaled)
     by_proxies = torch.empty_like(batch.proxies, memory_format=torch.contiguous_format) if needed[1] else None
-    along: Tensor | None = None  # [m, 1], the part of the gradient along the embedding
     for classes in batch.tiles:
         tile = batch.tile(classes, others) if only is None else only
         weights, lengths = batch.weights(tile, by_own), tile.inverse_norms
         terms = None
         if lengths is not None:
-            terms = tile.values.mul_(weights)
-            sums = terms.sum(dim=1, keepdim=True)
-            along = sums if along is None else along.add_(sums)
+            terms = tile.values.mul_(weights) if by_proxies is not None else None
             weights.mul_(lengths)
         if needed[0]:
             by_embeddings = (
@@ -347,7 +351,9 @@ def _gradients(
                 grouped = (len(moves), batch.centers, -1)
                 by_some.view(grouped).baddbmm_(moves, tile.proxies.view(grouped))
         del tile, weights, terms  # the next tile uses their memory
-    if by_embeddings is not None and along is not None and batch.factors is not None:
+    if by_embeddings is not None and batch.factors is not None:
+        # The part of the gradient along the embedding is removed.
+        along = torch.linalg.vecdot(by_embeddings, batch.scaled).unsqueeze(1)
         by_embeddings.addcmul_(batch.scaled, along, value=-1.0 / batch.prescale**2)
         by_embeddings.mul_(by_row * batch.factors)
     elif by_embeddings is not None:

@@ -152,6 +152,7 @@ class ClassificationLoss(ProxyLoss):
     normalize: bool = True  # scale embeddings and proxies to length one before they are compared
     raw_embeddings: bool = False  # embeddings keep their lengths even so
     pools: bool = False  # a class has several proxies: see `pool`
+    pool_scale: float = 1.0  # the factor of the similarities that `pool` takes and returns
     penalizes: bool = False  # a term for the proxies of each class is added: see `penalty`
     memory_budget: int = DEFAULT_BUDGET  # bytes for one tile; can be set on any loss
     scale: float = 1.0  # of the similarities

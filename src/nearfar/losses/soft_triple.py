@@ -80,12 +80,19 @@ class SoftTriple(ClassificationLoss):
     def target(self, own: Tensor) -> tuple[Tensor, None]:
         return own - self.alpha * self.margin, None
 
+    @property
+    def pool_scale(self) -> float:  # type: ignore[override]
+        """The factor of the similarities that ``pool`` takes and returns: gamma, unless it is 0."""
+        return self.gamma or 1.0
+
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        shares = torch.softmax(self.gamma * similarities, dim=2)
-        weighted = shares * similarities
-        pooled = weighted.sum(dim=2)
-        # shares · (1 + gamma (similarity − pooled)), in place
-        slopes = weighted.mul_(self.gamma).addcmul_(shares, (1.0 - self.gamma * pooled).unsqueeze(2))
+        if self.gamma == 0:
+            return similarities.mean(dim=2), torch.full_like(similarities, 1.0 / similarities.shape[2])
+        shares = torch.softmax(similarities, dim=2)
+        slopes = shares * similarities
+        pooled = slopes.sum(dim=2)
+        # shares · (1 + similarity − pooled), in place
+        slopes.addcmul_(shares, (1.0 - pooled).unsqueeze(2))
         return pooled, slopes
 
     def penalty(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
