@@ -5,16 +5,19 @@ The peers run in a Python environment of their own, since metric-learn 0.7 needs
     python -m venv peers && peers/bin/pip install metric-learn==0.7.0 "scikit-learn<1.6" "numpy<2.2"
     python benchmarks/estimators.py --peers peers/bin/python
     python benchmarks/estimators.py --peers peers/bin/python --data large --limit 900
+    python benchmarks/estimators.py --peers peers/bin/python --methods NCA --details
 
 Each method is fitted on the same scaled training data by both, one after the other, and judged by the accuracy of a
 3-nearest-neighbor classifier on held-out data, as a mean over splits. On a machine that others use, compare the CPU
-seconds.
+seconds. --details prints a row for each library, with the peak memory of its process and, for NCA, the value that the
+method maximizes: the expected share of samples that choose a neighbor of their class.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -76,6 +79,18 @@ def make(method: str, *, peer: bool) -> object:
     return kind() if method in ("Mahalanobis", "LFDA") else kind(random_state=0)
 
 
+def expected_accuracy(points: np.ndarray, labels: np.ndarray) -> float:
+    """Return NCA's objective as a share of the samples."""
+    total, norms = 0.0, np.square(points).sum(axis=1)
+    for start in range(0, len(points), 500):
+        rows = np.arange(start, min(start + 500, len(points)))
+        distances = norms[rows, None] + norms - 2 * points[rows] @ points.T
+        distances[np.arange(len(rows)), rows] = np.inf
+        chosen = np.exp(distances.min(axis=1, keepdims=True) - distances)
+        total += float((chosen * (labels[rows, None] == labels)).sum(axis=1) @ (1 / chosen.sum(axis=1)))
+    return total / len(points)
+
+
 def measure(file: Path, method: str, *, peer: bool, iterations: int | None) -> dict[str, float | str]:
     """Fit one method on stored data and return its time and accuracy."""
     from sklearn.neighbors import KNeighborsClassifier
@@ -88,11 +103,14 @@ def measure(file: Path, method: str, *, peer: bool, iterations: int | None) -> d
     try:
         estimator.fit(data["train"], data["train_labels"])
         seconds, cpu = time.perf_counter() - start, time.process_time() - used
-        classifier = KNeighborsClassifier(3).fit(estimator.transform(data["train"]), data["train_labels"])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        points = estimator.transform(data["train"])
+        classifier = KNeighborsClassifier(3).fit(points, data["train_labels"])
         score = classifier.score(estimator.transform(data["test"]), data["test_labels"])
     except Exception as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"}
-    return {"seconds": seconds, "cpu": cpu, "accuracy": float(score)}
+    found = {"seconds": seconds, "cpu": cpu, "accuracy": float(score), "peak": peak}
+    return found | ({"objective": expected_accuracy(points, data["train_labels"])} if method.startswith("NCA") else {})
 
 
 def ask(
@@ -119,6 +137,15 @@ def cell(results: list[dict[str, float | str]]) -> tuple[str, str, str]:
     return f"{100 * np.mean(accuracies):.2f}", times[0], times[1]
 
 
+def detailed(results: list[dict[str, float | str]]) -> list[str]:
+    """Return what ``cell`` does, the peak memory in GiB and the objective, as far as it is there."""
+    texts = list(cell(results))
+    for key, form in (("peak", ".1f"), ("objective", ".5f")):
+        values = [float(result[key]) for result in results if key in result]
+        texts.append(format(np.median(values), form) if values else "–")
+    return texts
+
+
 def main() -> None:
     """Print one table for each data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,6 +155,9 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--limit", type=float, default=600, help="seconds for all fits of one method")
     parser.add_argument("--iterations", type=int, help="the largest number of iterations, of methods that have one")
+    parser.add_argument(
+        "--details", action="store_true", help="a row for each library, with memory and NCA's objective"
+    )
     parser.add_argument("--worker", nargs="+", metavar="METHOD FILES", help=argparse.SUPPRESS)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -143,16 +173,25 @@ def main() -> None:
                 parts = split(*load(name), seed)
                 np.savez(files[-1], **dict(zip(("train", "test", "train_labels", "test_labels"), parts, strict=True)))
             print(f"\n{name}: {parts[0].shape[0]} × {parts[0].shape[1]} training samples, {options.splits} splits\n")
-            print("| method | nearfar % | s | CPU s | metric-learn % | s | CPU s | scikit-learn % | s | CPU s |")
-            print("|---" + "|--:" * 9 + "|")
+            if options.details:
+                print("| method | library | accuracy % | s | CPU s | peak GiB | objective |")
+                print("|---|---" + "|--:" * 5 + "|")
+            else:
+                print("| method | nearfar % | s | CPU s | metric-learn % | s | CPU s | scikit-learn % | s | CPU s |")
+                print("|---" + "|--:" * 9 + "|")
             for method in options.methods:
                 columns: list[str] = []
                 peers = [(options.peers, method)] if method in PEER else []
                 peers += [(options.peers, "NCA sklearn")] if method == "NCA" else []
                 for python, asked in [(sys.executable, method), *(peers if options.peers else [])]:
                     peer = python != sys.executable
-                    columns += cell(ask(python, files, asked, options.limit, peer=peer, iterations=options.iterations))
-                print(f"| {method} | " + " | ".join(columns + ["–"] * (9 - len(columns))) + " |", flush=True)
+                    results = ask(python, files, asked, options.limit, peer=peer, iterations=options.iterations)
+                    columns += cell(results)
+                    if options.details:
+                        library = "scikit-learn" if asked != method else "metric-learn" if peer else "nearfar"
+                        print(f"| {method} | {library} | " + " | ".join(detailed(results)) + " |", flush=True)
+                if not options.details:
+                    print(f"| {method} | " + " | ".join(columns + ["–"] * (9 - len(columns))) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ QUICK = {
     "search": ["--size", "20000", "--only", "exact", "--budget", "5"],
     "serve": ["--seconds", "15", "--kills", "1"],
 }
-COSTS = ("ms", "build s", "add ms", "p50 ms", "p99 ms", "compact s", "MB before", "MB after")
+COSTS = ("ms", "CPU ms", "build s", "add ms", "p50 ms", "p99 ms", "compact s", "MB before", "MB after")
 RATES = ("queries/s", "requests/s", "adds/s")
 
 

@@ -4,7 +4,9 @@
     python benchmarks/search.py --size 10000        # a quick look
     python benchmarks/search.py --only hnsw         # only rows whose name contains this
     python benchmarks/search.py --milvus http://127.0.0.1:19530
+    python benchmarks/search.py --size 1000000 --dim 128 --milvus start --only exact ivf milvus   # the package's server
     python benchmarks/search.py --adds 100000       # instead: add items one by one, and measure the folder
+    python benchmarks/search.py --size 1000000 --exact     # instead: exact search alone beside FAISS's flat index
 
 The data are synthetic: vectors of length one in groups of twenty, each a group's center and noise. Queries are new
 members of groups that are there. All sides get the same vectors, queries and number of threads.
@@ -14,16 +16,27 @@ was searched exactly to choose how hard to look. Plain FAISS has the same struct
 (the knob: efSearch or nprobe), so that its recall is the same and times can be compared. "ms" is one query at a time,
 as a page asks; "queries/s" is 256 at a time; both are medians of turns that ours and theirs take one after the other,
 and a ratio is our time over theirs. recall@10 is the share of the true ten nearest that are found, in percent.
+"GiB" is the resident memory of this process, and of a server that it started, beyond that before the index was built;
+pages of mapped files count. A Milvus server builds its structure after it has accepted the vectors: "build s" waits
+for it. "plain Milvus" asks the same collection by pymilvus, with a larger search effort (the knob: ef) and without
+waiting for the latest writes (consistency "Bounded").
+
+--exact has no index around the search: 1, 4 and 64 queries at a time, medians of calls that alternate. "CPU ms" is the
+CPU time of a call, which other work on the machine changes less; measure it with OMP_NUM_THREADS=1. With more threads
+leave FAISS out (--only exact), because its threads keep the cores busy after a call.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +46,7 @@ from common import Clock, parse, report, show_line
 from numpy.typing import NDArray
 
 from nearfar.search import Index
+from nearfar.search.backends.exact import Exact
 
 COLUMNS = [
     "search",
@@ -45,13 +59,17 @@ COLUMNS = [
     "batch ratio",
     "recall@10",
     "knob",
+    "GiB",
     "failed",
 ]
 ADD_COLUMNS = ["adds", "dim", "adds/s", "ms", "MB before", "compact s", "MB after"]
 SIZE, DIM, GROUP, NOISE = 100_000, 512, 20, 1.0
 QUERIES, K = 1024, 10
+EXACT_COLUMNS = ["search", "vectors", "dim", "batch", "ms", "ratio", "CPU ms", "CPU ratio"]
+EXACT_TURNS = {1: 15, 4: 7, 64: 3}  # queries at a time, and calls of each search
 BACKENDS = ("exact", "faiss:flat", "faiss:ivf", "milvus", "faiss:hnsw")
 BATCH = 256
+EF = 128  # search effort of plain Milvus
 
 Vectors = NDArray[np.float32]
 Search = Callable[[Vectors], Any]
@@ -96,6 +114,54 @@ def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
     return time.perf_counter() - start, lambda queries: theirs.search(queries, K)[1]
 
 
+@contextmanager
+def milvus_server(wanted: str | None) -> Iterator[tuple[str | None, int | None]]:
+    """Start the server of the package milvus if wanted: its address and process id, or what was given."""
+    if wanted != "start":
+        yield wanted, None
+        return
+    from milvus import MilvusServer
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = MilvusServer(data_dir=folder)
+        server.start()
+        try:
+            yield f"http://127.0.0.1:{server.listen_port}", server.server_proc.pid
+        finally:
+            server.stop()
+
+
+def wait_for_milvus(index: Index) -> None:
+    """Wait until the server has built its structure over all vectors."""
+    backend: Any = index.storage.backend
+    while True:
+        facts = backend._client.describe_index(backend.collection, "vector")
+        if facts["state"] == "Finished" and not facts["pending_index_rows"]:
+            return
+        time.sleep(1)
+
+
+def plain_milvus(index: Index) -> Search:
+    """Search the collection of an index by pymilvus alone."""
+    backend: Any = index.storage.backend
+    settings = {"params": {"ef": EF}}
+
+    def search(queries: Vectors) -> NDArray[np.int64]:
+        found = backend._client.search(
+            backend.collection, data=queries, limit=K, search_params=settings, consistency_level="Bounded"
+        )
+        return np.array([[hit["id"] for hit in hits] for hits in found])
+
+    return search
+
+
+def gibibytes(process: int | None = None) -> float:
+    """Resident memory of this process, and of another."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = [int(Path(f"/proc/{name}/statm").read_text().split()[1]) for name in ("self", process) if name]
+    return sum(pages) * resource.getpagesize() / 2**30
+
+
 def by_index(index: Index) -> Search:
     """The search of an index: ids with scores."""
     return lambda queries: index.search_vectors(queries, K)
@@ -132,23 +198,35 @@ def take_turns(searches: list[Search], queries: Vectors, budget: float) -> list[
 
 
 def measure(
-    name: str, points: Vectors, queries: Vectors, truth: NDArray[np.int64], budget: float
+    name: str, points: Vectors, queries: Vectors, truth: NDArray[np.int64], budget: float, server: int | None
 ) -> list[dict[str, Any]]:
     """A row for a backend, and one for plain FAISS if it is a FAISS backend."""
+    before = gibibytes(server)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         with Index.from_vectors(points, out=Path(folder) / "i", backend=name) as index:
+            if server:
+                wait_for_milvus(index)
             seconds = time.perf_counter() - start
             facts = index.info()
             knob = facts.get("efSearch") or facts.get("nprobe")
             about = {"vectors": len(points), "dim": points.shape[1]}
-            rows: list[dict[str, Any]] = [{"search": f"nearfar, {name}", **about, "build s": seconds, "knob": knob}]
+            label = "milvus server" if server else name
+            rows: list[dict[str, Any]] = [{"search": f"nearfar, {label}", **about, "build s": seconds, "knob": knob}]
             searches = [by_index(index)]
+            searches[0](queries)
+            rows[0]["GiB"] = gibibytes(server) - before
             if name.startswith("faiss"):
+                before = gibibytes()
                 alone, plain = plain_faiss(index, points)
+                plain(queries)
                 words = name.partition(":")[2]
                 rows.append({"search": f"plain FAISS, {words}", **about, "build s": alone, "knob": knob})
+                rows[1]["GiB"] = gibibytes() - before
                 searches.append(plain)
+            elif server:
+                rows.append({"search": "plain Milvus", **about, "knob": EF})
+                searches.append(plain_milvus(index))
             for row, search in zip(rows, searches, strict=True):
                 row["recall@10"] = recall(search, queries, truth)
             for row, (ms, rate) in zip(rows, take_turns(searches, queries, budget), strict=True):
@@ -158,6 +236,37 @@ def measure(
         rows[0]["batch ratio"] = rows[1]["queries/s"] / rows[0]["queries/s"]
     for row in rows:
         show_line(row)
+    return rows
+
+
+def measure_exact(points: Vectors, queries: Vectors, only: list[str]) -> list[dict[str, Any]]:
+    """Rows for exact search without an index around it, and for FAISS's flat index unless it is left out."""
+    searches: dict[str, Search] = {}
+    if any(part in "exact" for part in only):
+        exact = Exact(points, np.arange(len(points)))
+        searches["nearfar, exact"] = lambda rows: exact.search(rows, K)
+    if any(part in "faiss:flat" for part in only):
+        import faiss
+
+        flat = faiss.IndexFlatIP(points.shape[1])
+        flat.add(points)
+        searches["plain FAISS, flat"] = lambda rows: flat.search(rows, K)
+    rows = []
+    for size, turns in EXACT_TURNS.items():
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in searches}
+        for turn in range(turns + 1):  # the first turn is not counted
+            for name, search in searches.items():
+                begin, used = time.perf_counter(), time.process_time()
+                search(queries[size * turn : size * (turn + 1)])
+                found[name].append((time.perf_counter() - begin, time.process_time() - used))
+        medians = [1000 * np.median(times[1:], axis=0) for times in found.values()]
+        for name, (wall, cpu) in zip(searches, medians, strict=True):
+            row = {"search": name, "vectors": len(points), "dim": points.shape[1], "batch": size}
+            row |= {"ms": float(wall), "CPU ms": float(cpu)}
+            if len(searches) == 2 and name == "nearfar, exact":
+                row |= {"ratio": float(wall / medians[1][0]), "CPU ratio": float(cpu / medians[1][1])}
+            show_line(row)
+            rows.append(row)
     return rows
 
 
@@ -198,25 +307,32 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=SIZE, help="how many vectors")
     parser.add_argument("--dim", type=int, default=DIM)
     parser.add_argument("--only", nargs="+", default=[""], help="only backends whose name contains one of these")
-    parser.add_argument("--milvus", metavar="ADDRESS", help="a server of Milvus instead of its file")
+    parser.add_argument(
+        "--milvus", metavar="ADDRESS", help="a server of Milvus instead of its file; start: the package's"
+    )
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of searching, for each backend")
     parser.add_argument("--adds", type=int, default=0, help="measure this many adds, one by one, instead of searches")
-    options = parse(parser, COLUMNS)
+    parser.add_argument("--exact", action="store_true", help="measure exact search without an index around it")
+    options = parse(parser, EXACT_COLUMNS if "--exact" in sys.argv else COLUMNS)
     if options.adds:
         report([measure_adds(options.adds, options.dim)], ADD_COLUMNS, Clock("cpu"), options.out)
         return
     points, queries = synthetic(options.size, options.dim)
+    if options.exact:
+        report(measure_exact(points, queries, options.only), EXACT_COLUMNS, Clock("cpu"), options.out)
+        return
     truth = exact_neighbors(points, queries)
     rows: list[dict[str, Any]] = []
     for name in BACKENDS:
         if not any(part in name for part in options.only):
             continue
-        if name == "milvus" and options.milvus:
-            name = f"milvus:{options.milvus}"
-        try:
-            rows += measure(name, points, queries, truth, options.budget)
-        except ImportError as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
+        with milvus_server(options.milvus if name == "milvus" else None) as (address, process):
+            try:
+                rows += measure(
+                    f"milvus:{address}" if address else name, points, queries, truth, options.budget, process
+                )
+            except ImportError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr)
     report(rows, COLUMNS, Clock("cpu"), options.out)
 
 
