@@ -6,10 +6,18 @@ import math
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
+from nearfar.networks.backbones.folded import (
+    SameConv,
+    conv_norm,
+    conv_norm_relu6,
+    conv_scaled,
+    depthwise,
+    has_kernel,
+    scale_and_shift,
+)
 from nearfar.networks.registry import register
 from nearfar.utils.preprocessing import LITE
 from nearfar.utils.validation import number
@@ -28,22 +36,6 @@ LOW, MID = 3, 5  # the first stages of stride 16 and 32
 STEM, LAST = 32, 1280  # not scaled
 
 
-class _SameConv(nn.Conv2d):
-    """A convolution with the padding of TensorFlow: the output side is ⌈side / stride⌉; odd padding is at the end."""
-
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
-        if stride == 1:
-            self.padding = (kernel // 2, kernel // 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        if stride > 1:
-            down, right = (max((math.ceil(side / stride) - 1) * stride + kernel - side, 0) for side in x.shape[2:])
-            x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
-        return super().forward(x)
-
-
 def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=0.001, momentum=0.01)
 
@@ -60,7 +52,7 @@ class _Block(nn.Module):
         if self.expands:
             self._expand_conv = nn.Conv2d(in_channels, width, 1, bias=False)
             self._bn0 = _norm(width)
-        self._depthwise_conv = _SameConv(width, width, kernel, stride, groups=width)
+        self._depthwise_conv = SameConv(width, width, kernel, stride, groups=width)
         self._bn1 = _norm(width)
         self._project_conv = nn.Conv2d(width, out_channels, 1, bias=False)
         self._bn2 = _norm(out_channels)
@@ -70,12 +62,19 @@ class _Block(nn.Module):
 
     def wide(self, x: Tensor) -> Tensor:
         """Return the widest map of the block."""
-        y: Tensor = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.expands else x
-        return F.relu6(self._bn1(self._depthwise_conv(y)), inplace=True)
+        conv = self._depthwise_conv
+        if not self.expands:
+            return conv_norm_relu6(x, conv, self._bn1)
+        if not has_kernel(x, conv, self._bn0, self._bn1):
+            y = conv_norm_relu6(x, self._expand_conv, self._bn0)
+            return conv_norm_relu6(y, conv, self._bn1)
+        fixed = scale_and_shift(self._bn0)
+        assert fixed is not None
+        return depthwise(conv_scaled(x, self._expand_conv, fixed[0]), fixed[1], conv, self._bn1)
 
     def narrow(self, x: Tensor, wide: Tensor) -> Tensor:
         """Return the output of the block."""
-        y: Tensor = self._bn2(self._project_conv(wide))
+        y = conv_norm(wide, self._project_conv, self._bn2)
         if not self.residual:
             return y
         if self.training and self.drop:
@@ -93,7 +92,7 @@ class _EfficientNetLite(Backbone):
     def __init__(self, *, drop_path: float = 0.0) -> None:
         super().__init__()
         self.drop_path = number("drop_path", drop_path, low=0.0, high=1.0)
-        self._conv_stem = _SameConv(3, STEM, 3, stride=2)
+        self._conv_stem = SameConv(3, STEM, 3, stride=2)
         self._bn0 = _norm(STEM)
         self._blocks = nn.ModuleList()
         self.starts: list[int] = []  # first block of each stage
@@ -117,7 +116,7 @@ class _EfficientNetLite(Backbone):
                 nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
+        x = conv_norm_relu6(x, self._conv_stem, self._bn0)
         levels = {self.starts[LOW]: "low", self.starts[MID]: "mid"}
         found = {}
         for place, block in enumerate(self._blocks):
@@ -127,7 +126,7 @@ class _EfficientNetLite(Backbone):
                 x = block.narrow(x, wide)
             else:
                 x = block(x)
-        found["high"] = F.relu6(self._bn1(self._conv_head(x)), inplace=True)
+        found["high"] = conv_norm_relu6(x, self._conv_head, self._bn1)
         return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
+from nearfar.networks.backbones.folded import conv_norm_relu6
 from nearfar.networks.registry import register
 
 # Stages: expansion, channels, blocks, stride of the first block.
@@ -13,12 +14,19 @@ LOW, MID = 7, 14  # the first blocks of stride 16 and 32
 WIDE = 2  # layers of such a block up to its widest map
 
 
-def _conv(in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
-        nn.BatchNorm2d(out_channels),
-        nn.ReLU6(inplace=True),
-    )
+class _Conv(nn.Sequential):
+    def __init__(self, in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
+            nn.BatchNorm2d(out_channels),
+            nn.ReLU6(inplace=True),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self[0], self[1]
+        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(norm, nn.BatchNorm2d)
+        return conv_norm_relu6(x, conv, norm)
 
 
 class _Inverted(nn.Module):
@@ -27,8 +35,8 @@ class _Inverted(nn.Module):
         width = in_channels * expansion
         self.residual = stride == 1 and in_channels == out_channels
         self.conv = nn.Sequential(
-            *([_conv(in_channels, width)] if expansion > 1 else []),
-            _conv(width, width, 3, stride, groups=width),
+            *([_Conv(in_channels, width)] if expansion > 1 else []),
+            _Conv(width, width, 3, stride, groups=width),
             nn.Conv2d(width, out_channels, 1, bias=False),
             nn.BatchNorm2d(out_channels),
         )
@@ -53,12 +61,12 @@ class MobileNetV2(Backbone):
     def __init__(self) -> None:
         super().__init__()
         in_channels = 32
-        self.features = nn.Sequential(_conv(3, in_channels, 3, 2))
+        self.features = nn.Sequential(_Conv(3, in_channels, 3, 2))
         for expansion, out_channels, count, stride in STAGES:
             for index in range(count):
                 self.features.append(_Inverted(in_channels, out_channels, stride if index == 0 else 1, expansion))
                 in_channels = out_channels
-        self.features.append(_conv(in_channels, 1280))
+        self.features.append(_Conv(in_channels, 1280))
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")

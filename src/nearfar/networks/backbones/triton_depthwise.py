@@ -1,0 +1,280 @@
+"""Triton kernels of depthwise convolutions of channels-last maps, with shift and ReLU6 before and after.
+
+The forward pass reads each input once and writes each output once; the backward pass is one kernel for the input and
+one for the weights. Sums are float32 for every type of map.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # this module can be read without it, not run
+    triton = tl = None
+
+TILE = 8  # side of the square of pixels that a program computes at once
+CHANNELS = 32  # that a program computes at once
+GROUP = 4  # neighbors in a row that share what they read
+WARPS = 2
+KERNELS = (3, 5)  # sides
+BUSY = 16  # programs per processor that keep a GPU busy
+
+
+SIDES = ["height", "width", "rows", "columns", "top", "left", "tiles"]  # not worth a kernel for each size
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile a function with Triton; without Triton, return it as it is.
+
+    Args:
+        function: The function.
+    """
+    if triton is None:
+        return function
+    arguments = inspect.signature(function).parameters
+    return triton.jit(function, do_not_specialize=[name for name in SIDES if name in arguments])
+
+
+@jit
+def _place(height, width, channels, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr):
+    """The image, rows and first columns of the groups of a program, [groups], and its channels."""
+    blocks = tl.cdiv(channels, CHANNELS)
+    channel = tl.program_id(0) % blocks * CHANNELS + tl.arange(0, CHANNELS)
+    image, row, column = _groups(tl.program_id(0) // blocks, height, width, TILE, GROUP)
+    return image, row, column, channel
+
+
+@jit
+def _groups(tile, height, width, TILE: tl.constexpr, GROUP: tl.constexpr):
+    """The image, rows and first columns of the groups of a tile, [groups]."""
+    across, down = tl.cdiv(width, TILE), tl.cdiv(height, TILE)
+    group = tl.arange(0, TILE * TILE // GROUP)
+    row = tile // across % down * TILE + group // (TILE // GROUP)
+    column = tile % across * TILE + group % (TILE // GROUP) * GROUP
+    return (tile // (across * down)).to(tl.int64), row, column
+
+
+@jit
+def _pixels(maps, image, row, column, height, width, channels, channel, outside):
+    """The values of a map at some pixels, [pixels, channels], in float32."""
+    inside = ((row >= 0) & (row < height) & (column >= 0) & (column < width))[:, None] & (channel < channels)[None, :]
+    start = maps + image * height * width * channels
+    return tl.load(start + (row * width + column)[:, None] * channels + channel[None, :], inside, outside).to(
+        tl.float32
+    )
+
+
+@jit
+def _clamped(x, image, row, column, height, width, channels, channel, low):
+    """relu6(x + shift) − shift, where ``low`` is −shift; in the padding also −shift."""
+    values = _pixels(x, image, row, column, height, width, channels, channel, -1e30)
+    return tl.minimum(tl.maximum(values, low[None, :]), (low + 6.0)[None, :])
+
+
+@jit
+def _store(maps, values, image, row, column, height, width, channels, channel):
+    inside = ((row < height) & (column < width))[:, None] & (channel < channels)[None, :]
+    place = image * height * width * channels + (row * width + column)[:, None] * channels + channel[None, :]
+    tl.store(maps + place, values.to(maps.dtype.element_ty), inside)
+
+
+# mypy: disable-error-code="var-annotated, assignment"
+@jit
+def _forward(
+    x, weight, before, after, y, height, width, channels, rows, columns, top, left,
+    K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    image, row, column, channel = _place(rows, columns, channels, TILE, GROUP, CHANNELS)
+    there = channel < channels
+    shift = tl.load(before + channel, there, 0.0)
+    total = ()
+    for _ in tl.static_range(GROUP):
+        total += (tl.zeros([TILE * TILE // GROUP, CHANNELS], dtype=tl.float32),)
+    every = tl.zeros([CHANNELS], dtype=tl.float32)  # the sum of the weights
+    for down in range(K):
+        factors = ()
+        for right in tl.static_range(K):
+            factors += (tl.load(weight + (down * K + right) * channels + channel, there, 0.0),)
+            every += factors[right]
+        for beside in tl.static_range(S * (GROUP - 1) + K):
+            # A pixel that several results of the group use.
+            seen = _clamped(
+                x, image, row * S - top + down, column * S - left + beside, height, width, channels, channel, -shift
+            )
+            sums = ()
+            for member in tl.static_range(GROUP):
+                if beside >= S * member and beside < S * member + K:
+                    sums += (total[member] + seen * factors[beside - S * member][None, :],)
+                else:
+                    sums += (total[member],)
+            total = sums
+    rest = tl.load(after + channel, there, 0.0) + shift * every
+    for member in tl.static_range(GROUP):
+        found = tl.minimum(tl.maximum(total[member] + rest[None, :], 0.0), 6.0)
+        _store(y, found, image, row, column + member, rows, columns, channels, channel)
+
+
+@jit
+def _backward_input(
+    gradient, weight, x, before, found, height, width, channels, rows, columns, top, left,
+    K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    # All pixels of a program have the same rest by the stride, so they use the same weights.
+    rest_row, rest_column = tl.program_id(1) // S, tl.program_id(1) % S
+    image, row, column, channel = _place(tl.cdiv(height, S), tl.cdiv(width, S), channels, TILE, 1, CHANNELS)
+    there = channel < channels
+    total = tl.zeros([TILE * TILE, CHANNELS], dtype=tl.float32)
+    for down in range(K):
+        below = rest_row + top - down + K * S  # not negative
+        if below % S == 0:
+            for right in tl.static_range(K):
+                beside = rest_column + left - right + K * S
+                if beside % S == 0:
+                    values = _pixels(
+                        gradient, image, row + below // S - K, column + beside // S - K, rows, columns, channels,
+                        channel, 0.0,
+                    )  # fmt: skip
+                    total += values * tl.load(weight + (down * K + right) * channels + channel, there, 0.0)[None, :]
+    row, column = row * S + rest_row, column * S + rest_column
+    values = _pixels(x, image, row, column, height, width, channels, channel, 0.0)
+    values += tl.load(before + channel, there, 0.0)[None, :]
+    total = tl.where((values > 0.0) & (values < 6.0), total, 0.0)
+    _store(found, total, image, row, column, height, width, channels, channel)
+
+
+@jit
+def _backward_weight(
+    gradient, x, before, found, height, width, channels, rows, columns, top, left, tiles,
+    K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    # One row of the weights, for every parts-th tile of pixels; each weight has a sum of its own.
+    down, part, parts = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    there = channel < channels
+    shift = tl.load(before + channel, there, 0.0)
+    total = ()
+    for _ in tl.static_range(K):
+        total += (tl.zeros([TILE * TILE // GROUP, CHANNELS], dtype=tl.float32),)
+    every = tl.zeros([TILE * TILE // GROUP, CHANNELS], dtype=tl.float32)  # the sum of the gradient
+    for tile in range(part, tiles, parts):
+        image, row, column = _groups(tile, rows, columns, TILE, GROUP)
+        given = ()
+        for member in tl.static_range(GROUP):
+            given += (_pixels(gradient, image, row, column + member, rows, columns, channels, channel, 0.0),)
+            every += given[member]
+        for beside in tl.static_range(S * (GROUP - 1) + K):
+            seen = _clamped(
+                x, image, row * S - top + down, column * S - left + beside, height, width, channels, channel, -shift
+            )
+            sums = ()
+            for right in tl.static_range(K):
+                part_of = total[right]
+                for member in tl.static_range(GROUP):
+                    if beside == S * member + right:
+                        part_of += seen * given[member]
+                sums += (part_of,)
+            total = sums
+    rest = shift * tl.sum(every, 0)
+    for right in tl.static_range(K):
+        place = found + ((part * K + down) * K + right) * channels + channel
+        tl.store(place, tl.sum(total[right], 0) + rest, there)
+
+
+def forward(
+    x: Tensor, weight: Tensor, before: Tensor, after: Tensor, stride: int, top: int, left: int,
+    rows: int, columns: int,
+) -> Tensor:  # fmt: skip
+    """Convolve each channel: relu6(convolution of relu6(x + before) + after).
+
+    Args:
+        x: The maps, [n, c, h, w], channels last.
+        weight: The weights, [k, k, c], float32.
+        before: What is added to each channel before the first ReLU6, [c], float32.
+        after: What is added before the second ReLU6, [c], float32.
+        stride: The stride.
+        top: Rows of zeros above the image.
+        left: Columns of zeros before it.
+        rows: Rows of the result; as many zeros below the image are read as that takes.
+        columns: Columns of the result.
+    """
+    n, channels, height, width = x.shape
+    y = torch.empty((n, channels, rows, columns), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    _forward[(_blocks(channels) * n * _tiles(rows, columns),)](
+        x, weight, before, after, y, height, width, channels, rows, columns, top, left,
+        K=len(weight), S=stride, TILE=TILE, GROUP=GROUP, CHANNELS=CHANNELS, num_warps=WARPS,
+    )  # fmt: skip
+    return y
+
+
+def backward_input(
+    gradient: Tensor, weight: Tensor, x: Tensor, before: Tensor, stride: int, top: int, left: int
+) -> Tensor:
+    """Return the gradient by the maps, for the gradient by the convolution without the ReLU6 after it.
+
+    Args:
+        gradient: The gradient, [n, c, rows, columns], channels last.
+        weight: As in :func:`forward`, like all others.
+        x: The maps.
+        before: The shift of the first ReLU6.
+        stride: The stride.
+        top: Rows of zeros above.
+        left: Columns of zeros before.
+    """
+    n, channels, height, width = x.shape
+    found = torch.empty_like(x)
+    tiles = n * _tiles(-(-height // stride), -(-width // stride))
+    _backward_input[(_blocks(channels) * tiles, stride * stride)](
+        gradient, weight, x, before, found, height, width, channels, *gradient.shape[2:], top, left,
+        K=len(weight), S=stride, TILE=TILE, GROUP=GROUP, CHANNELS=CHANNELS, num_warps=2 * WARPS,
+    )  # fmt: skip
+    return found
+
+
+def backward_weight(gradient: Tensor, x: Tensor, before: Tensor, side: int, stride: int, top: int, left: int) -> Tensor:
+    """Return the gradient by the weights, [k, k, c], for the gradient by the convolution without the ReLU6 after it.
+
+    Args:
+        gradient: The gradient, [n, c, rows, columns], channels last.
+        x: As in :func:`forward`, like all others.
+        before: The shift of the first ReLU6.
+        side: k.
+        stride: The stride.
+        top: Rows of zeros above.
+        left: Columns of zeros before.
+    """
+    n, channels, height, width = x.shape
+    tiles = n * _tiles(*gradient.shape[2:])
+    programs = side * _blocks(channels)
+    parts = min(tiles, max(1, BUSY * _processors(x.device) // programs))
+    found = torch.empty((parts, side, side, channels), dtype=torch.float32, device=x.device)
+    _backward_weight[(_blocks(channels), side, parts)](
+        gradient, x, before, found, height, width, channels, *gradient.shape[2:], top, left, tiles,
+        K=side, S=stride, TILE=TILE, GROUP=GROUP, CHANNELS=CHANNELS, num_warps=WARPS,
+    )  # fmt: skip
+    return found.sum(0)
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, which works on tensors of the CPU."""
+    return triton is not None and not isinstance(_forward, triton.JITFunction)
+
+
+def _blocks(channels: int) -> int:
+    return -(-channels // CHANNELS)
+
+
+def _tiles(rows: int, columns: int) -> int:
+    return -(-rows // TILE) * -(-columns // TILE)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,59 @@
+"""Networks on a GPU: depthwise convolutions by Triton kernels have the numbers of PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from depthwise_cases import SHAPES, Shape, errors
+from torch import Tensor, nn
+
+import nearfar as nf
+from nearfar.networks.backbones import efficientnet_lite, folded
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.gpu
+
+LARGER = [
+    Shape(120, 32, 128, 128, 3, 1),
+    Shape(16, 96, 128, 128, 3, 2),
+    Shape(8, 144, 67, 61, 5, 2),
+    Shape(16, 672, 16, 16, 5, 1),
+    Shape(16, 1152, 7, 7, 5, 1),
+]
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("shape", SHAPES + LARGER)
+def test_a_depthwise_convolution(shape: Shape, dtype: torch.dtype) -> None:
+    assert max(errors(shape, dtype, "cuda")) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "mobilenet_v2"])
+def test_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = nf.networks.create(name, dim=8, pretrained=False, freeze_batchnorm=True).train().cuda()
+    model = model.to(memory_format=torch.channels_last)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            layer.running_mean.normal_(0, 0.1)
+    x = torch.randn(4, 3, 96, 96, device="cuda").to(memory_format=torch.channels_last)
+    calls = []
+    kernel = folded.depthwise
+    for place in (folded, efficientnet_lite):
+        monkeypatch.setattr(place, "depthwise", lambda *given: (calls.append(1), kernel(*given))[1])
+
+    def outcome(x: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        found = model(x)
+        found.cumsum(1).sum().backward()
+        return [found.detach().double(), *(one.grad.double() for one in model.parameters() if one.grad is not None)]
+
+    found = outcome(x)
+    assert len(calls) >= 16
+    model.double()
+    expected = outcome(x.double())
+    worst = max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+    assert worst < 1e-3  # a ReLU6 at its bound may be rounded to either side
