@@ -109,6 +109,7 @@ def cases() -> list[Case]:
         Case("angular", lambda: losses.Angular(), lambda p: (p.losses.AngularLoss(), None)),
         Case("histogram", lambda: losses.Histogram(), lambda p: (p.losses.HistogramLoss(n_bins=100), None)),
         Case("smooth_ap", lambda: losses.SmoothAP(), lambda p: (p.losses.SmoothAPLoss(), None)),
+        Case("smooth_ap, max_positives", lambda: losses.SmoothAP(max_positives=3)),
         Case("fast_ap", lambda: losses.FastAP(), lambda p: (p.losses.FastAPLoss(), None)),
         Case("spectral_clustering", lambda: losses.SpectralClustering(), largest=1024),
         Case("facility_location", lambda: losses.FacilityLocation(), largest=180),
