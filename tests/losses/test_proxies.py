@@ -248,6 +248,39 @@ def test_many_classes_have_the_cross_entropy_of_torch(
     assert_same(run(loss, embeddings, labels), expected, tolerance=1e-10)
 
 
+@pytest.mark.parametrize(("key", "settings", "logits"), [case for case in CROSS_ENTROPIES if case[0] == "arcface"][:1])
+@pytest.mark.parametrize(("size", "dim"), [(40, 16), (25, 16), (16, 16), (15, 16), (12, 16), (5, 16)])
+@pytest.mark.parametrize("width", [1, 7, 64, 150, 300])
+def test_tiles_that_are_stored_in_the_gradient_are_not_overwritten_too_early(
+    key: str, settings: dict[str, Any], logits: Logits, size: int, dim: int, width: int
+) -> None:
+    embeddings, labels = make_batch(sizes=(1,) * size, dim=dim)
+    loss = create(key, settings, num_classes=300, dim=dim).double()
+    loss.memory_budget = (size + 2 * dim) * 8 * width
+    labels = labels * 7
+    leaf, proxies = embeddings.clone().requires_grad_(), loss.proxies.detach().clone().requires_grad_()
+    value = cross_entropy(logits(leaf, proxies, labels), labels)
+    by_leaf, by_proxies = torch.autograd.grad(value, [leaf, proxies])
+    expected = Outcome(value.detach(), {"embeddings": by_leaf, "proxies": by_proxies})
+    assert_same(run(loss, embeddings, labels), expected, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("scale", [60.0, 80.0, 200.0])
+def test_opposite_proxies_neither_overflow_nor_vanish(scale: float) -> None:
+    """All other classes at the same or at the opposite side: the largest and the smallest exponentials there are."""
+    labels = torch.arange(4)
+    for sign in (1.0, -1.0):
+        outcomes = []
+        for dtype, budget in ((torch.float64, 2**28), (torch.float32, 1000)):
+            loss = create("cosface", {"scale": scale, "margin": 0.0}, num_classes=500, dim=2).to(dtype)
+            with torch.no_grad():
+                loss.proxies.copy_(torch.tensor([sign, 0.0]))
+                loss.proxies[:4] = torch.tensor([sign, 0.01])
+            loss.memory_budget = budget
+            outcomes.append(run(loss, torch.tensor([[1.0, 0.0]], dtype=dtype).expand(4, 2), labels))
+        assert_same(outcomes[1], outcomes[0], tolerance=1e-4)
+
+
 @pytest.mark.parametrize(
     ("key", "settings"),
     [

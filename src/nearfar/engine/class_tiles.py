@@ -8,6 +8,9 @@ computed once.
 
 Proxies are not copied to be normalized: the similarities and the weights are divided by their lengths instead.
 
+If there are several tiles, cosines are computed in a shorter way, since their exponentials need no maximum: see
+``_compute_cosines``.
+
 The proxies can be distributed over processes (:class:`ClassShard`). Every process then goes over its own classes, and
 the processes exchange the two numbers of each embedding between the passes.
 """
@@ -31,7 +34,9 @@ from nearfar.engine.tiles import CPU_TILE_PAIRS
 BYTES_PER_PAIR = 12  # of a float32 tile: similarities, probabilities or slopes, and temporary memory
 POOLED_BYTES = 8  # of a float32 tile: the same for each class, where proxies are pooled
 CPU_TILE_CLASSES = 1024  # with fewer, matrix products get slow
-NEGLIGIBLE = 1e-30  # the smallest probability: processors are slow with subnormal numbers
+GPU_TILE_BYTES = 32 * 1024 * 1024  # if there must be several tiles of cosines, they fit into the cache of a large GPU
+LARGEST_LOGARITHM = 80.0  # of a sum of exponentials: float32 numbers reach e^88
+NEGLIGIBLE = 1e-30  # the smallest probability on a CPU, which is slow with subnormal numbers
 
 
 class ClassLoss(Protocol):
@@ -208,11 +213,14 @@ class _TiledClasses:
             torch.softmax(logits, dim=1, out=probabilities)
             # max softmax = exp(max) / Σ exp, so the sum needs no second exponential.
             logsumexp = logits.amax(dim=1, keepdim=True).sub_(probabilities.amax(dim=1, keepdim=True).log_())
-            if len(self.tiles) == 1:
+            if len(self.tiles) == 1 and probabilities.device.type == "cpu":
                 probabilities.clamp_(min=NEGLIGIBLE)
         else:
             logsumexp = others
-            torch.sub(logits, others, out=probabilities).clamp_(min=math.log(NEGLIGIBLE)).exp_()
+            torch.sub(logits, others, out=probabilities)
+            if probabilities.device.type == "cpu":
+                probabilities.clamp_(min=math.log(NEGLIGIBLE))
+            probabilities.exp_()
         if logits is values:
             values.scatter_(1, column, own)
         return _Tile(proxies, lengths, values, slopes, probabilities, logsumexp, own, column, inside)
@@ -279,6 +287,8 @@ def _compute(
     Labels are rows of ``proxies``. There are ``count`` classes; with a shard, the others are in other processes.
     """
     batch = _TiledClasses(loss, embeddings, labels, proxies, count)
+    if len(batch.tiles) > 1 and _has_bounded_exponentials(loss, count):
+        return _compute_cosines(loss, embeddings, labels, proxies, anchor_values, needed, shard)
     # A label beyond the classes is in no tile, so its loss stays NaN.
     own = embeddings.new_full((len(labels), 1), math.nan)
     sums, costs, kept = [torch.full_like(own, FLOOR)] if not batch.tiles else [], [], None
@@ -359,6 +369,153 @@ def _gradients(
     elif by_embeddings is not None:
         by_embeddings.mul_(by_row if batch.prescale == 1.0 else by_row * batch.prescale)
     return [by_embeddings, by_proxies]
+
+
+def _has_bounded_exponentials(loss: ClassLoss, count: int) -> bool:
+    """Whether the logits are cosines times a number so small that no sum of exponentials overflows."""
+    is_cosine = loss.comparison.normalize and not (loss.raw_embeddings or loss.pools or loss.penalizes)
+    return is_cosine and loss.sharpness + math.log(count) <= LARGEST_LOGARITHM
+
+
+class _CosineTiles:
+    """Exponentials of the scaled cosines of a batch to the classes, which are cut into tiles.
+
+    ``gradient`` has the shape of the proxies. Its memory stores tiles until their gradients are written to it.
+    """
+
+    def __init__(
+        self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, gradient: Tensor | None
+    ) -> None:
+        self.labels, self.proxies = labels, proxies
+        self.lengths = inverse(torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)).mul_(loss.sharpness)
+        self.scaled = embeddings * self.lengths
+        self.inverse_norms = inverse(torch.linalg.vector_norm(proxies, dim=1, keepdim=True))
+        (height, dim), count, bytes_each = embeddings.shape, len(proxies), embeddings.element_size()
+        if embeddings.device.type == "cpu":
+            size = max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // height)
+        else:
+            size = max(1, GPU_TILE_BYTES // (height * bytes_each))
+        # A tile, the unit vectors of its classes, and products of these with their gradients.
+        size = min(count, size, max(1, loss.memory_budget // ((height + 2 * dim) * bytes_each)))
+        self.tiles = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        self.order = list(range(len(self.tiles)))  # in which tiles are computed
+        self._powers = embeddings.new_empty(height * size)
+        self._units, self._products = embeddings.new_empty(2, size, dim)
+        # The column of the own class in each tile, and whether it is there: [tiles, m, 1].
+        starts = torch.arange(0, count, size, device=labels.device).view(-1, 1, 1)
+        columns, last = labels.view(-1, 1) - starts, (count - 1 - starts).clamp_(max=size - 1)
+        self._columns = columns.clamp(min=0).minimum(last)
+        self._inside = columns == self._columns
+        self._stored: dict[int, Tensor] = {}
+        if len(self.tiles) == 1:
+            self._stored[0] = self._powers.view(height, size)
+        elif gradient is not None:
+            self._store_in(gradient)
+
+    def _store_in(self, gradient: Tensor) -> None:
+        """Find room for as many tiles as possible.
+
+        Gradients of d numbers for each class are written to where tiles of m numbers for each class are. If d ≤ m,
+        going up, the gradients stay behind the tiles. Otherwise they do so going down.
+        """
+        (height, dim), memory = self.scaled.shape, gradient.view(-1)
+        shift = dim * self.tiles[0].stop if dim <= height else 0
+        for number, classes in enumerate(self.tiles):
+            start, stop = shift + height * classes.start, shift + height * classes.stop
+            is_apart = stop <= dim * classes.start or dim * classes.stop <= start
+            if stop <= len(memory) and is_apart:
+                self._stored[number] = memory[start:stop].view(height, -1)
+        if dim > height:
+            self.order.reverse()
+
+    def own(self) -> Tensor:
+        """The scaled cosine to the own class, [m, 1]; NaN if it is not among the proxies."""
+        near = self.labels.clamp(0, len(self.proxies) - 1)
+        own = (self.proxies[near] * self.inverse_norms[near]).mul_(self.scaled).sum(dim=1)
+        return masked(own, self.labels == near, math.nan).unsqueeze(1)
+
+    def units(self, number: int) -> Tensor:
+        """The unit vectors of the classes of a tile, [c, d]."""
+        classes = self.tiles[number]
+        units = self._units[: classes.stop - classes.start]
+        return torch.mul(self.proxies[classes], self.inverse_norms[classes], out=units)
+
+    def products(self, units: Tensor, others: Tensor) -> Tensor:
+        """The products of vectors, [c, 1]."""
+        return torch.mul(units, others, out=self._products[: len(units)]).sum(dim=1, keepdim=True)
+
+    def powers(self, number: int, units: Tensor) -> Tensor:
+        """The exponentials of a tile, [m, c], but 0 for the own class."""
+        logits = torch.mm(self.scaled, units.T, out=self._room(number))
+        return self._with_own(number, logits, FLOOR).exp_()
+
+    def weights(self, number: int, units: Tensor, by_own: Tensor) -> Tensor:
+        """The exponentials of a tile after ``powers``, [m, c], but ``by_own``, [m, 1], for the own class."""
+        powers = self._room(number)
+        if number not in self._stored:
+            torch.mm(self.scaled, units.T, out=powers).exp_()
+        return self._with_own(number, powers, by_own)
+
+    def _room(self, number: int) -> Tensor:
+        height, classes = len(self.scaled), self.tiles[number]
+        room = self._stored.get(number)
+        return self._powers[: height * (classes.stop - classes.start)].view(height, -1) if room is None else room
+
+    def _with_own(self, number: int, matrix: Tensor, own: Tensor | float) -> Tensor:
+        """Replace the numbers of the own classes, in place."""
+        column, inside = self._columns[number], self._inside[number]
+        found = matrix.gather(1, column)
+        replaced = torch.where(inside, own, found) if isinstance(own, Tensor) else masked(found, ~inside, own)
+        return matrix.scatter_(1, column, replaced)
+
+
+def _compute_cosines(
+    loss: ClassLoss,
+    embeddings: Tensor,
+    labels: Tensor,
+    proxies: Tensor,
+    anchor_values: Tensor | None,
+    needed: Needed,
+    shard: ClassShard | None,
+) -> tuple[Tensor, Gradients]:
+    """As ``_compute``, for scaled cosines in several tiles.
+
+    The exponentials are not divided by their sums: rows of the gradient are. So a tile is one matrix, which is computed
+    in place, and tiles that were stored are not computed a second time.
+    """
+    by_proxies = torch.empty_like(proxies, memory_format=torch.contiguous_format) if needed[1] else None
+    batch = _CosineTiles(loss, embeddings, labels, proxies, by_proxies)
+    of_tiles = embeddings.new_empty(len(batch.tiles), len(labels))
+    for number in batch.order:
+        torch.sum(batch.powers(number, batch.units(number)), dim=1, out=of_tiles[number])
+    sums = of_tiles.sum(dim=0).unsqueeze(1)
+    own, others = batch.own(), sums.log().clamp_(min=FLOOR)
+    if shard is not None:
+        own, others = shard.combine(own, others)
+        sums = others.exp()
+    value, by_own, by_others, by_anchor_values = _slopes(loss, own, others, anchor_values)
+    if shard is not None and shard.start > 0 and by_anchor_values is not None:
+        by_anchor_values.zero_()  # all processes have the same, and their gradients are summed
+    if not any(needed):
+        return value, [None, None, None]
+    by_row = by_others * masked(sums.reciprocal(), sums != 0)
+    rows, by_own = batch.scaled * by_row, by_own * sums
+    by_embeddings = torch.zeros_like(batch.scaled) if needed[0] else None
+    for number in batch.order:
+        units, classes = batch.units(number), batch.tiles[number]
+        weights = batch.weights(number, units, by_own)
+        if by_embeddings is not None:
+            by_embeddings.addmm_(weights, units)
+        if by_proxies is not None:
+            # The part of the gradient along the proxy is removed.
+            by_some = torch.mm(weights.T, rows, out=by_proxies[classes])
+            along = batch.products(units, by_some)
+            by_some.addcmul_(units, along, value=-1.0).mul_(batch.inverse_norms[classes])
+    if by_embeddings is not None:
+        by_embeddings.mul_(by_row * batch.lengths)
+        along = torch.linalg.vecdot(by_embeddings, batch.scaled).unsqueeze(1)
+        by_embeddings.addcmul_(batch.scaled, along, value=-1.0 / loss.sharpness**2)
+    return value, [by_embeddings, by_proxies, by_anchor_values]
 
 
 def class_loss(
