@@ -24,6 +24,7 @@ from waiting import no_waiting
 
 import nearfar as nf
 from nearfar.engine import cuda_graphs
+from nearfar.losses.angular import BAND_FROM
 
 # A loss that could not be recorded says so in a warning.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:.*without a CUDA graph")]
@@ -96,6 +97,15 @@ def test_tiles(case: Case) -> None:
         there.memory_budget = budget
         for _ in range(4):
             assert_same(on_gpu(there, *batch), expected, tolerance=1e-9)
+
+
+@over([case for case in REPEATABLE if case.key == "angular"])
+def test_a_large_batch_in_a_band(case: Case) -> None:
+    embeddings, labels = make_batch(sizes=(1, 2, 3, 4, 5) * 150, dim=DIM)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    batch = embeddings[order], labels[order]
+    assert len(labels) > BAND_FROM
+    assert_same(on_gpu(case.create().double().cuda(), *batch), run(case.create().double(), *batch), tolerance=1e-9)
 
 
 @over([case for case in DRAWING if case.draws == "pairs"])
