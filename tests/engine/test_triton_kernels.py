@@ -109,7 +109,7 @@ def test_every_kernel_compiles_for_hopper() -> None:
 
 @pytest.fixture
 def turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused.Setting, "precision", "float32")
+    monkeypatch.setattr(fused.Setting, "smallest", 0)
 
 
 def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +146,11 @@ def test_own_minings_use_pytorch() -> None:
     assert nf.losses.Raw(mining=Own()).fused_program() is None
 
 
-def test_off_by_default_and_with_one_error_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fused.Setting.precision is None
+def test_float32_for_large_batches_by_default_and_one_error_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (fused.Setting.precision, fused.Setting.smallest) == ("float32", 4096**2)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install triton"):
         nf.engine.use_triton()
     with pytest.raises(ValueError, match="precision is 'half'; allowed are"):
         nf.engine.use_triton(precision="half")
-    assert fused.Setting.precision is None
+    assert (fused.Setting.precision, fused.Setting.smallest) == ("float32", 4096**2)

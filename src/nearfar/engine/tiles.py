@@ -836,8 +836,8 @@ def _compute(
     batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
-    turned_on = fused.Setting.precision is not None
-    program = loss.fused_program() if turned_on and fused.applies(batch) else None
+    wanted = fused.Setting.precision is not None and height * width >= fused.Setting.smallest
+    program = loss.fused_program() if wanted and fused.applies(batch) else None
     if isinstance(program, HardPairs) or (loss.selects_columns and batch.pairs is None):
         few = batch.hard_tile() if isinstance(program, HardPairs) else batch.selected_tile()
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
@@ -903,7 +903,7 @@ def row_loss(
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
-        return None if settings is None else (settings, fused.Setting.precision)
+        return None if settings is None else (settings, fused.Setting.precision, fused.Setting.smallest)
 
     computation = LossComputation(partial(_compute, loss, relations), constants, owner, graph_key, pairs)
     return differentiable(computation, (embeddings, gallery, anchor_values))

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from nearfar.engine.fused import Terms
+from nearfar.utils.kernels import interpreted, jit, processors
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # this module can be read without it, not run
     triton = tl = None
+
+if TYPE_CHECKING:
+    from nearfar.engine.fused import Terms
+
 
 T = TypeVar("T")
 PARTIAL_BYTES = 64 * 1024 * 1024  # for the sums of groups of columns
@@ -50,7 +53,12 @@ class Blocks:
 
 
 # The first that the GPU has room for is used.
-SUM_BLOCKS = [Blocks(128, 128, 32, 0, 8, 3), Blocks(64, 64, 32, 0, 4, 2), Blocks(32, 32, 32, 0, 4, 1)]
+SUM_BLOCKS = [
+    Blocks(128, 128, 64, 0, 8, 3),
+    Blocks(128, 128, 32, 0, 8, 3),
+    Blocks(64, 64, 32, 0, 4, 2),
+    Blocks(32, 32, 32, 0, 4, 1),
+]
 # Three products of TF32 need more registers than one.
 PRODUCT_BLOCKS = {
     "float32": [Blocks(128, 32, 32, 128, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
@@ -59,15 +67,6 @@ PRODUCT_BLOCKS = {
 }
 STRIPS_ABOVE = 128  # dimensions
 SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function with Triton; without Triton, return it as it is.
-
-    Args:
-        function: The function.
-    """
-    return function if triton is None else triton.jit(function)
 
 
 @jit
@@ -444,20 +443,10 @@ def _interleaved(rows: KernelVectors, columns: KernelVectors) -> tuple[Tensor, .
     return rows.points, columns.points, rows.squares, columns.squares, rows.labels, columns.labels
 
 
-def interpreted() -> bool:
-    """Whether Triton runs in its interpreter, which works on tensors of the CPU."""
-    return triton is not None and not isinstance(_sums, triton.JITFunction)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
 def _split(programs: int, width: int, block: int, device: torch.device, most: int) -> tuple[int, int]:
     """How many groups of columns keep the GPU busy, at most ``most``, and the number of columns of each."""
     blocks = -(-width // block)
-    groups = max(1, min(blocks, most, -(-2 * _processors(device) // programs)))
+    groups = max(1, min(blocks, most, -(-2 * processors(device) // programs)))
     per_group = -(-blocks // groups) * block
     return -(-width // per_group), per_group
 

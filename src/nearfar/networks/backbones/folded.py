@@ -6,18 +6,14 @@ multiplied into the weights, the second is the bias.
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import warnings
-from functools import cache
+import os
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-from nearfar.networks.backbones import triton_depthwise
 
 
 class SameConv(nn.Conv2d):
@@ -128,12 +124,16 @@ def has_kernel(x: Tensor, conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> bool:
         conv: The depthwise convolution.
         norms: The batch norms around it.
     """
+    if not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return False
+    from nearfar.networks.backbones.triton_depthwise import KERNELS
+    from nearfar.utils.kernels import usable
+
     return (
-        (x.is_cuda or _interpreted())
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and conv.kernel_size[0] in triton_depthwise.KERNELS
+        x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and conv.kernel_size[0] in KERNELS
         and x.is_contiguous(memory_format=torch.channels_last)
-        and _runs(x.device)
+        and usable(x.device)
         and all(scale_and_shift(norm) is not None for norm in norms)
     )
 
@@ -198,6 +198,8 @@ class _Depthwise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, before: Tensor, after: Tensor, stride: int, padding: tuple[int, ...]
     ) -> Tensor:
+        from nearfar.networks.backbones import triton_depthwise
+
         left, right, top, bottom = padding
         side = weight.shape[-1]
         rows = (x.shape[2] + top + bottom - side) // stride + 1
@@ -212,6 +214,8 @@ class _Depthwise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from nearfar.networks.backbones import triton_depthwise
+
         x, taps, before, y = ctx.saved_tensors
         gradient = _through_relu6(gradient.contiguous(memory_format=torch.channels_last), y)
         by_x = by_weight = None
@@ -226,24 +230,3 @@ class _Depthwise(torch.autograd.Function):
 def _through_relu6(gradient: Tensor, y: Tensor) -> Tensor:
     found: Tensor = torch.ops.aten.hardtanh_backward(gradient, y, 0.0, 6.0)
     return found
-
-
-@cache
-def _interpreted() -> bool:
-    return importlib.util.find_spec("triton") is not None and triton_depthwise.interpreted()
-
-
-@cache
-def _runs(device: torch.device) -> bool:
-    """Whether Triton works here; it needs a C compiler on top of a GPU."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    x, ones = torch.ones((1, 1, 1, 1), device=device), torch.ones(1, device=device)
-    try:
-        triton_depthwise.forward(x, torch.ones((3, 3, 1), device=device), ones, ones, 1, 1, 1, 1, 1)
-    except Exception as error:  # whatever it is, PyTorch can do it
-        warnings.warn(f"depthwise convolutions do not use Triton: {error}", stacklevel=2)
-        return False
-    return True

@@ -6,44 +6,31 @@ one for the weights. Sums are float32 for every type of map.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from nearfar.utils.kernels import jit, processors
+
 try:
-    import triton
     import triton.language as tl
 except ImportError:  # this module can be read without it, not run
-    triton = tl = None
+    tl = None
 
 TILE = 8  # side of the square of pixels that a program computes at once
 CHANNELS = 32  # that a program computes at once
-GROUP = 4  # neighbors in a row that share what they read
+GROUP = 8  # neighbors in a row that share what they read
 WARPS = 2
 KERNELS = (3, 5)  # sides
 BUSY = 16  # programs per processor that keep a GPU busy
 
+SIDES = ("height", "width", "rows", "columns", "top", "left", "tiles")  # not worth a kernel for each size
 
-SIDES = ["height", "width", "rows", "columns", "top", "left", "tiles"]  # not worth a kernel for each size
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function with Triton; without Triton, return it as it is.
-
-    Args:
-        function: The function.
-    """
-    if triton is None:
-        return function
-    arguments = inspect.signature(function).parameters
-    return triton.jit(function, do_not_specialize=[name for name in SIDES if name in arguments])
+jit_sides = partial(jit, one_kernel_for=SIDES)
 
 
-@jit
+@jit_sides
 def _place(height, width, channels, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr):
     """The image, rows and first columns of the groups of a program, [groups], and its channels."""
     blocks = tl.cdiv(channels, CHANNELS)
@@ -52,7 +39,7 @@ def _place(height, width, channels, TILE: tl.constexpr, GROUP: tl.constexpr, CHA
     return image, row, column, channel
 
 
-@jit
+@jit_sides
 def _groups(tile, height, width, TILE: tl.constexpr, GROUP: tl.constexpr):
     """The image, rows and first columns of the groups of a tile, [groups]."""
     across, down = tl.cdiv(width, TILE), tl.cdiv(height, TILE)
@@ -62,7 +49,7 @@ def _groups(tile, height, width, TILE: tl.constexpr, GROUP: tl.constexpr):
     return (tile // (across * down)).to(tl.int64), row, column
 
 
-@jit
+@jit_sides
 def _pixels(maps, image, row, column, height, width, channels, channel, outside):
     """The values of a map at some pixels, [pixels, channels], in float32."""
     inside = ((row >= 0) & (row < height) & (column >= 0) & (column < width))[:, None] & (channel < channels)[None, :]
@@ -72,14 +59,14 @@ def _pixels(maps, image, row, column, height, width, channels, channel, outside)
     )
 
 
-@jit
+@jit_sides
 def _clamped(x, image, row, column, height, width, channels, channel, low):
     """relu6(x + shift) − shift, where ``low`` is −shift; in the padding also −shift."""
     values = _pixels(x, image, row, column, height, width, channels, channel, -1e30)
     return tl.minimum(tl.maximum(values, low[None, :]), (low + 6.0)[None, :])
 
 
-@jit
+@jit_sides
 def _store(maps, values, image, row, column, height, width, channels, channel):
     inside = ((row < height) & (column < width))[:, None] & (channel < channels)[None, :]
     place = image * height * width * channels + (row * width + column)[:, None] * channels + channel[None, :]
@@ -87,7 +74,7 @@ def _store(maps, values, image, row, column, height, width, channels, channel):
 
 
 # mypy: disable-error-code="var-annotated, assignment"
-@jit
+@jit_sides
 def _forward(
     x, weight, before, after, y, height, width, channels, rows, columns, top, left,
     K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
@@ -122,7 +109,7 @@ def _forward(
         _store(y, found, image, row, column + member, rows, columns, channels, channel)
 
 
-@jit
+@jit_sides
 def _backward_input(
     gradient, weight, x, before, found, height, width, channels, rows, columns, top, left,
     K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
@@ -150,7 +137,7 @@ def _backward_input(
     _store(found, total, image, row, column, height, width, channels, channel)
 
 
-@jit
+@jit_sides
 def _backward_weight(
     gradient, x, before, found, height, width, channels, rows, columns, top, left, tiles,
     K: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr,
@@ -253,7 +240,7 @@ def backward_weight(gradient: Tensor, x: Tensor, before: Tensor, side: int, stri
     n, channels, height, width = x.shape
     tiles = n * _tiles(*gradient.shape[2:])
     programs = side * _blocks(channels)
-    parts = min(tiles, max(1, BUSY * _processors(x.device) // programs))
+    parts = min(tiles, max(1, BUSY * processors(x.device) // programs))
     found = torch.empty((parts, side, side, channels), dtype=torch.float32, device=x.device)
     _backward_weight[(_blocks(channels), side, parts)](
         gradient, x, before, found, height, width, channels, *gradient.shape[2:], top, left, tiles,
@@ -262,19 +249,9 @@ def backward_weight(gradient: Tensor, x: Tensor, before: Tensor, side: int, stri
     return found.sum(0)
 
 
-def interpreted() -> bool:
-    """Whether Triton runs in its interpreter, which works on tensors of the CPU."""
-    return triton is not None and not isinstance(_forward, triton.JITFunction)
-
-
 def _blocks(channels: int) -> int:
     return -(-channels // CHANNELS)
 
 
 def _tiles(rows: int, columns: int) -> int:
     return -(-rows // TILE) * -(-columns // TILE)
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
