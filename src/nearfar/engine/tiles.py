@@ -32,6 +32,7 @@ DEFAULT_BUDGET = 256 * 1024 * 1024
 # On a CPU smaller tiles stay in its cache; with fewer rows than this, matrix products get slow.
 CPU_TILE_PAIRS = 1 << 20
 CPU_TILE_ROWS = 128
+SELECT_FROM = 1 << 19  # in smaller batches, the product of all weights takes less time than selecting pairs
 SELECTION_BYTES = 12  # working memory per pair while columns are selected: values, masks and masked values
 SPARSE = 32  # given pairs are compared one by one if they are fewer than 1 / SPARSE of all pairs
 
@@ -838,7 +839,8 @@ def _compute(
     slices = batch.slices(height, width)
     wanted = fused.Setting.precision is not None and height * width >= fused.Setting.smallest
     program = loss.fused_program() if wanted and fused.applies(batch) else None
-    if isinstance(program, HardPairs) or (loss.selects_columns and batch.pairs is None):
+    selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
+    if isinstance(program, HardPairs) or selects:
         few = batch.hard_tile() if isinstance(program, HardPairs) else batch.selected_tile()
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
             accumulator = FewColumnsGradient if any(needed) else None

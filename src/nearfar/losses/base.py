@@ -293,6 +293,17 @@ class PairLoss(Loss, RowLoss):
         return None
 
     @property
+    def selects_columns(self) -> bool:  # type: ignore[override]
+        """Whether the loss depends on nothing but the pairs that hard mining selects."""
+        return "program" in vars(type(self)) and type(self.mining) is minings.Hard
+
+    def select_columns(self, tile: Tile) -> Tensor:
+        """Return the columns of the triplet that hard mining selects for each anchor, [a, 2]."""
+        assert isinstance(self.mining, minings.Hard)
+        mined = self.mining.triplets(tile)
+        return torch.cat([mined.positive, mined.negative], dim=1)
+
+    @property
     def needs_labels(self) -> str | None:
         """Why the loss needs a class label of each embedding; None: it is enough to know positives and negatives."""
         return "forms pairs of the members of classes" if self.needs_ordinals else None

@@ -1,0 +1,60 @@
+"""Losses that depend on a few columns of each anchor are those of all columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import checks
+import pair_checks
+import pytest
+from cases import CASES, Case
+from checks import make_batch, run
+
+import nearfar as nf
+from nearfar.engine import tiles
+
+SELECTING = [case for case in CASES if case.family == "pair" and case.create().selects_columns]
+CHECKS = [
+    checks.check_oracle,
+    checks.check_gradcheck,
+    checks.check_permutation,
+    checks.check_tile_size,
+    checks.check_degenerate,
+    checks.check_half_precision,
+    pair_checks.check_oracle_with_a_gallery,
+    pair_checks.check_gradcheck_with_a_gallery,
+    pair_checks.check_tile_size_with_a_gallery,
+    pair_checks.check_constant_gallery,
+]
+
+
+@pytest.mark.parametrize("case", SELECTING, ids=lambda case: case.id)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_selected_columns(check: Callable[[Case], None], case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "SELECT_FROM", 0)
+    check(case)
+
+
+def test_which_losses_select() -> None:
+    assert {"nra", "triplet", "margin"} <= {case.key for case in SELECTING}
+    assert not nf.losses.Triplet(mining="semi_hard").selects_columns
+    assert not nf.losses.MultiSimilarity().selects_columns
+
+    class Other(nf.losses.Triplet):
+        """May use other pairs than those of its mining."""
+
+    assert not Other(mining="hard").selects_columns
+
+
+@pytest.mark.parametrize(("limit", "few"), [(144, True), (145, False)])
+def test_small_batches_do_not_select(limit: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "SELECT_FROM", limit)
+    widths = []
+
+    class Watched(nf.losses.NRA):
+        def on_tile(self, tile: tiles.Tile) -> object:  # type: ignore[override]
+            widths.append(tile.values.shape[1])
+            return super().on_tile(tile)
+
+    run(Watched(), *make_batch(sizes=(3,) * 4))
+    assert widths == [4 if few else 12]
