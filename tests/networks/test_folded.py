@@ -87,7 +87,10 @@ def test_relu6_keeps_only_its_result() -> None:
     assert_close(found, expected, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["efficientnet_lite0", "mobilenet_v2"])
+NETWORKS = ["efficientnet_lite0", "mobilenet_v2", "resnet18", "resnet50", "googlenet", "bn_inception"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nf.networks.create(name, dim=8, pretrained=False, freeze_batchnorm=True).double().train()

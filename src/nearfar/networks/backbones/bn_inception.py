@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
+from nearfar.networks.backbones.folded import conv_norm
 from nearfar.networks.registry import register
 from nearfar.utils.preprocessing import CAFFE
 
@@ -98,5 +99,5 @@ class BNInception(Backbone):
 
     def _conv(self, x: Tensor, *names: str) -> Tensor:
         for name in names:
-            x = F.relu(getattr(self, f"{name}_bn")(getattr(self, name)(x)), inplace=True)
+            x = F.relu(conv_norm(x, getattr(self, name), getattr(self, f"{name}_bn")), inplace=True)
         return x

@@ -52,7 +52,7 @@ def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
 
     Args:
         x: The maps.
-        conv: A convolution without a bias.
+        conv: The convolution.
         norm: The batch norm after it.
     """
     fixed = scale_and_shift(norm)
@@ -67,10 +67,12 @@ def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None 
 
     Args:
         x: The maps.
-        conv: A convolution without a bias.
+        conv: The convolution.
         scale: The factors, [c].
         shift: What is added, [c].
     """
+    if conv.bias is not None:
+        shift = scale * conv.bias if shift is None else torch.addcmul(shift, scale, conv.bias)
     found: Tensor = conv._conv_forward(x, _scaled(conv, scale), shift)
     return found
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
+from nearfar.networks.backbones.folded import conv_norm
 from nearfar.networks.registry import register
 from nearfar.utils.preprocessing import Normalization
 
@@ -35,7 +36,7 @@ class _Conv(nn.Module):
         self.bn = nn.BatchNorm2d(out_channels, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.bn(self.conv(x)), inplace=True)
+        return F.relu(conv_norm(x, self.conv, self.bn), inplace=True)
 
 
 class _Inception(nn.Module):

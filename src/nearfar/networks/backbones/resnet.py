@@ -8,13 +8,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
+from nearfar.networks.backbones.folded import conv_norm
 from nearfar.networks.registry import register
 
 
-def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential | None:
-    if stride == 1 and in_channels == out_channels:
-        return None
-    return nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+class _Shortcut(nn.Sequential):
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self
+        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(norm, nn.BatchNorm2d)
+        return conv_norm(x, conv, norm)
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> _Shortcut | None:
+    return None if stride == 1 and in_channels == out_channels else _Shortcut(in_channels, out_channels, stride)
 
 
 class _Basic(nn.Module):
@@ -29,8 +39,8 @@ class _Basic(nn.Module):
         self.downsample = _shortcut(in_channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
+        y = F.relu(conv_norm(x, self.conv1, self.bn1), inplace=True)
+        y = conv_norm(y, self.conv2, self.bn2)
         return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
 
 
@@ -49,9 +59,9 @@ class _Bottleneck(nn.Module):
         self.downsample = _shortcut(in_channels, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
+        y = F.relu(conv_norm(x, self.conv1, self.bn1), inplace=True)
+        y = F.relu(conv_norm(y, self.conv2, self.bn2), inplace=True)
+        y = conv_norm(y, self.conv3, self.bn3)
         return F.relu(y + (x if self.downsample is None else self.downsample(x)), inplace=True)
 
 
@@ -82,7 +92,7 @@ class _ResNet(Backbone):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def maps(self, x: Tensor) -> dict[str, Tensor]:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
+        x = self.maxpool(F.relu(conv_norm(x, self.conv1, self.bn1), inplace=True))
         low = self.layer2(self.layer1(x))
         mid = self.layer3(low)
         return {"low": low, "mid": mid, "high": self.layer4(mid)}
