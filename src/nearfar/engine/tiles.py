@@ -33,7 +33,7 @@ DEFAULT_BUDGET = 256 * 1024 * 1024
 CPU_TILE_PAIRS = 1 << 20
 CPU_TILE_ROWS = 128
 SELECT_FROM = 1 << 19  # in smaller batches, the product of all weights takes less time than selecting pairs
-SELECTION_BYTES = 12  # working memory per pair while columns are selected: values, masks and masked values
+SELECTION_BYTES = 16  # working memory per pair while columns are selected: values, similarities, masks, masked values
 SPARSE = 32  # given pairs are compared one by one if they are fewer than 1 / SPARSE of all pairs
 
 
