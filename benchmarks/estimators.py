@@ -6,11 +6,13 @@ The peers run in a Python environment of their own, since metric-learn 0.7 needs
     python benchmarks/estimators.py --peers peers/bin/python
     python benchmarks/estimators.py --peers peers/bin/python --data large --limit 900
     python benchmarks/estimators.py --peers peers/bin/python --methods NCA --details
+    python benchmarks/estimators.py --validation --splits 20 --methods MMC --tol 1e-6   # to choose a default
 
 Each method is fitted on the same scaled training data by both, one after the other, and judged by the accuracy of a
 3-nearest-neighbor classifier on held-out data, as a mean over splits. On a machine that others use, compare the CPU
-seconds. --details prints a row for each library, with the peak memory of its process and, for NCA, the value that the
-method maximizes: the expected share of samples that choose a neighbor of their class.
+seconds. --validation holds out a part of the training data instead, so that test data choose nothing. --details prints
+a row for each library, with the peak memory of its process and, for NCA, the value that the method maximizes: the
+expected share of samples that choose a neighbor of their class.
 """
 
 from __future__ import annotations
@@ -91,14 +93,12 @@ def expected_accuracy(points: np.ndarray, labels: np.ndarray) -> float:
     return total / len(points)
 
 
-def measure(file: Path, method: str, *, peer: bool, iterations: int | None) -> dict[str, float | str]:
+def measure(file: Path, method: str, *, peer: bool, settings: dict[str, float]) -> dict[str, float | str]:
     """Fit one method on stored data and return its time and accuracy."""
     from sklearn.neighbors import KNeighborsClassifier
 
     data = np.load(file)
-    estimator = make(method, peer=peer)
-    if iterations is not None:
-        estimator.set_params(max_iter=iterations)
+    estimator = make(method, peer=peer).set_params(**settings)
     start, used = time.perf_counter(), time.process_time()
     try:
         estimator.fit(data["train"], data["train_labels"])
@@ -114,11 +114,11 @@ def measure(file: Path, method: str, *, peer: bool, iterations: int | None) -> d
 
 
 def ask(
-    python: str, files: list[Path], method: str, limit: float, *, peer: bool, iterations: int | None
+    python: str, files: list[Path], method: str, limit: float, *, peer: bool, settings: dict[str, float]
 ) -> list[dict[str, float | str]]:
     """Run ``measure`` for all splits in a process of the given Python."""
     command = [python, "-W", "ignore", __file__, "--worker", method, *map(str, files)] + (["--peer"] if peer else [])
-    command += [] if iterations is None else ["--iterations", str(iterations)]
+    command += ["--settings", json.dumps(settings)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -158,19 +158,26 @@ def main() -> None:
     parser.add_argument(
         "--details", action="store_true", help="a row for each library, with memory and NCA's objective"
     )
+    parser.add_argument("--tol", type=float, help="when iterations end, of methods that have it")
+    parser.add_argument("--validation", action="store_true", help="hold out a part of the training data")
+    parser.add_argument("--settings", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--worker", nargs="+", metavar="METHOD FILES", help=argparse.SUPPRESS)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         for file in options.worker[1:]:
-            print(json.dumps(measure(Path(file), options.worker[0], peer=options.peer, iterations=options.iterations)))
+            print(json.dumps(measure(Path(file), options.worker[0], peer=options.peer, settings=options.settings)))
         return
+    given = {"max_iter": options.iterations, "tol": options.tol}
+    settings = {name: value for name, value in given.items() if value is not None}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.data:
             files = []
             for seed in range(options.splits):
                 files.append(Path(folder) / f"{name}-{seed}.npz")
                 parts = split(*load(name), seed)
+                if options.validation:
+                    parts = split(parts[0], parts[2], seed)
                 np.savez(files[-1], **dict(zip(("train", "test", "train_labels", "test_labels"), parts, strict=True)))
             print(f"\n{name}: {parts[0].shape[0]} × {parts[0].shape[1]} training samples, {options.splits} splits\n")
             if options.details:
@@ -185,7 +192,7 @@ def main() -> None:
                 peers += [(options.peers, "NCA sklearn")] if method == "NCA" else []
                 for python, asked in [(sys.executable, method), *(peers if options.peers else [])]:
                     peer = python != sys.executable
-                    results = ask(python, files, asked, options.limit, peer=peer, iterations=options.iterations)
+                    results = ask(python, files, asked, options.limit, peer=peer, settings=settings)
                     columns += cell(results)
                     if options.details:
                         library = "scikit-learn" if asked != method else "metric-learn" if peer else "nearfar"

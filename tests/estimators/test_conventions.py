@@ -10,8 +10,8 @@ import pytest
 import torch
 from estimator_cases import blobs
 from sklearn.base import clone
-from sklearn.datasets import load_iris
-from sklearn.model_selection import GridSearchCV
+from sklearn.datasets import load_iris, load_wine
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -77,6 +77,18 @@ def test_the_objective_never_increases_and_the_metric_is_positive_semidefinite(e
     assert model.n_iter_ == len(model.objective_) - 1
     values = np.linalg.eigvalsh(model.get_mahalanobis_matrix())
     assert values.min() >= -1e-10 * values.max()
+
+
+def test_mmc_stops_where_neighbors_are_better_than_at_the_optimum() -> None:
+    models = [E.MMC(random_state=0, **more) for more in ({}, {"tol": 1e-6})]
+    data = load_wine(return_X_y=True)
+    scores = [
+        cross_val_score(make_pipeline(StandardScaler(), model, KNeighborsClassifier(3)), *data).mean()
+        for model in models
+    ]
+    assert scores[0] > scores[1]
+    early, late = (model.fit(*data).objective_ for model in models)
+    assert early[-1] > late[-1]
 
 
 def test_a_diagonal_metric_weighs_features() -> None:

@@ -116,6 +116,16 @@ def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
         fitted.to_run(run)
 
 
+def test_the_run_of_an_ensemble_and_back(tmp_path: Path) -> None:
+    fitted = DeepMetric(epochs=1, recipe={"network": {"members": 2}}, **SMALL).fit(X, Y)
+    assert fitted.transform(X).shape == (400, 16)
+    assert len(fitted.get_feature_names_out()) == 16
+    again = DeepMetric.from_run(fitted.to_run(tmp_path / "run"))
+    np.testing.assert_array_equal(again.transform(X), fitted.transform(X))
+    assert again.recipe == {"network": {"members": 2}}
+    assert again.partial_fit(X, Y).transform(X).shape == (400, 16)
+
+
 def test_a_run_without_test_classes_is_evaluated_on_named_data(fitted: DeepMetric, tmp_path: Path) -> None:
     run = fitted.to_run(tmp_path / "run")
     for data in (None, str(run / "data.npz")):  # the run's own data, here or where it was

@@ -23,12 +23,22 @@ from nearfar.networks.weights import save
 from nearfar.networks.weights.save import Model
 from nearfar.training.api import open_model, start
 from nearfar.training.recipe.files import load
+from nearfar.training.recipe.schema import NetworkSection
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
 from nearfar.utils.tensors import as_device
 from nearfar.utils.validation import known
 
 Array = NDArray[Any]
+KEPT = (
+    "pooling",
+    "normalize",
+    "head",
+    "levels",
+    "members",
+    "independent",
+    "concatenation",
+)  # by from_run, of a network
 START = "start"  # folder of the network that a further training starts from
 # Functions that remove the last temporary run folder of an estimator.
 _TEMPORARY: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -43,7 +53,7 @@ class DeepMetric(MetricLearner):
     Args:
         loss: A loss; ``nearfar losses`` lists them.
         network: "mlp" or "linear" for vectors, "small_cnn", "resnet50", … for images.
-        n_components: Dimensions of an embedding.
+        n_components: Dimensions of an embedding; of each member, if the recipe asks for an ensemble.
         loss_settings: Settings of the loss.
         network_settings: Settings of the network, such as ``{"hidden": [128]}`` for "mlp".
         epochs: The largest number of passes over the samples.
@@ -196,6 +206,9 @@ class DeepMetric(MetricLearner):
             folder: A run folder that ``to_run``, ``nearfar.train`` or ``nearfar train`` wrote.
         """
         recipe = load(folder)
+        plain = NetworkSection(name=recipe.network.name)
+        kept = {key: getattr(recipe.network, key) for key in KEPT}
+        kept = {key: value for key, value in kept.items() if value != getattr(plain, key)}
         made = cls(
             loss=recipe.loss.name,
             network=recipe.network.name,
@@ -207,18 +220,19 @@ class DeepMetric(MetricLearner):
             lr=recipe.optimizer.lr,
             patience=recipe.selection.patience,
             metric=recipe.selection.metric,
+            recipe={"network": kept} if kept else None,
             random_state=recipe.training.seed,
             device=recipe.training.device,
         )
         model = open_model(folder)
-        made.n_components = model.dim
+        made.n_components = recipe.network.dim or model.dim
         if save.preprocessing_of(model) is None:
             made.n_features_in_ = model.in_channels
         return made._set(model, Path(folder))
 
     @property
     def _n_features_out(self) -> int:
-        return int(self.n_components)
+        return self.model_.dim
 
     def _set(self, model: Model, folder: Path) -> Self:
         self.model_, self.run_ = model, str(folder)
