@@ -112,6 +112,25 @@ def test_the_grade_of_a_positive_is_one_otherwise() -> None:
     assert pairs.grades(slice(0, 3), slice(0, 3)).tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
 
 
+def test_given_grades_are_those_of_their_pairs() -> None:
+    pairs = Pairs(indices(0, 1), indices(1, 2), grades=torch.tensor([0.25, 0.0]))
+    assert pairs.of_batch(3, None, CPU).grades(slice(0, 3), slice(0, 3)).tolist() == [
+        [0, 0.25, 0],
+        [0.25, 0, 0],
+        [0, 0, 0],
+    ]
+    assert pairs.of_batch(3, None, CPU).grades(slice(1, 2), slice(0, 2)).tolist() == [[0.25, 0]]
+    positives, negatives = whole(pairs, 3)
+    assert positives.int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert negatives.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
+    with pytest.raises(ValueError, match=r"grades contains 1\.5; allowed are numbers from 0 to 1"):
+        Pairs(indices(0), indices(1), grades=torch.tensor([1.5]))
+    with pytest.raises(ValueError, match=r"grades has shape \(2,\); needed is \[1\]"):
+        Pairs(indices(0), indices(1), grades=torch.tensor([0.5, 0.5]))
+    twice = Pairs(indices(0, 1), indices(1, 0), grades=torch.tensor([0.5, 0.75])).of_batch(2, None, CPU)
+    assert twice.grades(slice(0, 2), slice(0, 2)).tolist() == [[0, 0.625], [0.625, 0]]
+
+
 # --- what is refused ----------------------------------------------------------------------------------------
 
 

@@ -355,8 +355,9 @@ def _of_all(world: World, given: Tensor | Supervision, embeddings: Tensor) -> Te
     if isinstance(given, Masks):
         return Masks(*(_gather_rows(world, mask, embeddings) for mask in _check_masks(world, given, embeddings)))
     if isinstance(given, Pairs):
-        left, right, same = _gather_lists(world, given, embeddings, given.left, given.right, given.same)
-        return Pairs(left, right, same, others=given.others)
+        parts = (given.left, given.right, given.same, *(() if given.grades is None else (given.grades,)))
+        left, right, same, *grades = _gather_lists(world, given, embeddings, *parts)
+        return Pairs(left, right, same, others=given.others, grades=grades[0] if grades else None)
     if isinstance(given, Triplets):
         parts = given.anchor, given.positive, given.negative
         return Triplets(*_gather_lists(world, given, embeddings, *parts))
@@ -377,7 +378,9 @@ def _of_share(world: World, given: Supervision, embeddings: Tensor) -> Supervisi
         given.of_batch(len(embeddings), None, CPU)  # checks the rows
     if isinstance(given, Pairs):  # each member is an anchor
         left, right = torch.cat([given.left, given.right]), torch.cat([given.right, given.left])
-        return Pairs(left, right + start, torch.cat([given.same, given.same]), others=given.others)
+        grades = None if given.grades is None else torch.cat([given.grades, given.grades])
+        same = torch.cat([given.same, given.same])
+        return Pairs(left, right + start, same, others=given.others, grades=grades)
     if isinstance(given, Triplets):
         return Triplets(given.anchor, given.positive + start, given.negative + start)
     raise _unknown_supervision(given)
@@ -392,10 +395,11 @@ def _gather_rows(world: World, rows: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def _gather_lists(world: World, given: Supervision, embeddings: Tensor, *parts: Tensor) -> Iterator[Tensor]:
-    """Gather the lists of all processes, of any length, as rows of the global batch; flags stay as they are."""
+    """Gather the lists of all processes, of any length, as rows of the global batch; other values stay as they are."""
     given.of_batch(len(embeddings), None, CPU)  # checks the rows
     start, device = world.rank * len(embeddings), embeddings.device
-    own = torch.stack([part.to(device).long() + (0 if part.dtype == torch.bool else start) for part in parts], dim=1)
+    shifts = [start if part.dtype == torch.long else 0 for part in parts]
+    own = torch.stack([part.to(device).double() + shift for part, shift in zip(parts, shifts, strict=True)], dim=1)
     longest = int(world.stack(torch.tensor(len(own), device=device)).max())
     padded = own.new_full((longest, len(parts)), -1)
     padded[: len(own)] = own

@@ -96,7 +96,7 @@ class Supervision(ABC):
 
 
 class Pairs(Supervision):
-    """Given pairs. All other pairs are unknown, or negative.
+    """Given pairs, with or without grades. All other pairs are unknown, or negative.
 
     Without a gallery a pair has no direction: each member is a positive or negative of the other. With a gallery, a
     pair is a row of the embeddings and a row of the gallery.
@@ -104,22 +104,35 @@ class Pairs(Supervision):
     Args:
         left: Row of the first member of each pair in the embeddings, [p].
         right: Row of the second member, [p]: in the gallery if there is one, otherwise in the embeddings.
-        same: Whether each pair is positive, [p]: booleans, or 0 and 1. None: all are.
+        same: Whether each pair is positive, [p]: booleans, or 0 and 1. None: all are, or those with a grade above 0.
         others: What the pairs are that are not given: "unknown" or "negative".
+        grades: How relevant the members of each pair are to each other, [p], from 0 to 1, for metrics and losses of
+            graded relevance; the mean for a pair that is given several times. None: 1 for positive pairs, otherwise 0.
 
     Example:
         >>> pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([1, 0]))
         >>> positives, negatives = pairs.of_batch(3, None, torch.device("cpu")).masks(slice(0, 3), slice(0, 3))
         >>> positives.int().tolist(), negatives.int().tolist()
         ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 0]])
+        >>> import nearfar as nf
+        >>> graded = Pairs(torch.tensor([0, 0]), torch.tensor([1, 2]), grades=torch.tensor([0.9, 0.4]))
+        >>> nf.losses.CoSENT(graded=True)(torch.eye(3), graded)  # each pair in both directions: log(1 + 2 · 2)
+        tensor(1.6094)
     """
 
     def __init__(
-        self, left: ArrayInput, right: ArrayInput, same: ArrayInput | None = None, *, others: str = "unknown"
+        self,
+        left: ArrayInput,
+        right: ArrayInput,
+        same: ArrayInput | None = None,
+        *,
+        others: str = "unknown",
+        grades: ArrayInput | None = None,
     ) -> None:
         self.left = _indices("left", left)
         self.right = _indices("right", right, len(self.left))
-        self.same = torch.ones_like(self.left, dtype=torch.bool)
+        self.grades = None if grades is None else _grades("grades", grades, len(self.left)).to(self.left.device)
+        self.same = torch.ones_like(self.left, dtype=torch.bool) if self.grades is None else self.grades > 0
         if same is not None:
             self.same = _flags("same", same, (len(self.left),)).to(self.left.device)
         self.others = one_of("others", others, ("unknown", "negative"))
@@ -135,15 +148,22 @@ class Pairs(Supervision):
         if columns is None:
             _check_different("left", row, "right", column)
             row, column, same = torch.cat([row, column]), torch.cat([column, row]), torch.cat([same, same])
+        graded = None
+        if self.grades is not None:
+            grades = self.grades if columns is not None else torch.cat([self.grades, self.grades])
+            graded = row.to(device), column.to(device), grades.to(device)
         listed = readable(row)
         if listed:
             row, column, same = _without_duplicates(row, column, same, width)
         row, column, same = (part.to(device) for part in (row, column, same))
-        return _ListedPairs((rows, width), row, column, same, self.others, listed=listed)
+        return _ListedPairs((rows, width), row, column, same, self.others, listed=listed, graded=graded)
 
 
 class _ListedPairs(BatchSupervision):
-    """Pairs of a row and a column; if they are ``listed``, they are in order and have no duplicates."""
+    """Pairs of a row and a column; if they are ``listed``, they are in order and have no duplicates.
+
+    ``graded`` are rows, columns and grades in any order.
+    """
 
     def __init__(
         self,
@@ -154,23 +174,32 @@ class _ListedPairs(BatchSupervision):
         others: str = "unknown",
         *,
         listed: bool = False,
+        graded: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__(*shape)
         self.row, self.column, self.same, self.others, self.listed = row, column, same, others, listed
+        self.graded = graded
 
     def masks(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
         height, width = rows.stop - rows.start, columns.stop - columns.start
-        row, column = self.row - rows.start, self.column - columns.start
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        spare = height * width  # pairs that are not in the block write to an extra place, which is cut off
-        place = torch.where(inside, row * width + column, spare)
+        place, spare = _places(self.row, self.column, rows, columns), height * width
 
         def mask(chosen: Tensor) -> Tensor:
-            flat = torch.zeros(spare + 1, dtype=torch.bool, device=row.device)
+            flat = torch.zeros(spare + 1, dtype=torch.bool, device=place.device)
             return flat.index_fill_(0, torch.where(chosen, place, spare), True)[:spare].view(height, width)
 
         positives = mask(self.same)
         return positives, ~positives if self.others == "negative" else mask(~self.same)
+
+    def grades(self, rows: slice, columns: slice) -> Tensor:
+        if self.graded is None:
+            return super().grades(rows, columns)
+        row, column, grades = self.graded
+        place = _places(row, column, rows, columns)
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        empty = grades.new_zeros(height * width + 1)
+        times = empty.index_add(0, place, torch.ones_like(grades)).clamp_(min=1.0)
+        return (empty.index_add(0, place, grades) / times)[:-1].view(height, width)
 
     def pairs(self) -> tuple[Tensor, Tensor, Tensor] | None:
         is_list = self.listed and self.others == "unknown"
@@ -463,6 +492,23 @@ def _check_sides(name: str, given: Tensor, rows: int, other: Tensor | None, colu
             raise ValueError(f"{side} has {len(part)} rows for {count} embeddings; one for each is needed")
 
 
+def _grades(name: str, array: ArrayInput, count: int) -> Tensor:
+    """Convert numbers from 0 to 1 to a tensor of float64."""
+    array = as_array(name, array)
+    if not isinstance(array, (Tensor, np.ndarray)):
+        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor, NumPy array or column is needed")
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} is of {array.dtype}; numbers from 0 to 1 are needed")
+    check_values(name, array)
+    grades = (torch.tensor(array) if isinstance(array, np.ndarray) else array.detach()).double()
+    if tuple(grades.shape) != (count,):
+        raise ValueError(f"{name} has shape {tuple(grades.shape)}; needed is [{count}]")
+    outside = ~((grades >= 0) & (grades <= 1))
+    if readable(grades) and bool(outside.any()):
+        raise ValueError(f"{name} contains {grades[outside][0].item()}; allowed are numbers from 0 to 1")
+    return grades
+
+
 def _without_duplicates(row: Tensor, column: Tensor, same: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the pairs in order; raise if one is given as same and as different."""
     pairs, order = (row * width + column).sort(stable=True)
@@ -475,6 +521,14 @@ def _without_duplicates(row: Tensor, column: Tensor, same: Tensor, width: int) -
         raise ValueError(f"the pair of {pair // width} and {pair % width} is given as same and as different")
     pairs = pairs[first]
     return pairs // width, pairs % width, kinds[first]
+
+
+def _places(row: Tensor, column: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Return the place of each pair in a flat block; all pairs outside get the one behind its last."""
+    height, width = rows.stop - rows.start, columns.stop - columns.start
+    row, column = row - rows.start, column - columns.start
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return torch.where(inside, row * width + column, height * width)
 
 
 def _by_row(count: int, row: Tensor, *values: Tensor) -> tuple[Tensor, ...]:

@@ -43,11 +43,12 @@ def own_share(there: World, *tensors: Tensor) -> list[Tensor]:
     return [tensor.chunk(there.ranks)[there.rank] for tensor in tensors]
 
 
-SUPERVISIONS = ("pairs", "pairs_and_others", "triplets", "masks", "multi_label", "hierarchy")
+SUPERVISIONS = ("pairs", "pairs_and_others", "graded_pairs", "triplets", "masks", "multi_label", "hierarchy")
 SUPERVISED = (  # shared by columns, and whole
     cases.Case("raw", {}),
     cases.Case("contrastive", {"average": "pairs"}),
     cases.Case("triplet", {"mining": "all"}),
+    cases.Case("cosent", {"scale": 3.0, "graded": True}),
 )
 
 
@@ -72,6 +73,9 @@ def supervision(there: World, kind: str) -> Supervision:
     kept = (torch.rand(28, generator=generator) < 0.7)[own]  # each process has another number of pairs
     left, right = torch.cat([parts[0], parts[0][kept]]), torch.cat([parts[1], parts[2][kept]])
     same = torch.arange(len(left)) < len(parts[0])
+    if kind == "graded_pairs":
+        grades = torch.rand(2, 28, generator=generator)[:, own]
+        return Pairs(left, right, same, grades=torch.cat([grades[0], grades[1][kept]]))
     return Pairs(left, right, same, others="negative" if kind == "pairs_and_others" else "unknown")
 
 

@@ -40,6 +40,21 @@ def pairs(rows: int, columns: int | None, seed: int, others: str = "unknown") ->
     return Pairs(left, right, same, others=others), Given(positives, negatives)
 
 
+def graded_pairs(rows: int, columns: int | None, seed: int) -> Kind:
+    """The same pairs, each with one of five grades; some positive pairs have lower grades than negative ones."""
+    plain, given = pairs(rows, columns, seed)
+    assert isinstance(plain, Pairs)
+    draw = random.Random(seed)
+    width = rows if columns is None else columns
+    table = [[draw.randrange(5) / 4 for _ in range(width)] for _ in range(rows)]
+    if columns is None:
+        table = [[table[min(i, j)][max(i, j)] for j in range(width)] for i in range(rows)]
+    grades = torch.tensor([table[i][j] for i, j in zip(plain.left.tolist(), plain.right.tolist(), strict=True)])
+    return Pairs(plain.left, plain.right, plain.same, grades=grades), Given(
+        given.positives, given.negatives, grades=table
+    )
+
+
 def triplets(rows: int, columns: int | None, seed: int) -> Kind:
     """Up to three triplets of each anchor but the first, the last of all twice."""
     draw = random.Random(seed)
@@ -84,6 +99,7 @@ def multi_label(rows: int, columns: int | None, seed: int) -> Kind:
 KINDS = {
     "pairs": pairs,
     "pairs among negatives": lambda rows, columns, seed: pairs(rows, columns, seed, "negative"),
+    "graded pairs": graded_pairs,
     "triplets": triplets,
     "masks": masks,
     "multi-label": multi_label,

@@ -142,3 +142,7 @@ def test_graded_pairs_have_a_rank_correlation(folder: Path, tmp_path: Path) -> N
     data = {"name": "pairs", "root": str(folder / "graded.csv"), "settings": {"items": str(folder / "vectors.npy")}}
     found = nf.train(recipe(folder, "pairs", data=data), tmp_path / "run").metrics["test"]
     assert 0 < found["spearman"] < 1
+    losses = [{"name": "cosent", "graded": graded} for graded in (False, True)]
+    runs = [nf.train(recipe(folder, "pairs", data=data, loss=loss), tmp_path / f"{n}") for n, loss in enumerate(losses)]
+    plain, graded = (run.metrics["test"]["spearman"] for run in runs)
+    assert plain != graded, "the grades of the table are used"

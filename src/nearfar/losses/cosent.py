@@ -27,7 +27,7 @@ class CoSENT(PairLoss):
     Args:
         scale: Factor of the cosines, at most 40.
         graded: True: rank pairs by the grades of the supervision, as the original does: the overlap of the labels of
-            ``MultiLabel``, or the share of the levels of a ``Hierarchy`` at which two items agree.
+            ``MultiLabel``, the share of the levels of a ``Hierarchy`` at which two items agree, or those of ``Pairs``.
 
     Differences:
         A function of the whole batch, not of one anchor's row. Pairs are ordered: without a gallery (i, j) and (j, i)

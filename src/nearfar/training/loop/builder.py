@@ -130,7 +130,9 @@ class Parts:
         left, right, *negative = torch.from_numpy(places.reshape(drawn.width, -1))
         if negative:
             return GivenRelations(torch.from_numpy(first), Triplets(left, right, negative[0]))
-        return GivenRelations(torch.from_numpy(first), Pairs(left, right, torch.from_numpy(drawn.same)))
+        graded = any(getattr(module, "needs_grades", False) for module in self.losses.modules())
+        same, grades = torch.from_numpy(drawn.same), torch.from_numpy(drawn.scores) if graded else None
+        return GivenRelations(torch.from_numpy(first), Pairs(left, right, same, grades=grades))
 
     def groups(self, rows: Rows) -> Rows | None:
         """Return the numbers of the groups of rows of the store; None if the recipe has no groups."""
