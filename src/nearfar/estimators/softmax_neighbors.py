@@ -32,7 +32,7 @@ class _SoftmaxNeighbors(LinearTransformer):
         *,
         n_components: int | None = None,
         max_iter: int = 50,
-        tol: float = 1e-5,
+        tol: float = 1e-8,
         precision: Precision = "auto",
         device: str = "cpu",
     ) -> None:
