@@ -109,6 +109,19 @@ def test_dependent_points_need_singular_values(
     assert int(rank) == (3 if step and dtype == torch.float64 else 2)
 
 
+def test_both_decompositions_agree_on_the_rank_of_a_large_batch() -> None:
+    """A singular value below max(m, d) · eps of the largest, which Cholesky in float64 would still resolve."""
+    points = torch.tensor([[1.0, 2e-4], [1.0, -2e-4]]).repeat(1024, 1)
+    ideal = torch.eye(len(points))
+    actual, expected = (
+        decompose(points, ideal)
+        for decompose in (spectral_clustering.projection_gap, spectral_clustering._by_singular_values)
+    )
+    assert int(actual[2]) == int(expected[2]) == 1
+    for found, wanted in zip(actual, expected, strict=True):
+        assert_close(found.double(), wanted.double(), 1e-6)
+
+
 # --- facility location --------------------------------------------------------------------------------------
 
 

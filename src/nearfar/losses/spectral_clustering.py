@@ -11,8 +11,8 @@ from nearfar.engine import LossComputation, differentiable, masked, unit
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 
-# Up to this ratio of squared singular values, Cholesky in float64 is as exact as the points.
-MOST_CONDITION = {torch.float32: 1e8, torch.float64: 1e4}
+# Up to this ratio of squared singular values, a Cholesky decomposition in float64 is as exact as the points.
+LARGEST_CONDITION = {torch.float32: 1e8, torch.float64: 1e4}
 
 
 @register
@@ -25,8 +25,8 @@ class SpectralClustering(Loss):
 
     Differences:
         If m ≤ d embeddings are linearly independent, F F⁺ = I and nothing is learned; a warning says so once. Singular
-        values up to max(m, d) · eps · the largest count as 0. A batch of full rank takes a Cholesky decomposition in
-        float64, any other one a singular value decomposition. On a GPU the host waits for it.
+        values up to max(m, d) · eps · the largest count as 0. A batch of full rank that is well conditioned takes a
+        Cholesky decomposition in float64, any other one a singular value decomposition. On a GPU the host waits for it.
 
     Reference:
         Law et al., "Deep Spectral Clustering Learning", ICML 2017. RLL 2.1.2.
@@ -81,12 +81,14 @@ def projection_gap(points: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor, Tenso
     count, dim = points.shape
     wide = points.double()
     squares = wide @ wide.T if count <= dim else wide.T @ wide
-    lower, _ = torch.linalg.cholesky_ex(squares)
+    lower, failed = torch.linalg.cholesky_ex(squares)
     inverse = torch.linalg.solve_triangular(
         lower, torch.eye(len(lower), dtype=lower.dtype, device=lower.device), upper=False
     )
-    # The largest over the smallest eigenvalue is below this product, which is not finite if Cholesky failed.
-    if not bool(squares.trace() * inverse.square().sum() < MOST_CONDITION[points.dtype]):
+    # The largest over the smallest eigenvalue is at most this product.
+    condition = squares.trace() * inverse.square().sum()
+    largest = min(LARGEST_CONDITION[points.dtype], _tolerance(points) ** -2)
+    if not bool((failed == 0) & (condition < largest)):
         return _by_singular_values(points, ideal)
     rank = torch.full((), min(count, dim), device=points.device)
     if count <= dim:
@@ -103,10 +105,15 @@ def projection_gap(points: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor, Tenso
 def _by_singular_values(points: Tensor, ideal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same for points of any rank."""
     left, values, right = torch.linalg.svd(points, full_matrices=False)
-    kept = values > max(points.shape) * torch.finfo(points.dtype).eps * values[:1]
+    kept = values > _tolerance(points) * values[:1]
     left, rank = left * kept, kept.sum()
     value = 0.5 * (ideal - left @ left.T).square().sum()
     seen = ideal @ left
     beyond = torch.addmm(seen, left, left.T @ seen, alpha=-1.0)  # (I − P) C U
     inverse = masked(values.reciprocal(), kept & (rank < len(points)))  # P = I has exactly no gradient
     return value, beyond.mul_(-2.0 * inverse) @ right, rank
+
+
+def _tolerance(points: Tensor) -> float:
+    """The ratio to the largest singular value up to which one counts as 0."""
+    return max(points.shape) * torch.finfo(points.dtype).eps
