@@ -7,8 +7,10 @@ from collections.abc import Callable
 import checks
 import pair_checks
 import pytest
+import torch
 from cases import CASES, Case
-from checks import make_batch, run
+from checks import assert_same, make_batch, run
+from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import tiles
@@ -43,18 +45,35 @@ def test_which_losses_select() -> None:
     class Other(nf.losses.Triplet):
         """May use other pairs than those of its mining."""
 
+    class OtherRanks(nf.losses.NRA):
+        """May use other distances."""
+
     assert not Other(mining="hard").selects_columns
+    assert not OtherRanks().selects_columns
 
 
 @pytest.mark.parametrize(("limit", "few"), [(144, True), (145, False)])
 def test_small_batches_do_not_select(limit: int, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SELECT_FROM", limit)
     widths = []
+    rows = nf.losses.NRA.rows
 
-    class Watched(nf.losses.NRA):
-        def on_tile(self, tile: tiles.Tile) -> object:  # type: ignore[override]
-            widths.append(tile.values.shape[1])
-            return super().on_tile(tile)
+    def watched(loss: nf.losses.NRA, sim: Tensor, *masks: Tensor) -> object:
+        widths.append(sim.shape[1])
+        return rows(loss, sim, *masks)
 
-    run(Watched(), *make_batch(sizes=(3,) * 4))
+    monkeypatch.setattr(nf.losses.NRA, "rows", watched)
+    run(nf.losses.NRA(), *make_batch(sizes=(3,) * 4))
     assert widths == [4 if few else 12]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_equal_distances_the_same_pair_is_moved(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a grid around the origin, where differences of squares have no rounding errors."""
+    points = torch.randint(-3, 4, (8, 2), generator=torch.Generator().manual_seed(seed)).double()
+    batch = torch.cat([points, -points]), torch.arange(8).repeat(2) % 3
+    expected = run(nf.losses.NRA(), *batch)
+    monkeypatch.setattr(tiles, "SELECT_FROM", 0)
+    assert_same(run(nf.losses.NRA(), *batch), expected, tolerance=1e-12)
+    weights = nf.losses.NRA().pair_weights(*batch)
+    assert int((weights != 0).sum(dim=1).max()) <= 4

@@ -49,34 +49,26 @@ class NRA(PairLoss):
     deterministic = True
     measure = "euclidean"
     normalize = False
-    selects_columns = True
 
     def __init__(self, *, alpha: float = 4.0, epsilon: float = 1e-4) -> None:
         super().__init__()
         self.alpha, self.epsilon = positive("alpha", alpha), positive("epsilon", epsilon)
 
+    @property
+    def selects_columns(self) -> bool:  # type: ignore[override]
+        """Whether the loss depends on nothing but four distances of each anchor; a subclass may use others."""
+        return type(self) is NRA
+
     def select_columns(self, tile: Tile) -> Tensor:
-        """Return the columns of the four distances: nearest and farthest, farthest positive, nearest negative."""
-        values, pos, neg = tile.values, tile.positives, tile.negatives
-        known = pos | neg
-        ends = (
-            masked(values, known, math.inf).argmin(dim=1),
-            masked(values, known, -math.inf).argmax(dim=1),
-            masked(values, pos, -math.inf).argmax(dim=1),
-            masked(values, neg, math.inf).argmin(dim=1),
-        )
-        return torch.stack(ends, dim=1)
+        """Return the columns of the four distances, [a, 4]."""
+        return _ends(tile.values, tile.positives, tile.negatives)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Sequence[Mean]:
         complete = pos.any(dim=1) & neg.any(dim=1)
-        pos, neg = (mask | ~complete.unsqueeze(1) for mask in (pos, neg))  # no empty masks; weight 0 below
-        nearest_negative, farthest_negative = _ends(sim, neg)
-        nearest_positive, farthest_positive = _ends(sim, pos)
-        low = torch.minimum(nearest_negative, nearest_positive)
-        spread = torch.maximum(farthest_negative, farthest_positive) - low
-        spread = masked(spread, spread > 0, math.inf)
-        similar = 1 - self.transfer((farthest_positive - low) / spread)
-        confused = 1 - self.transfer((nearest_negative - low) / spread)
+        nearest, farthest, positive, negative = sim.gather(1, _ends(sim.detach(), pos, neg)).unbind(dim=1)
+        spread = masked(farthest - nearest, farthest > nearest, math.inf)
+        similar = 1 - self.transfer((positive - nearest) / spread)
+        confused = 1 - self.transfer((negative - nearest) / spread)
         loss = self.cost(similar) + self.cost(1 - confused)
         return [Mean(masked(loss, complete), complete.to(sim.dtype))]
 
@@ -94,6 +86,16 @@ class NRA(PairLoss):
         return -(similarity + self.epsilon).log()
 
 
-def _ends(distance: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest distance of each row within its mask."""
-    return (masked(distance, mask, math.inf).amin(dim=1), masked(distance, mask, -math.inf).amax(dim=1))
+def _ends(distances: Tensor, pos: Tensor, neg: Tensor) -> Tensor:
+    """The columns of the nearest and the farthest neighbor, the farthest positive and the nearest negative, [a, 4].
+
+    Any column if there is no such neighbor.
+    """
+    known = pos | neg
+    ends = (
+        masked(distances, known, math.inf).argmin(dim=1),
+        masked(distances, known, -math.inf).argmax(dim=1),
+        masked(distances, pos, -math.inf).argmax(dim=1),
+        masked(distances, neg, math.inf).argmin(dim=1),
+    )
+    return torch.stack(ends, dim=1)
