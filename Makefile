@@ -5,11 +5,12 @@ JOBS ?= 2
 MINUTES ?= 60
 INPUTS ?= 10000
 SEED ?= 1
+VERSIONS ?= 3.11 3.12 3.13
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench browser proxy audit soak package matrix smoke site
+.PHONY: demo test lint bench browser proxy audit soak distributions package matrix smoke site
 
 demo: $(READY)
 	@$(BIN)/nearfar demo
@@ -50,11 +51,13 @@ site: $(READY)
 	@echo "Open build/site/index.html"
 
 # Builds wheel and sdist, installs each into an empty environment without any extra, and uses it there.
-package:
+package: distributions
+	$(MAKE) smoke
+
+distributions:
 	@test -x build/tools/bin/pyproject-build || ($(PYTHON) -m venv build/tools && build/tools/bin/pip install --quiet build)
 	rm -rf dist
 	build/tools/bin/pyproject-build
-	$(MAKE) smoke
 
 smoke: EMPTY = build/empty-$(notdir $(PYTHON))
 smoke:
@@ -65,12 +68,12 @@ smoke:
 	$(EMPTY)/bin/pip install --quiet --force-reinstall --no-deps dist/*.tar.gz
 	tests/helpers/smoke.sh $(EMPTY)
 
-# The same with every version of Python that is installed.
-matrix: package
-	@for version in 3.12 3.13; do \
-		if command -v python$$version >/dev/null; then $(MAKE) smoke PYTHON=python$$version || exit 1; \
-		else echo "!!! python$$version is not installed: SKIPPED !!!"; fi; \
-	done
+# The same with every version of Python that is installed: on the PATH, or by pyenv.
+matrix: distributions
+	@tried=; for version in $(VERSIONS); do \
+		python=$$(tests/helpers/interpreter.sh $$version) || continue; \
+		$(MAKE) smoke PYTHON=$$python || exit 1; tried="$$tried $$version"; \
+	done; echo "Works with Python:$${tried:- none was found}"; test -n "$$tried"
 
 # Faults for as long as wanted: damaged input for every parser, kills, full and torn disks, then load on a server.
 soak: $(READY)

@@ -98,3 +98,32 @@ def test_the_description_on_pypi_has_no_path_into_the_checkout(wheel: Path) -> N
 
 def test_the_citation_has_the_version() -> None:
     assert f"\nversion: {nf.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def interpreter(version: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """What ``make matrix`` finds for a version of Python where only these folders are on the PATH."""
+    command = ["/bin/bash", str(ROOT / "tests" / "helpers" / "interpreter.sh"), version]
+    return subprocess.run(command, env={"PATH": str(path)}, capture_output=True, text=True)
+
+
+def script(file: Path, text: str) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+    file.chmod(0o755)
+    return file
+
+
+def test_the_matrix_passes_over_a_shim_that_does_not_run(tmp_path: Path) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    script(tmp_path / "shims" / f"python{version}", "exit 127")
+    found = interpreter(version, tmp_path / "shims")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert f"Python {version} was found, but does not run: SKIPPED" in found.stderr
+    real = script(tmp_path / "real" / f"python{version}", f'exec {sys.executable} "$@"')
+    found = interpreter(version, Path(f"{tmp_path}/shims:{tmp_path}/real"))
+    assert found.stdout == f"{real}\n"
+
+
+def test_the_matrix_says_which_python_is_missing(tmp_path: Path) -> None:
+    found = interpreter("3.99", tmp_path)
+    assert (found.returncode, found.stderr) == (1, "!!! Python 3.99 is not installed: SKIPPED !!!\n")
