@@ -45,7 +45,7 @@ def reference() -> dict[str, str]:
     for folder in sorted(file.parent for file in SOURCE.rglob("__init__.py")):
         title, *modules = modules_of(folder)
         taken = exported(folder)
-        parts = [f"# {title}", f"::: {title}"]
+        parts = [f"---\ntitle: {title}\n---", f"::: {title}\n    options:\n        heading_level: 1"]
         for module in modules:
             hidden = [f"!^{name}$" for name in sorted(taken.get(module, set()) - {module.rpartition(".")[2]})]
             parts.append(f"::: {module}\n    options:\n        filters: {json.dumps(['!^_', *hidden])}")
