@@ -125,6 +125,21 @@ def test_pairs_instead_of_labels(estimator: Any) -> None:
     np.testing.assert_array_equal(by_rows.components_, by_columns.components_)
 
 
+@pytest.mark.parametrize("estimator", [E.MMC(), E.ITML(), E.POLA(random_state=0), E.LinearMetric(), E.RCA()], ids=str)
+def test_a_pipeline_passes_pairs_beside_the_labels_of_its_classifier(estimator: Any) -> None:
+    name = type(estimator).__name__.lower()
+    pipeline = make_pipeline(StandardScaler(), clone(estimator), KNeighborsClassifier(3))
+    pipeline.fit(X, np.zeros(60), **{f"{name}__pairs": PAIRS})  # one class, which no metric could learn from
+    expected = clone(estimator).fit(StandardScaler().fit_transform(X), pairs=PAIRS)
+    np.testing.assert_array_equal(pipeline[1].components_, expected.components_)
+
+
+def test_equal_samples_of_different_classes_do_not_spoil_itml() -> None:
+    equal = np.array([[0, 0, 1], [1, 1, 0], [2, 2, 0]])
+    np.testing.assert_allclose(E.ITML().fit(X, pairs=equal).get_mahalanobis_matrix(), np.eye(4), atol=1e-9)
+    assert np.isfinite(E.ITML(random_state=0).fit(np.ones((20, 3)), np.arange(20) % 2).components_).all()
+
+
 @pytest.mark.parametrize("estimator", [E.ITML(), E.LinearMetric(regularizer="logdet", upper=0.5, lower=9.0)], ids=str)
 def test_pairs_move_as_they_say(estimator: Any) -> None:
     model = clone(estimator).fit(X, pairs=PAIRS)
@@ -162,6 +177,13 @@ def test_pairs_drawn_from_labels_are_distinct_and_of_their_kind() -> None:
     assert (anchor != far).all()
 
 
+def test_many_classes_do_not_ask_for_more_pairs_than_memory_has() -> None:
+    labels = np.repeat(np.arange(2_000), 8)  # 20 times the square would be 80,000,000
+    similar, dissimilar = draw_pairs(labels, None, np.random.RandomState(0))
+    assert len(similar) <= 100_000
+    assert len(dissimilar) == 100_000
+
+
 def test_pola_learns_on_from_where_it_was() -> None:
     first = E.POLA(random_state=0).fit(X, pairs=PAIRS)
     matrix, threshold = first.matrix_.copy(), first.threshold_
@@ -189,11 +211,22 @@ def test_pola_learns_on_from_where_it_was() -> None:
         (E.ITML(), {}, "ITML requires y"),
         (E.ITML(gamma=0), {"y": Y}, "gamma is 0"),
         (E.ITML(prior="x"), {"y": Y}, "prior is 'x'"),
-        (E.ITML(bounds=(-1, 2)), {"y": Y}, "bounds is"),
+        (E.ITML(bounds=(0, 2)), {"y": Y}, r"bounds is \(0, 2\); it must be two positive numbers"),
+        (E.ITML(bounds=(1, 2, 3)), {"y": Y}, "it must be two positive numbers"),  # type: ignore[arg-type]
+        (E.ITML(n_constraints=0), {"y": Y}, "n_constraints is 0; it must be ≥ 1"),
+        (E.ITML(device="gpu"), {"y": Y}, "device is 'gpu'; allowed are auto, cpu, cuda"),
+        (E.NCA(max_iter=0), {"y": Y}, "max_iter is 0; it must be ≥ 1"),
+        (E.NCA(tol=-1.0), {"y": Y}, "tol is -1.0; it must be ≥ 0"),
+        (E.LMNN(rounds=0), {"y": Y}, "rounds is 0; it must be ≥ 1"),
+        (E.LFDA(neighbors=0), {"y": Y}, "neighbors is 0; it must be ≥ 1"),
+        (E.POLA(epochs=0), {"y": Y}, "epochs is 0; it must be ≥ 1"),
+        (E.LinearMetric(trade_off=-1.0), {"y": Y}, "trade_off is -1.0; it must be > 0"),
         (E.MMC(), {"pairs": PAIRS[:3]}, "3 similar and 0 dissimilar pairs; MMC needs both"),
         (E.RCA(), {"pairs": PAIRS[3:]}, "no similar pair"),
         (E.RCA(), {}, "RCA requires y"),
         (E.LSML(), {"triplets": TRIPLETS, "weights": [1.0]}, "weights has 1 values; there are 3 comparisons"),
+        (E.LSML(), {"triplets": TRIPLETS, "weights": [1.0, -1.0, 1.0]}, "weights holds a negative number"),
+        (E.LSML(), {"triplets": TRIPLETS, "quadruplets": [[0, 1, 2, 3]]}, "both quadruplets and triplets are given"),
         (E.LSML(), {"y": np.arange(60)}, "no class has two samples"),
         (E.LinearMetric(loss="x"), {"y": Y}, "loss is 'x'; it must be one of hinge, relative, squared"),  # type: ignore[arg-type]
         (E.LinearMetric(regularizer="logdet", n_components=2), {"y": Y}, "infinite for A of low rank"),
@@ -205,7 +238,12 @@ def test_pola_learns_on_from_where_it_was() -> None:
         (E.NCA(precision="x"), {"y": Y}, "precision is 'x'"),  # type: ignore[arg-type]
         (E.LMNN(neighbors=0), {"y": Y}, "neighbors is 0"),
         (E.LMNN(push=1.0), {"y": Y}, "push is 1.0"),
-        (E.LMNN(), {"y": np.zeros(60)}, "y has one class"),
+        (E.LMNN(), {"y": np.zeros(60, dtype=int)}, "y has one class, 0; LMNN needs at least two"),
+        (E.LMNN(), {"y": X[:, 0]}, "Unknown label type: continuous"),
+        *(
+            (each, {"y": np.arange(60)}, "y has 60 classes of one sample; .* needs two of a class")
+            for each in (E.RCA(), E.LFDA(), E.NCA(), E.MCML(), E.LMNN())
+        ),
         (E.LFDA(embedding="x"), {"y": Y}, "embedding is 'x'"),  # type: ignore[arg-type]
         (E.Mahalanobis(shrinkage=2.0), {}, "shrinkage is 2.0"),
     ],
@@ -213,6 +251,16 @@ def test_pola_learns_on_from_where_it_was() -> None:
 def test_errors_name_argument_value_and_what_is_allowed(estimator: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         estimator.fit(X, **given)
+
+
+def test_dimensions_are_whole_numbers() -> None:
+    with pytest.raises(TypeError, match=r"n_components is 1.5; a whole number is needed"):
+        E.NCA(n_components=1.5).fit(X, Y)  # type: ignore[arg-type]
+
+
+def test_pairs_need_two_sides() -> None:
+    with pytest.raises(ValueError, match="left has 4 samples and right 1; both need one for each pair"):
+        E.RCA().fit(X, Y).pair_distance(X[:4], X[:1])
 
 
 def test_row_numbers_are_integers() -> None:

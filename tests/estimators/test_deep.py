@@ -101,6 +101,19 @@ def test_images() -> None:
     assert model.score(pictures, Y) > 0.8
 
 
+def test_images_are_uint8() -> None:
+    settings = {**SMALL, "network": "small_cnn", "network_settings": None}
+    with pytest.raises(ValueError, match=r"X is float64 of shape \(400, 8, 8\); images must be uint8"):
+        DeepMetric(**settings).fit(X.reshape(-1, 8, 8), Y)
+    pictures = torch.as_tensor(X.reshape(-1, 8, 8) * 255).to(torch.uint8)
+    assert DeepMetric(epochs=1, **settings).fit(pictures, Y).transform(pictures).shape == (400, 8)
+
+
+def test_numbers_are_no_classes() -> None:
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        DeepMetric(**SMALL).fit(X, np.linspace(0, 1, 400))
+
+
 def test_a_run_and_back(fitted: DeepMetric, tmp_path: Path) -> None:
     run = fitted.to_run(tmp_path / "run")
     again = DeepMetric.from_run(run)
@@ -124,6 +137,29 @@ def test_the_run_of_an_ensemble_and_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.transform(X), fitted.transform(X))
     assert again.recipe == {"network": {"members": 2}}
     assert again.partial_fit(X, Y).transform(X).shape == (400, 16)
+
+
+def test_a_run_keeps_the_share_of_validation_classes(tmp_path: Path) -> None:
+    fitted = DeepMetric(epochs=2, validation=0.3, patience=1, **SMALL).fit(X, Y)
+    again = DeepMetric.from_run(fitted.to_run(tmp_path / "run"))
+    assert again.validation == pytest.approx(0.3)
+    assert again.patience == 1
+
+
+def test_the_run_of_a_recipe_keeps_the_share_of_validation_classes(tmp_path: Path) -> None:
+    parts = np.where(Y < 5, "train", "test")
+    recipe = {
+        "split": {"name": "fixed_validation", "share": 0.4},
+        "sampler": {"batch_size": 32, "per_class": 4},
+        "network": {"name": "mlp", "dim": 8},
+        "loss": {"name": "triplet"},
+        "optimizer": {"lr": 0.001},
+        "selection": {"patience": 3},
+        "training": {"epochs": 1, "device": "cpu"},
+    }
+    nf.train(recipe, out=tmp_path / "run", data=(X, Y, parts))
+    model = DeepMetric.from_run(tmp_path / "run")
+    assert (model.validation, model.patience) == (0.4, 3)
 
 
 def test_a_run_without_test_classes_is_evaluated_on_named_data(fitted: DeepMetric, tmp_path: Path) -> None:
@@ -172,6 +208,7 @@ def test_in_a_pipeline() -> None:
         ({"loss": "tripelt"}, "triplet"),
         ({"network": "resnet50", "network_settings": None}, "reads images"),
         ({"metric": "recall"}, "selection.metric is 'recall'"),
+        ({"patience": 2}, "patience is 2 and validation 0"),
     ],
 )
 def test_errors(settings: dict[str, Any], message: str) -> None:

@@ -59,6 +59,21 @@ def test_pairs_and_triplets_reach_the_linear_method() -> None:
     assert KernelMetric(LinearMetric(loss="relative")).fit(X, triplets=triplets).transform(X).shape[0] == 20
 
 
+@pytest.mark.parametrize(
+    ("model", "given", "error", "message"),
+    [
+        (KernelMetric(kernel="poly"), {}, ValueError, "kernel is 'poly'; allowed are rbf, polynomial, linear, sigmoid"),
+        (KernelMetric(n_components=0), {}, ValueError, "n_components is 0; it must be ≥ 1"),
+        (KernelMetric("lmnn"), {}, TypeError, "base is 'lmnn'; it must be a linear estimator"),  # type: ignore[arg-type]
+        (KernelMetric(), {"pairs": [[0, 3, 1]]}, ValueError, "pairs given without base"),
+        (KernelMetric(kernel=lambda x, y: 1.0), {}, ValueError, "all samples of X are the same for the kernel"),
+    ],
+)
+def test_errors(model: Any, given: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        model.fit(X, **given)
+
+
 def xor(n: int = 200) -> tuple[Array, Array]:
     random = np.random.RandomState(0)
     signs = random.choice([-1, 1], size=(n, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -10,9 +11,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
+from nearfar.utils.tensors import as_device
+from nearfar.utils.validation import non_negative, whole
+
 Array = NDArray[Any]
+COUNTS = ("n_components", "n_constraints", "neighbors", "rounds", "max_iter", "epochs")  # parameters of any estimator
 
 
 class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -29,6 +35,8 @@ class MetricLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             One distance for each pair.
         """
         first, second = np.asarray(self.transform(left)), np.asarray(self.transform(right))
+        if len(first) != len(second):
+            raise ValueError(f"left has {len(first)} samples and right {len(second)}; both need one for each pair")
         return np.asarray(np.linalg.norm(first - second, axis=1))
 
     @property
@@ -91,20 +99,18 @@ class LinearTransformer(MetricLearner):
 
     def _check(self, X: ArrayLike, y: ArrayLike | None = None) -> tuple[Array, Array | None]:
         """Return the samples as float64 and the labels, if there are any, as integers."""
-        if y is None:
-            return np.asarray(validate_data(self, X, dtype=np.float64, ensure_min_samples=2)), None
-        return self._check_labels(X, y)
+        if y is not None:
+            return self._check_labels(X, y)
+        check_numbers(self)
+        return np.asarray(validate_data(self, X, dtype=np.float64, ensure_min_samples=2)), None
 
     def _check_labels(self, X: ArrayLike, y: ArrayLike, *, numeric: bool = False) -> tuple[Array, Array]:
         """Return the samples as float64 and the labels, which must be there, as integers or float64 numbers."""
+        check_numbers(self)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=numeric)
-        y = column_or_1d(y, warn=True)
         if numeric:
-            return np.asarray(X), np.asarray(y, dtype=np.float64)
-        classes, codes = np.unique(y, return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(f"y has one class, {classes[0]!r}; {type(self).__name__} needs at least two")
-        return np.asarray(X), np.asarray(codes)
+            return np.asarray(X), np.asarray(column_or_1d(y, warn=True), dtype=np.float64)
+        return np.asarray(X), class_numbers(y, self)[1]
 
     def _set(self, components: torch.Tensor | Array, objective: list[float] | None = None) -> Self:
         """Store the learned transformation, and the value of the objective after each iteration."""
@@ -115,6 +121,47 @@ class LinearTransformer(MetricLearner):
             self.objective_ = np.asarray(objective)
             self.n_iter_ = max(1, len(objective) - 1)
         return self
+
+
+def check_numbers(estimator: BaseEstimator) -> None:
+    """Check the parameters that are whole numbers, and the tolerance, of any estimator.
+
+    Args:
+        estimator: The estimator.
+    """
+    for name, value in estimator.get_params(deep=False).items():
+        if name in COUNTS and value is not None:
+            whole(name, value)
+        elif name == "tol":
+            non_negative(name, value)
+
+
+def class_numbers(y: ArrayLike, estimator: BaseEstimator) -> tuple[Array, Array]:
+    """Return the classes, at least two, and the number of each sample's class.
+
+    Args:
+        y: Class labels of any type but continuous numbers.
+        estimator: The estimator that needs them.
+    """
+    labels = column_or_1d(y, warn=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # many classes of few samples are usual here
+        check_classification_targets(labels)
+    classes, codes = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"y has one class, {classes[0]}; {type(estimator).__name__} needs at least two")
+    return classes, codes
+
+
+def check_class_sizes(labels: Array, estimator: BaseEstimator) -> None:
+    """Check that there are two samples of one class.
+
+    Args:
+        labels: Class numbers from 0 on.
+        estimator: The estimator that needs them.
+    """
+    if np.bincount(labels).max() < 2:
+        raise ValueError(f"y has {len(labels)} classes of one sample; {type(estimator).__name__} needs two of a class")
 
 
 def check_components(n_components: int | None, features: int) -> int:
@@ -164,7 +211,7 @@ def tensor(array: Array, device: str | torch.device, dtype: torch.dtype = torch.
         device: A PyTorch device.
         dtype: Its type there.
     """
-    return torch.as_tensor(array, dtype=dtype, device=torch.device(device))
+    return torch.as_tensor(array, dtype=dtype, device=as_device("device", str(device)))
 
 
 def factor(matrix: torch.Tensor) -> torch.Tensor:

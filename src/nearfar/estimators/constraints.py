@@ -54,14 +54,15 @@ def draw_pairs(labels: Array, count: int | None, random: np.random.RandomState) 
 
     Args:
         labels: Class numbers.
-        count: Pairs of each kind; by default 20 times the square of the number of classes, at least 1,000.
+        count: Pairs of each kind; by default 20 times the square of the number of classes, from 1,000 to
+            100,000, so that many classes need no more memory.
         random: The random state.
 
     Returns:
         Distinct similar pairs and distinct dissimilar pairs, each at most ``count``.
     """
     sizes = np.bincount(labels)
-    wanted = count if count is not None else max(20 * len(sizes) ** 2, 1000)
+    wanted = count if count is not None else min(max(20 * len(sizes) ** 2, 1000), 100_000)
     order = np.argsort(labels, kind="stable")
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     members = np.flatnonzero(sizes[labels] > 1)
@@ -130,5 +131,5 @@ def _check_range(rows: Array, n: int, name: str) -> None:
 def _distinct(left: Array, right: Array) -> Array:
     """Return the pairs once each, in the order in which they were drawn."""
     pairs = np.column_stack([np.minimum(left, right), np.maximum(left, right)])
-    _, first = np.unique(pairs, axis=0, return_index=True)
+    _, first = np.unique(pairs[:, 0] * (pairs.max(initial=0) + 1) + pairs[:, 1], return_index=True)
     return pairs[np.sort(first)]

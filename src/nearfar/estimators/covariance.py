@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, centered, check_components
+from nearfar.estimators.base import LinearTransformer, centered, check_class_sizes, check_components
 from nearfar.estimators.constraints import check_pairs, chunks_of
 
 Array = NDArray[Any]
@@ -95,15 +95,16 @@ class RCA(LinearTransformer):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels.
-            pairs: Instead of ``y``: rows (left, right, 1); pairs marked as different are ignored.
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, 1); so are pairs marked as different.
 
         Returns:
             The estimator.
         """
-        samples, codes = self._check(X, y)
+        samples, codes = self._check(X, y if pairs is None else None)
         if pairs is not None:
             chunks = chunks_of(check_pairs(pairs, len(samples))[0], len(samples))
         elif codes is not None:
+            check_class_sizes(codes, self)
             chunks = codes
         else:
             raise ValueError("RCA requires y to be passed, but the target y is None; pairs are the alternative")
@@ -172,6 +173,7 @@ class LFDA(LinearTransformer):
         if self.embedding not in ("weighted", "orthonormalized", "plain"):
             raise ValueError(f"embedding is {self.embedding!r}; it must be 'weighted', 'orthonormalized' or 'plain'")
         samples, labels = self._check_labels(X, y)
+        check_class_sizes(labels, self)
         data = centered(samples, self.device)
         n, d = data.shape
         within = torch.zeros(d, d).to(data)

@@ -17,13 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from nearfar.estimators.base import MetricLearner
+from nearfar.data.datasets.arrays import ARRAYS
+from nearfar.estimators.base import MetricLearner, class_numbers
 from nearfar.metrics import retrieval
 from nearfar.networks.weights import save
 from nearfar.networks.weights.save import Model
 from nearfar.training.api import open_model, start
 from nearfar.training.recipe.files import load
-from nearfar.training.recipe.schema import NetworkSection
+from nearfar.training.recipe.schema import NetworkSection, Recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.reader import read_json
 from nearfar.utils.tensors import as_device
@@ -209,6 +210,7 @@ class DeepMetric(MetricLearner):
         plain = NetworkSection(name=recipe.network.name)
         kept = {key: getattr(recipe.network, key) for key in KEPT}
         kept = {key: value for key, value in kept.items() if value != getattr(plain, key)}
+        validation = _validation_share(recipe, Path(folder))
         made = cls(
             loss=recipe.loss.name,
             network=recipe.network.name,
@@ -218,7 +220,8 @@ class DeepMetric(MetricLearner):
             batch_size=recipe.sampler.images,
             per_class=recipe.sampler.per_class or cls().per_class,
             lr=recipe.optimizer.lr,
-            patience=recipe.selection.patience,
+            validation=validation,
+            patience=recipe.selection.patience if validation else None,
             metric=recipe.selection.metric,
             recipe={"network": kept} if kept else None,
             random_state=recipe.training.seed,
@@ -242,8 +245,11 @@ class DeepMetric(MetricLearner):
 
     def _samples(self, X: ArrayLike, y: ArrayLike | None = None, *, reset: bool) -> Array:
         """Return vectors as float64, checked by scikit-learn, or images as they are."""
-        if getattr(X, "ndim", 2) > 2 and getattr(X, "dtype", None) == np.uint8:
-            return np.asarray(X)
+        if getattr(X, "ndim", 2) > 2:
+            images = np.asarray(X)
+            if images.dtype != np.uint8:
+                raise ValueError(f"X is {images.dtype} of shape {images.shape}; images must be uint8, from 0 to 255")
+            return images
         if y is None:
             return np.asarray(validate_data(self, X, reset=reset, dtype=np.float64))
         samples, _ = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
@@ -253,9 +259,11 @@ class DeepMetric(MetricLearner):
         if y is None:
             raise ValueError("DeepMetric requires y to be passed, but the target y is None")
         samples = self._samples(X, y, reset=model is None)
-        classes, codes = np.unique(column_or_1d(y, warn=True), return_inverse=True)
-        if len(classes) < 2:
-            raise ValueError(f"y has one class, {classes[0]!r}; DeepMetric needs at least two")
+        if self.patience is not None and not self.validation:
+            raise ValueError(
+                f"patience is {self.patience} and validation 0; only validation classes can stop a training"
+            )
+        classes, codes = class_numbers(y, self)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         parts = np.full(len(codes), "train", dtype="U10")
         parts[np.isin(codes, self._validation_classes(len(classes), seed))] = "validation"
@@ -313,6 +321,20 @@ class DeepMetric(MetricLearner):
             runs.mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f"arrays-{self.loss}-", dir=runs)).absolute()
         return Path(tempfile.mkdtemp(prefix="nearfar-"))
+
+
+def _validation_share(recipe: Recipe, folder: Path) -> float:
+    """Return the share of the training classes that a run used for validation."""
+    split = recipe.split
+    if split.name == "fixed_validation":
+        return split.share
+    if split.name == "k_fold":
+        return 1 / split.folds
+    if split.name != "train_only" or not (folder / ARRAYS).is_file():
+        return 0.0
+    with np.load(folder / ARRAYS) as data:
+        held = np.unique(data["y"][data["split"] == "validation"])
+        return len(held) / len(np.unique(data["y"]))
 
 
 @contextmanager

@@ -12,9 +12,11 @@ from sklearn.decomposition import KernelPCA
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from nearfar.estimators.base import LinearTransformer, MetricLearner
+from nearfar.estimators.base import LinearTransformer, MetricLearner, check_numbers
+from nearfar.utils.validation import one_of
 
 Array = NDArray[Any]
+KERNELS = ("rbf", "polynomial", "linear", "sigmoid", "cosine")
 
 
 class KernelMetric(MetricLearner):
@@ -69,7 +71,7 @@ class KernelMetric(MetricLearner):
     def __sklearn_tags__(self) -> Tags:
         """Return scikit-learn's tags: ``y`` is required if the linear method requires it."""
         tags = super().__sklearn_tags__()
-        if self.base is not None:
+        if isinstance(self.base, LinearTransformer):
             tags.target_tags.required = self.base.__sklearn_tags__().target_tags.required
         return tags
 
@@ -79,12 +81,21 @@ class KernelMetric(MetricLearner):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels, or numbers for ``MLKR``.
-            pairs: Instead of ``y``: rows (left, right, same).
-            triplets: Instead of ``y``: rows (anchor, nearer, farther).
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
+            triplets: Instead of ``y``, which is then ignored: rows (anchor, nearer, farther).
 
         Returns:
             The estimator.
         """
+        check_numbers(self)
+        given = {"pairs": pairs, "triplets": triplets}
+        given = {key: value for key, value in given.items() if value is not None}
+        if self.base is None and given:
+            raise ValueError(f"{' and '.join(given)} given without base; the distance of a kernel is not learned")
+        if self.base is not None and not isinstance(self.base, LinearTransformer):
+            raise TypeError(f"base is {self.base!r}; it must be a linear estimator of nearfar, such as LMNN()")
+        if isinstance(self.kernel, str):
+            one_of("kernel", self.kernel, KERNELS)
         samples = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         name = {"polynomial": "poly"}.get(self.kernel, self.kernel) if isinstance(self.kernel, str) else self.kernel
         self.coordinates_ = KernelPCA(
@@ -95,10 +106,10 @@ class KernelMetric(MetricLearner):
             coef0=self.coef0,
             remove_zero_eig=True,
         ).fit(samples)
+        if not len(self.coordinates_.eigenvalues_):
+            raise ValueError("all samples of X are the same for the kernel; there is no distance to learn")
         self.base_ = None
         if self.base is not None:
-            given = {"pairs": pairs, "triplets": triplets}
-            given = {key: value for key, value in given.items() if value is not None}
             self.base_ = clone(self.base).fit(self.coordinates_.transform(samples), y, **given)
         return self
 

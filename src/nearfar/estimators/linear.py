@@ -22,6 +22,7 @@ from nearfar.estimators.solvers import (
     scatter,
     squared_distances,
 )
+from nearfar.utils.validation import positive
 
 Array = NDArray[Any]
 
@@ -47,8 +48,8 @@ class LinearMetric(LinearTransformer):
         lower: l; by default their 95th percentile.
         margin: m of the relative loss.
         n_components: The rank of A = GᵀG. Without it A has full rank and the problem is convex.
-        n_constraints: Constraints drawn from labels; by default 20 times the square of the number of classes, at
-            least 1,000, of each kind.
+        n_constraints: Constraints drawn from labels; by default 20 times the square of the number of classes, from
+            1,000 to 100,000, of each kind.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share.
         random_state: Seed of the drawn constraints.
@@ -115,15 +116,15 @@ class LinearMetric(LinearTransformer):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels, from which constraints are drawn.
-            pairs: Instead of ``y``: rows (left, right, same) for "hinge" and "squared".
-            triplets: Instead of ``y``: rows (anchor, nearer, farther) for "relative".
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same) for "hinge" and "squared".
+            triplets: Instead of ``y``, which is then ignored: rows (anchor, nearer, farther) for "relative".
             targets: The wanted squared distance of each row of ``pairs``, for "squared".
 
         Returns:
             The estimator.
         """
         self._check_settings()
-        samples, labels = self._check(X, y)
+        samples, labels = self._check(X, y if pairs is None and triplets is None else None)
         data = centered(samples, self.device)
         similar, dissimilar, tuples = self._constraints(labels, pairs, triplets, len(samples))
         near, far = (data[rows[:, 0]] - data[rows[:, 1]] for rows in (similar, dissimilar))
@@ -148,6 +149,7 @@ class LinearMetric(LinearTransformer):
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+        positive("trade_off", self.trade_off)
         if self.regularizer == "logdet" and self.n_components is not None:
             raise ValueError("regularizer 'logdet' is infinite for A of low rank; remove n_components")
 

@@ -11,7 +11,13 @@ from typing import Any, Self
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, centered, check_components, principal_directions
+from nearfar.estimators.base import (
+    LinearTransformer,
+    centered,
+    check_class_sizes,
+    check_components,
+    principal_directions,
+)
 from nearfar.estimators.solvers import lbfgs
 
 Array = NDArray[Any]
@@ -81,11 +87,10 @@ class LMNN(LinearTransformer):
         Returns:
             The estimator.
         """
-        if self.neighbors < 1:
-            raise ValueError(f"neighbors is {self.neighbors}; it must be at least 1")
         if not 0 < self.push < 1:
             raise ValueError(f"push is {self.push}; it must be between 0 and 1")
         samples, codes = self._check_labels(X, y)
+        check_class_sizes(codes, self)
         data = centered(samples, self.device, torch.float64 if len(samples) <= 5000 else torch.float32)
         labels = torch.as_tensor(codes, device=data.device)
         order = torch.argsort(labels, stable=True)  # classes are contiguous, so that a class is a range of columns

@@ -25,6 +25,7 @@ from nearfar.estimators.solvers import (
     scatter,
     squared_distances,
 )
+from nearfar.utils.validation import positive
 
 Array = NDArray[Any]
 
@@ -38,7 +39,7 @@ class _PairMethod(LinearTransformer):
     device: str
 
     def _differences(self, X: ArrayLike, y: ArrayLike | None, pairs: Any) -> tuple[torch.Tensor, ...]:
-        samples, labels = self._check(X, y)
+        samples, labels = self._check(X, y if pairs is None else None)
         if pairs is not None:
             similar, dissimilar = check_pairs(pairs, len(samples))
         elif labels is not None:
@@ -60,7 +61,7 @@ class MMC(_PairMethod):
     Args:
         diagonal: Learn only a weight for each feature.
         n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
-            at least 1,000.
+            from 1,000 to 100,000.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share. 1e-6 comes close to the optimum, which
             has few dimensions; stopping early is better for neighbors in cross-validation.
@@ -103,7 +104,7 @@ class MMC(_PairMethod):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``: rows (left, right, same).
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
 
         Returns:
             The estimator.
@@ -139,7 +140,7 @@ class ITML(_PairMethod):
         bounds: (u, l) for squared distances; by default the 5th and 95th percentile of the pairs' squared distances.
         prior: A₀: "identity" or "covariance" (the inverse covariance of the samples).
         n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
-            at least 1,000.
+            from 1,000 to 100,000.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share.
         random_state: Seed of the drawn pairs.
@@ -185,15 +186,14 @@ class ITML(_PairMethod):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``: rows (left, right, same).
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
 
         Returns:
             The estimator.
         """
-        if self.gamma <= 0:
-            raise ValueError(f"gamma is {self.gamma}; it must be positive")
-        if self.bounds is not None and min(self.bounds) < 0:
-            raise ValueError(f"bounds is {tuple(self.bounds)}; both must be positive")
+        positive("gamma", self.gamma)
+        if self.bounds is not None and (len(self.bounds) != 2 or min(self.bounds) <= 0):
+            raise ValueError(f"bounds is {tuple(self.bounds)}; it must be two positive numbers")
         data, near, far = self._differences(X, y, pairs)
         delta = torch.cat([near, far])
         sign = torch.cat([torch.ones(len(near)), -torch.ones(len(far))]).to(delta)
@@ -201,8 +201,9 @@ class ITML(_PairMethod):
         prior, inverse = prior_metric(self.prior, data)
 
         def cost(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            ratio = (squared_distances(delta, a) / bound).clamp_min(1e-300)
-            ratio = torch.where(sign * ratio > sign, ratio, 1.0)  # a bound that holds costs nothing
+            ratio = squared_distances(delta, a) / bound
+            broken = (sign * ratio > sign) & (ratio > 0)  # no metric changes the distance of equal samples
+            ratio = torch.where(broken, ratio.clamp_min(1e-200), 1.0)  # a bound that holds costs nothing
             return (ratio - ratio.log() - 1).sum(), scatter(delta, (1 - 1 / ratio) / bound)
 
         objective = over_factor(regularized(partial(logdet_divergence, inverse=inverse), cost, self.gamma))
@@ -237,8 +238,8 @@ class LSML(LinearTransformer):
 
     Args:
         prior: A₀: "identity" or "covariance" (the inverse covariance of the samples).
-        n_constraints: Comparisons drawn from labels; by default 20 times the square of the number of classes, at least
-            1,000.
+        n_constraints: Comparisons drawn from labels; by default 20 times the square of the number of classes, from
+            1,000 to 100,000.
         max_iter: The largest number of iterations.
         tol: Iterations end when the objective improves by less than this share.
         random_state: Seed of the drawn comparisons.
@@ -285,15 +286,18 @@ class LSML(LinearTransformer):
 
         Args:
             X: Samples, of shape (n, features).
-            y: Class labels, from which comparisons of a similar and a dissimilar pair are drawn.
+            y: Class labels, from which comparisons of a similar and a dissimilar pair are drawn; ignored where
+                comparisons are given.
             quadruplets: Instead of ``y``: rows (a, b, c, d) where a and b are closer than c and d.
             triplets: Instead of ``y``: rows (anchor, nearer, farther).
-            weights: The weight w of each given comparison; 1 by default.
+            weights: The weight w of each given comparison, not negative; 1 by default.
 
         Returns:
             The estimator.
         """
-        samples, labels = self._check(X, y)
+        if quadruplets is not None and triplets is not None:
+            raise ValueError("both quadruplets and triplets are given; LSML learns from one of them")
+        samples, labels = self._check(X, y if quadruplets is None and triplets is None else None)
         if quadruplets is not None:
             rows = check_tuples(quadruplets, 4, len(samples), "quadruplets")
         elif triplets is not None:
@@ -310,6 +314,8 @@ class LSML(LinearTransformer):
         weight = torch.ones(len(rows)).to(data) if weights is None else tensor(np.asarray(weights), self.device)
         if len(weight) != len(rows):
             raise ValueError(f"weights has {len(weight)} values; there are {len(rows)} comparisons")
+        if not (weight >= 0).all():
+            raise ValueError("weights holds a negative number or NaN")
         prior, inverse = prior_metric(self.prior, data)
 
         def cost(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -332,7 +338,7 @@ class POLA(_PairMethod):
     Args:
         epochs: Passes over the pairs in ``fit``.
         n_constraints: Pairs of each kind drawn from labels; by default 20 times the square of the number of classes,
-            at least 1,000.
+            from 1,000 to 100,000.
         random_state: Seed of the drawn pairs and of their order.
         device: A PyTorch device.
 
@@ -363,7 +369,7 @@ class POLA(_PairMethod):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``: rows (left, right, same).
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
 
         Returns:
             The estimator.
@@ -378,7 +384,7 @@ class POLA(_PairMethod):
         Args:
             X: Samples, of shape (n, features).
             y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``: rows (left, right, same).
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
 
         Returns:
             The estimator.

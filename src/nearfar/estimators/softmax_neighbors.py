@@ -8,7 +8,14 @@ from typing import Any, Literal, Self
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, centered, check_components, principal_directions, tensor
+from nearfar.estimators.base import (
+    LinearTransformer,
+    centered,
+    check_class_sizes,
+    check_components,
+    principal_directions,
+    tensor,
+)
 from nearfar.estimators.solvers import lbfgs, over_rows
 
 Array = NDArray[Any]
@@ -96,6 +103,7 @@ class NCA(_SoftmaxNeighbors):
             The estimator.
         """
         samples, codes = self._check_labels(X, y)
+        check_class_sizes(codes, self)
         data = self._tensor(samples)
         labels = torch.as_tensor(codes, device=data.device)
 
@@ -144,6 +152,7 @@ class MCML(_SoftmaxNeighbors):
             The estimator.
         """
         samples, codes = self._check_labels(X, y)
+        check_class_sizes(codes, self)
         data = self._tensor(samples)
         labels = torch.as_tensor(codes, device=data.device)
         others = (torch.bincount(labels) - 1)[labels].to(data)
