@@ -14,6 +14,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import tiles
+from nearfar.engine.measures import PreparedVectors
 
 SELECTING = [case for case in CASES if case.family == "pair" and case.create().selects_columns]
 CHECKS = [
@@ -77,3 +78,17 @@ def test_of_equal_distances_the_same_pair_is_moved(seed: int, monkeypatch: pytes
     assert_same(run(nf.losses.NRA(), *batch), expected, tolerance=1e-12)
     weights = nf.losses.NRA().pair_weights(*batch)
     assert int((weights != 0).sum(dim=1).max()) <= 4
+
+
+def test_no_more_vectors_are_gathered_at_once_than_there_are_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "SELECT_FROM", 0)
+    sizes = []
+    gather = PreparedVectors.gather
+
+    def watched(vectors: PreparedVectors, index: Tensor) -> PreparedVectors:
+        sizes.append(len(index))
+        return gather(vectors, index)
+
+    monkeypatch.setattr(PreparedVectors, "gather", watched)
+    run(nf.losses.NRA(), *make_batch(sizes=(3,) * 4))
+    assert sizes == [12] * 4

@@ -214,7 +214,7 @@ class Row:
         by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * slope
         by_column_values = self.by_column_values
         if by_column_values is not None:
-            assert isinstance(slope, float) or slope.ndim == 0, "column values need the same slope for all anchors"
+            assert not (isinstance(slope, Tensor) and slope.ndim), "column values need the same slope for all anchors"
             by_column_values = by_column_values * slope
         parts = [(_times(factor, slope), matrix) for factor, matrix in self.parts]
         return Row(value, parts, by_anchor_values, by_column_values)

@@ -351,9 +351,9 @@ class TiledBatch:
 
     def _few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
         """The tile of all anchors against a few columns of their own, [m, k], with masks of these."""
-        rows = torch.arange(self.height, device=columns.device).repeat_interleave(columns.shape[1])
-        pairs = self.anchors.gather(rows), self.columns.gather(columns.flatten())
-        values = self.loss.comparison.listed(*pairs).view(columns.shape)
+        listed = self.loss.comparison.listed
+        # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
+        values = torch.stack([listed(self.anchors, self.columns.gather(some)) for some in columns.unbind(1)], dim=1)
         every = slice(0, self.height)
         tile = Tile(values, positives, negatives, every, self.loss.comparison, self.embeddings.shape[1])
         tile.columns, tile.anchor_values = columns, self.anchor_values
@@ -609,11 +609,12 @@ class FewColumnsGradient(ListWeights):
             return by_anchors, None
         column, order = self.columns.flatten().sort(stable=True)
         weights, row = self.weights.flatten()[order], order // self.columns.shape[1]
+        # Sums of segments, since index_add_ adds in any order on a GPU.
         starts = torch.searchsorted(column, torch.arange(batch.width, device=column.device))
         by_columns = embedding_bag(row, anchors, starts, mode="sum", per_sample_weights=weights)
-        # Sums of segments, since index_add_ adds in any order on a GPU.
-        sums = embedding_bag(order, self.weights.reshape(-1, 1), starts, mode="sum").squeeze(1)
-        by_columns = measure.plus_own(by_columns, columns, sums)
+        if measure.has_own_part:
+            sums = embedding_bag(order, self.weights.reshape(-1, 1), starts, mode="sum").squeeze(1)
+            by_columns = measure.plus_own(by_columns, columns, sums)
         return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
 
@@ -657,9 +658,8 @@ def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -
     leaves = _leaves(tile)
     of_columns: Tensor | Row | None = None
     # Gradients are the same whether a pair of a symmetric tile is counted at (i, j) or at (j, i), pair weights are not.
-    is_symmetric = batch.is_symmetric and batch.columns_need_grad and accumulator is not WeightMatrix
-    is_symmetric = is_symmetric and batch.loss.closed_form
-    if batch.loss.needs_column_values and not is_symmetric:
+    from_rows = batch.is_symmetric and batch.columns_need_grad and accumulator is not WeightMatrix
+    if batch.loss.needs_column_values and not (from_rows and batch.loss.closed_form):
         of_columns = batch.loss.column_values(tile.transposed())
         tile.column_values = _value(of_columns)
     per_anchor = batch.loss.on_tile(tile)
