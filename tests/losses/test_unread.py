@@ -69,9 +69,13 @@ def test_gradients_of_a_label_beyond_the_classes_show_it(key: str, settings: dic
 
 
 @pytest.mark.parametrize("budget", [1, 1 << 28])
-def test_more_positives_than_smooth_ap_was_told_show_in_the_loss(budget: int) -> None:
+def test_more_positives_than_smooth_ap_was_told_show_in_loss_and_gradient(budget: int) -> None:
     embeddings, labels = make_batch(sizes=(4, 3, 1), dtype=torch.float32)
+    embeddings.requires_grad_()
     for most, expected in ((3, create("smooth_ap", {})(embeddings, labels)), (2, torch.tensor(math.nan))):
         loss = create("smooth_ap", {"max_positives": most})
         loss.memory_budget = budget
-        torch.testing.assert_close(loss(embeddings, labels), expected, equal_nan=True)
+        value = loss(embeddings, labels)
+        torch.testing.assert_close(value, expected, equal_nan=True)
+        (gradient,) = torch.autograd.grad(value, embeddings)
+        assert gradient[:4].isnan().all() == (most == 2)

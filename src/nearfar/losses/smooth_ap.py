@@ -27,14 +27,14 @@ class SmoothAP(PairLoss):
         temperature: τ of the logistic function σ, which is a step for τ → 0.
         max_positives: The largest number of positives of an anchor, if it is known before. On a GPU the host then does
             not wait for that number, and the loss is recorded as a CUDA graph. If an anchor has more, this is an error
-            on a CPU, and the loss is NaN on a GPU. None: the host waits.
+            on a CPU, and loss and gradients are NaN on a GPU. None: the host waits.
 
     Differences:
         Classes may have any size, the mean is over the anchors that have a positive, and the anchor is not part of its
         own ranking. Common implementations need classes of one size and rank the anchor as well: pass the batch as its
         own gallery, without positions, for that. A positive can be moved to make room for another one: its pair weight
-        is then negative. Time grows with the number of columns times the number of positive pairs, or the number of
-        anchors times ``max_positives``.
+        is then negative. Time grows with the number of pairs times the largest number of positives of an anchor, or
+        times ``max_positives`` on a GPU.
 
     Reference:
         Brown et al., "Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval", ECCV 2020.
@@ -82,7 +82,7 @@ class SmoothAP(PairLoss):
         has_positive = number.sign()
         number.clamp_(min=1.0)
         if self.max_positives is not None and not readable(pos):
-            total.masked_fill_(pos.sum(dim=1) > self.max_positives, math.nan)
+            number.masked_fill_(pos.sum(dim=1) > self.max_positives, math.nan)
         weights.scatter_add_(1, columns, by_positives)
         factor = (self.temperature * number).reciprocal_()
         return [Mean(Row(has_positive - total / number, [(factor, weights)]), has_positive)]
