@@ -106,3 +106,12 @@ def test_counting_centres_leaves_no_trace() -> None:
     assert not counts.is_floating_point()
     assert not counts.requires_grad
     assert torch.equal(loss.proxies, before)
+
+
+@pytest.mark.parametrize("gamma", [1e-40, 1e-25, 1e-18, 1e-16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_tiny_gamma_gives_all_centres_the_same_share(gamma: float, dtype: torch.dtype) -> None:
+    embeddings, labels = make_batch(sizes=(2, 2), dim=4, dtype=dtype)
+    losses = [create("soft_triple", {"centers": 3, "gamma": each}, num_classes=2, dim=4) for each in (gamma, 0.0)]
+    tiny, zero = (run(loss.to(dtype), embeddings, labels) for loss in losses)
+    assert_same(tiny, zero, tolerance=1e-5 if dtype == torch.float32 else 1e-12)

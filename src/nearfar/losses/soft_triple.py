@@ -10,6 +10,8 @@ from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, positive, whole
 
+NO_GAMMA = 1e-17  # counts as 0: the centers of a class have equal shares, even in float64
+
 
 @register
 class SoftTriple(ClassificationLoss):
@@ -82,11 +84,11 @@ class SoftTriple(ClassificationLoss):
 
     @property
     def pool_scale(self) -> float:  # type: ignore[override]
-        """The factor of the similarities that ``pool`` takes and returns: gamma, unless it is 0."""
-        return self.gamma or 1.0
+        """The factor of the similarities that ``pool`` takes and returns: gamma, or 1 if it counts as 0."""
+        return self.gamma if self.gamma > NO_GAMMA else 1.0
 
     def pool(self, similarities: Tensor) -> tuple[Tensor, Tensor]:
-        if self.gamma == 0:
+        if self.gamma <= NO_GAMMA:
             return similarities.mean(dim=2), torch.full_like(similarities, 1.0 / similarities.shape[2])
         shares = torch.softmax(similarities, dim=2)
         slopes = shares * similarities
