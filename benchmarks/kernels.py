@@ -4,13 +4,13 @@
     python benchmarks/kernels.py --only multi_similarity --sizes 4096
     python benchmarks/kernels.py --precision float32,tf32,bfloat16     # all products
     python benchmarks/kernels.py --sizes "" --gallery 1000000          # 256 anchors against a gallery alone
-    python benchmarks/kernels.py --sizes 4096 --only raw --strips-above 4096 --product-blocks 64,32,32,128,4,2
+    python benchmarks/kernels.py --sizes 4096 --only raw --sum-blocks 128,128,32,0,8,3
     TRITON_INTERPRET=1 python benchmarks/kernels.py --device cpu --sizes 32 --gallery 0 --dim 16   # does it run at all
 
 Forward and backward, four embeddings per class. The candidates take turns; times are medians. Memory is the peak minus
 the memory before the call. The error is that of the gradient by the embeddings against float64, in batches up to 4,096.
-Embeddings of a gallery get no gradient. --sum-blocks and --product-blocks replace the first choice of blocks: rows,
-columns, inner and outer dimensions, warps, stages.
+Embeddings of a gallery get no gradient. --sum-blocks, --strip-blocks and --product-blocks replace the first choice of
+blocks: rows, columns, inner and outer dimensions, warps, stages.
 """
 
 from __future__ import annotations
@@ -123,18 +123,17 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", help="float32, tf32, bfloat16, separated by commas")
     parser.add_argument("--only", default="", help="only losses whose name contains this")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each comparison")
-    parser.add_argument("--strips-above", type=int, help="dimensions beyond which float32 uses strips")
     parser.add_argument("--sum-blocks", type=blocks, help="six numbers, separated by commas")
+    parser.add_argument("--strip-blocks", type=blocks, help="six numbers, separated by commas")
     parser.add_argument("--product-blocks", type=blocks, help="six numbers, separated by commas")
     options = parse(parser, COLUMNS)
     warnings.filterwarnings("ignore")
-    if options.strips_above is not None:
-        triton_kernels.STRIPS_ABOVE = options.strips_above
     if options.sum_blocks:
         triton_kernels.SUM_BLOCKS.insert(0, options.sum_blocks)
+    if options.strip_blocks:
+        triton_kernels.STRIP_BLOCKS.insert(0, options.strip_blocks)
     if options.product_blocks:
-        for choices in triton_kernels.PRODUCT_BLOCKS.values():
-            choices.insert(0, options.product_blocks)
+        triton_kernels.PRODUCT_BLOCKS.insert(0, options.product_blocks)
     try:
         import pytorch_metric_learning as peer
         from pytorch_metric_learning import distances, losses, miners  # noqa: F401

@@ -41,13 +41,32 @@ def test_a_large_batch(name: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)
-@pytest.mark.parametrize("dim", [96, 512])  # fused products, and strips
+@pytest.mark.parametrize("dim", [96, 512])
 def test_a_gallery(name: str, dim: int) -> None:
     batch = make_batch(1000, dim, gallery=3001, classes=200)
     with kernels() as called:
         found = outcome(CASES[name](), batch, torch.float32, "cuda")
     assert called
     assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
+
+
+@pytest.mark.parametrize("name", WITH_CLASSES)
+def test_a_gallery_without_gradient_is_read_in_chunks(name: str) -> None:
+    batch = make_batch(1000, 128, gallery=3001, classes=200)
+    with kernels() as called:
+        found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=500)
+    assert called
+    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda", chunk=500))) < limit(name)
+
+
+@pytest.mark.parametrize("name", ["multi_similarity", "triplet, hard"])
+def test_nan_in_a_chunk_of_a_gallery_makes_the_loss_nan(name: str) -> None:
+    batch = make_batch(300, 16, gallery=700, classes=20)
+    assert batch.gallery is not None
+    batch.gallery[650, 3] = float("nan")
+    with kernels():
+        value, *_ = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=100)
+    assert value.isnan()
 
 
 @pytest.mark.parametrize("name", WITH_CLASSES)

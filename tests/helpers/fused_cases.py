@@ -98,17 +98,25 @@ def make_batch(size: int, dim: int, *, gallery: int = 0, classes: int = CLASSES,
     return Batch(embeddings, labels, columns, column_labels, positions)
 
 
-def outcome(loss: Loss, batch: Batch, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-    """The loss and its gradients by embeddings, gallery and parameters."""
+def outcome(
+    loss: Loss, batch: Batch, dtype: torch.dtype, device: str = "cpu", *, chunk: int | None = None
+) -> list[Tensor]:
+    """The loss and its gradients by embeddings, gallery and parameters.
+
+    With a size of chunks, the gallery gets no gradient, and the memory budget allows for so many columns at a time.
+    """
     loss = loss.to(device, dtype)
+    if chunk is not None:
+        loss.memory_budget = 8 * batch.embeddings.shape[1] * chunk
     tensors = [None if tensor is None else tensor.to(device) for tensor in batch]
     embeddings, labels, gallery, gallery_labels, positions = tensors
     assert embeddings is not None
     leaves = [embeddings.to(dtype, copy=True).requires_grad_()]
     if gallery is not None:
-        leaves.append(gallery.to(dtype, copy=True).requires_grad_())
+        leaves.append(gallery.to(dtype, copy=True).requires_grad_(chunk is None))
     value = loss(leaves[0], labels, *(leaves[1:] and [leaves[1], gallery_labels]), positions=positions)
-    found = torch.autograd.grad(value, [*leaves, *loss.parameters()], allow_unused=True)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    found = torch.autograd.grad(value, [*wanted, *loss.parameters()], allow_unused=True)
     return [value.detach(), *(gradient for gradient in found if gradient is not None)]
 
 
@@ -142,16 +150,14 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the errors of some cases; of cases that did not use the kernels, none."""
-    from nearfar.engine import triton_kernels
-
-    options = {"gallery": 0, "precision": "float32", "only": list(CASES), "strips_above": 128} | json.loads(sys.argv[1])
-    triton_kernels.STRIPS_ABOVE = options["strips_above"]
+    options = {"gallery": 0, "precision": "float32", "only": list(CASES), "chunk": None} | json.loads(sys.argv[1])
     batch, found = make_batch(options["size"], options["dim"], gallery=options["gallery"]), {}
     for name in options["only"]:
         create = (CASES | OTHERS)[name]
         with kernels(options["precision"]) as called:
-            ours = outcome(create(), batch, torch.float32)
-        found[name] = errors(ours, outcome(create(), batch, torch.float64)) if called else []
+            ours = outcome(create(), batch, torch.float32, chunk=options["chunk"])
+        expected = outcome(create(), batch, torch.float64, chunk=options["chunk"])
+        found[name] = errors(ours, expected) if called else []
     print(json.dumps(found))
 
 

@@ -3,8 +3,8 @@
 A loss describes itself as a ``Program``: what is summed over the positives and over the negatives of a row, and the
 loss as a function of these sums. One kernel computes the sums. Autograd differentiates the loss by them, which is
 cheap: they are a few numbers per anchor. Another kernel computes the similarities again, turns the derivatives into
-pair weights and multiplies these with the embeddings. Similarities stay on the chip; weights do too,
-or are written in strips of bounded memory (``triton_kernels.use_strips``).
+pair weights and multiplies these with the embeddings. Similarities stay on the chip; weights do too or, for float32,
+are written in strips of bounded memory.
 
 Losses without a program, other supervision than labels, float64 and tensors on a CPU use the tiles of ``engine.tiles``.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,7 +28,7 @@ from nearfar.utils.validation import one_of
 if TYPE_CHECKING:
     from nearfar.engine.measures import PreparedVectors
     from nearfar.engine.tiles import TiledBatch
-    from nearfar.engine.triton_kernels import Comparison
+    from nearfar.engine.triton_kernels import Comparison, KernelVectors
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
@@ -134,7 +134,8 @@ def use_triton(enabled: bool | None = True, *, precision: str = "float32") -> No
 
     Args:
         enabled: True: for batches of every size. False: never. None: for large batches, as by default.
-        precision: Products of embeddings: "float32" (each is three of TF32), "tf32" or "bfloat16". Sums are float32.
+        precision: Products of embeddings: "float32" (three products of float16 each, which keep 22 bits), "tf32" or
+            "bfloat16". Sums are float32.
 
     Raises:
         ImportError: If Triton is not installed.
@@ -204,16 +205,14 @@ def evaluate(
         batch: The batch.
         differentiate: False: only the loss.
     """
-    from nearfar.engine import triton_kernels as kernels
-
-    comparison = _comparison(batch)
+    compared = _Comparisons(batch)
     height, zeros = batch.height, batch.embeddings.new_zeros
     positives, negatives = program.positives, program.negatives
     params = zeros(10, height)
     bounded = program.valid_triplet is not None or program.bounds != (math.inf, -math.inf)
     params[0], params[1] = program.bounds
     if program.valid_triplet is not None:
-        (far, near), _ = kernels.extremes(comparison)
+        (far, near), _ = compared.extremes(need_columns=False)
         params[0], params[1] = near + program.valid_triplet, far - program.valid_triplet
 
     anchor_values = None
@@ -224,13 +223,13 @@ def evaluate(
     shifted = anchor_values is not None
     if program.shift == "negatives":
         # The sum over the positives depends on that over the negatives: two passes.
-        found = kernels.sums(comparison, Terms(), negatives, params[:4], bounded=bounded, shifted=False)
+        found = compared.sums(Terms(), negatives, params[:4], bounded=bounded, shifted=False)
         of_negatives = _sums(found[:, 6:])
         params[2] = of_negatives.log
-        found = kernels.sums(comparison, positives, Terms(), params[:4], bounded=bounded, shifted=True)
+        found = compared.sums(positives, Terms(), params[:4], bounded=bounded, shifted=True)
         of_positives = _sums(found[:, :6])
     else:
-        found = kernels.sums(comparison, positives, negatives, params[:4], bounded=bounded, shifted=shifted)
+        found = compared.sums(positives, negatives, params[:4], bounded=bounded, shifted=shifted)
         of_positives, of_negatives = _sums(found[:, :6]), _sums(found[:, 6:])
 
     with torch.set_grad_enabled(differentiate):
@@ -260,7 +259,7 @@ def evaluate(
     params[6] = slopes[0] * positives.logit_scale + slopes[1]
     params[7] = slopes[3] * negatives.logit_scale + slopes[4]
     params[8], params[9] = slopes[2], slopes[5]
-    gradient = _gradient(program, batch, comparison, params, bounded=bounded)
+    gradient = _gradient(program, batch, compared, params, bounded=bounded)
     return loss.detach(), gradient, None if anchor_values is None else slopes[6]
 
 
@@ -273,37 +272,104 @@ def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
     Returns:
         The two columns, and whether there is such a column, [m, 2] each.
     """
-    from nearfar.engine import triton_kernels as kernels
-
-    similarity, columns = kernels.extremes(_comparison(batch))
+    similarity, columns = _Comparisons(batch).extremes()
     return columns.T.contiguous(), similarity.T.isfinite()
 
 
-def _comparison(batch: TiledBatch) -> Comparison:
-    """What the kernels read of a batch."""
-    from nearfar.engine.triton_kernels import Comparison, KernelVectors
+class _Comparisons:
+    """The anchors against all columns, or against one chunk after the other of a gallery that needs no gradient.
+
+    What the kernels read of a chunk fits into the memory budget of the loss. It is prepared again in each pass.
+
+    Args:
+        batch: The batch.
+    """
+
+    def __init__(self, batch: TiledBatch) -> None:
+        assert batch.labels is not None
+        assert batch.column_labels is not None
+        self.batch = batch
+        self.anchors = _vectors(batch, batch.anchors, batch.labels)
+        width, dim = batch.width, batch.embeddings.shape[1]
+        chunk = width
+        if batch.gallery is not None and not batch.columns_need_grad:
+            chunk = max(1, batch.loss.memory_budget // (2 * batch.embeddings.element_size() * dim))
+        self.chunks = [slice(start, min(start + chunk, width)) for start in range(0, width, chunk)]
+        self._whole: Comparison | None = None
+
+    def __iter__(self) -> Iterator[Comparison]:
+        if len(self.chunks) > 1:
+            yield from (self._compare(chunk) for chunk in self.chunks)
+        else:
+            if self._whole is None:
+                self._whole = self._compare(self.chunks[0])
+            yield self._whole
+
+    def _compare(self, chunk: slice) -> Comparison:
+        from nearfar.engine.triton_kernels import Comparison
+
+        batch, columns, own = self.batch, self.anchors, _positions(self.batch, chunk)
+        if batch.gallery is not None:
+            assert batch.column_labels is not None
+            columns = _vectors(batch, batch.column_chunk(chunk), batch.column_labels[chunk])
+        assert Setting.precision is not None
+        power = batch.loss.comparison.power
+        return Comparison(self.anchors, columns, own, batch.gallery is None, power, Setting.precision)
+
+    def extremes(self, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
+        """Compute what ``triton_kernels.extremes`` does over all columns.
+
+        Args:
+            need_columns: False: the columns may be anything.
+        """
+        from nearfar.engine import triton_kernels as kernels
+
+        found = [kernels.extremes(each, need_columns=need_columns) for each in self]
+        (far, near), columns = found[0]
+        for chunk, ((low, high), where) in zip(self.chunks[1:], found[1:], strict=True):
+            better = torch.stack([low < far, high > near])
+            columns = torch.where(better, where + chunk.start, columns)
+            far, near = torch.minimum(far, low), torch.maximum(near, high)
+        return torch.stack([far, near]), columns
+
+    def sums(self, positives: Terms, negatives: Terms, params: Tensor, *, bounded: bool, shifted: bool) -> Tensor:
+        """Compute what ``triton_kernels.sums`` does over all columns.
+
+        Args:
+            positives: The terms of the positives.
+            negatives: The terms of the negatives.
+            params: Bounds and shifts of each anchor, [4, m].
+            bounded: Whether the bounds are used.
+            shifted: Whether the shifts are used.
+        """
+        from nearfar.engine import triton_kernels as kernels
+
+        terms = positives, negatives, params
+        found = [kernels.sums(each, *terms, bounded=bounded, shifted=shifted) for each in self]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> KernelVectors:
+    """What the kernels read of anchors or columns."""
+    from nearfar.engine.triton_kernels import KernelVectors, halves
     from nearfar.utils.kernels import interpreted
 
-    assert batch.labels is not None
-    assert batch.column_labels is not None
-    precision, measure = Setting.precision, batch.loss.comparison
-    assert precision is not None
+    points = rest = unit = prepared.points.detach().contiguous()
+    squares = points if prepared.squares is None else prepared.squares
+    if Setting.precision == "float32":
+        points, rest, unit = halves(points, 1.0 if batch.loss.comparison.normalize else None)
+    if Setting.precision == "bfloat16":
+        points = points.to(torch.bfloat16)
+        if interpreted():  # its products of bfloat16 are wrong
+            points = points.float()
+        if prepared.squares is not None:  # of the rounded vectors, so that equal ones have a distance of 0
+            squares = points.float().square().sum(dim=1)
+    return KernelVectors(points, rest, unit, squares, labels.contiguous())
 
-    def vectors(prepared: PreparedVectors, labels: Tensor) -> KernelVectors:
-        points = prepared.points.detach().contiguous()
-        squares = points if prepared.squares is None else prepared.squares
-        if precision == "bfloat16":
-            points = points.to(torch.bfloat16)
-            if interpreted():  # its products of bfloat16 are wrong
-                points = points.float()
-            if prepared.squares is not None:  # of the rounded vectors, so that equal ones have a distance of 0
-                squares = points.float().square().sum(dim=1)
-        return KernelVectors(points, squares, labels.contiguous())
 
-    anchors = vectors(batch.anchors, batch.labels)
-    same = batch.gallery is None
-    columns = anchors if same else vectors(batch.columns, batch.column_labels)
-    return Comparison(anchors, columns, batch.positions, same, measure.power, precision)
+def _positions(batch: TiledBatch, chunk: slice) -> Tensor | None:
+    """The column of each anchor within a chunk, [m]; negative or too large if it is not in it."""
+    return batch.positions if batch.positions is None or not chunk.start else batch.positions - chunk.start
 
 
 def _sums(found: Tensor) -> Sums:
@@ -319,22 +385,27 @@ def _sums(found: Tensor) -> Sums:
 
 
 def _gradient(
-    program: Program, batch: TiledBatch, comparison: Comparison, params: Tensor, *, bounded: bool
+    program: Program, batch: TiledBatch, compared: _Comparisons, params: Tensor, *, bounded: bool
 ) -> FusedGradient:
     from nearfar.engine.triton_kernels import products
 
     measure = batch.loss.comparison
-    anchors, columns = batch.anchors.points.detach(), batch.columns.points.detach()
 
     def gradient(of: Tensor, *, of_columns: bool = False, both: bool = False) -> Tensor:
-        terms = program.positives, program.negatives
-        product, sums = products(
-            comparison, *terms, params, bounded=bounded, of_columns=of_columns, both=both,
-            need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
-        )  # fmt: skip
-        return measure.plus_own(product, of, sums)
+        total = sums = None
+        for each in compared:
+            product, row_sums = products(
+                each, program.positives, program.negatives, params, bounded=bounded, of_columns=of_columns, both=both,
+                need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
+            )  # fmt: skip
+            total = product if total is None else total.add_(product)
+            sums = row_sums if sums is None else sums.add_(row_sums)
+        assert total is not None
+        assert sums is not None
+        return measure.plus_own(total, of, sums)
 
+    anchors = batch.anchors.points.detach()
     if batch.gallery is None:
         return FusedGradient(gradient(anchors, both=batch.columns_need_grad), None)
-    by_columns = gradient(columns, of_columns=True) if batch.columns_need_grad else None
+    by_columns = gradient(batch.columns.points.detach(), of_columns=True) if batch.columns_need_grad else None
     return FusedGradient(gradient(anchors), by_columns)

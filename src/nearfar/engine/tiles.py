@@ -24,7 +24,7 @@ from torch.nn.functional import embedding_bag
 from nearfar.engine import fused
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
 from nearfar.engine.fused import HardPairs, Program
-from nearfar.engine.measures import Measure, propagate_nan
+from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
 
@@ -263,11 +263,42 @@ class TiledBatch:
             if pairs is not None and SPARSE * len(pairs[0]) <= self.height * self.width:
                 self.pairs = PairList(self.height, *pairs)
         comparison = loss.comparison
-        center = comparison.center(columns)
-        self.columns = comparison.prepare(columns, center)
-        self.anchors = self.columns
+        self.center = comparison.center(columns)
+        self._columns: PreparedVectors | None = None
+        self._probes: dict[int, Tensor | None] = {}  # of chunks of columns, by their start
         if self.gallery is not None or not comparison.is_symmetric:
-            self.anchors = comparison.prepare(embeddings, center, as_rows=True)
+            self.anchors = comparison.prepare(embeddings, self.center, as_rows=True)
+        else:
+            self.anchors = self.columns
+
+    @property
+    def columns(self) -> PreparedVectors:
+        """The columns, prepared when they are first used: a large gallery may never be needed as a whole."""
+        if self._columns is None:
+            columns = self.embeddings if self.gallery is None else self.gallery
+            self._columns = self.loss.comparison.prepare(columns, self.center)
+        return self._columns
+
+    def column_chunk(self, columns: slice) -> PreparedVectors:
+        """Return some columns; if they are not prepared yet, only these are."""
+        if self._columns is not None or self.gallery is None:
+            return self.columns.take(columns)
+        chunk = self.loss.comparison.prepare(self.gallery[columns], self.center)
+        self._probes[columns.start] = chunk.nan_probe()
+        return chunk
+
+    def gather_columns(self, index: Tensor) -> PreparedVectors:
+        """Return the columns of some numbers, [p]; if the columns are not prepared yet, only these are."""
+        if self._columns is None and self.gallery is not None:
+            return self.loss.comparison.prepare(self.gallery[index], self.center)
+        return self.columns.gather(index)
+
+    def propagate_nan(self, loss: Tensor) -> Tensor:
+        """Return the loss, or NaN if an anchor or a column holds NaN or infinity or is too long."""
+        loss = propagate_nan(loss, self.anchors, self._columns or self.anchors)
+        for probe in self._probes.values():
+            loss = loss if probe is None else torch.add(loss, probe, alpha=0.0)
+        return loss
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """Split ``height`` rows such that a tile of ``width`` columns fits into its share of the memory budget."""
@@ -353,7 +384,7 @@ class TiledBatch:
         """The tile of all anchors against a few columns of their own, [m, k], with masks of these."""
         listed = self.loss.comparison.listed
         # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
-        values = torch.stack([listed(self.anchors, self.columns.gather(some)) for some in columns.unbind(1)], dim=1)
+        values = torch.stack([listed(self.anchors, self.gather_columns(some)) for some in columns.unbind(1)], dim=1)
         every = slice(0, self.height)
         tile = Tile(values, positives, negatives, every, self.loss.comparison, self.embeddings.shape[1])
         tile.columns, tile.anchor_values = columns, self.anchor_values
@@ -602,11 +633,15 @@ class FewColumnsGradient(ListWeights):
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
         batch, measure = self.batch, self.batch.loss.comparison
-        anchors, columns = batch.anchors.points, batch.columns.points
-        by_anchors = embedding_bag(self.columns, columns, mode="sum", per_sample_weights=self.weights)
-        by_anchors = measure.plus_own(by_anchors, anchors, self.weights.sum(dim=1))
+        anchors, own = batch.anchors.points, self.weights.sum(dim=1)
         if not batch.columns_need_grad:
-            return by_anchors, None
+            by_anchors = torch.zeros_like(anchors)
+            for weights, columns in zip(self.weights.unbind(1), self.columns.unbind(1), strict=True):
+                by_anchors.addcmul_(batch.gather_columns(columns).points, weights.unsqueeze(1))
+            return measure.plus_own(by_anchors, anchors, own), None
+        points = batch.columns.points
+        by_anchors = embedding_bag(self.columns, points, mode="sum", per_sample_weights=self.weights)
+        by_anchors = measure.plus_own(by_anchors, anchors, own)
         column, order = self.columns.flatten().sort(stable=True)
         weights, row = self.weights.flatten()[order], order // self.columns.shape[1]
         # Sums of segments, since index_add_ adds in any order on a GPU.
@@ -614,7 +649,7 @@ class FewColumnsGradient(ListWeights):
         by_columns = embedding_bag(row, anchors, starts, mode="sum", per_sample_weights=weights)
         if measure.has_own_part:
             sums = embedding_bag(order, self.weights.reshape(-1, 1), starts, mode="sum").squeeze(1)
-            by_columns = measure.plus_own(by_columns, columns, sums)
+            by_columns = measure.plus_own(by_columns, points, sums)
         return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
 
@@ -858,7 +893,7 @@ def _compute(
         result = evaluate(batch, batch.slices(height, width, share=0.5), MatrixGradient)
     else:
         result = evaluate(batch, slices, StreamedGradient)
-    value = propagate_nan(result.loss, batch.anchors, batch.columns)
+    value = batch.propagate_nan(result.loss)
     if result.weights is None:
         return value, [None, None, None]
     by_anchors, by_columns = result.weights.gradients()

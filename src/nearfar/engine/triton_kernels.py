@@ -6,6 +6,7 @@ shared memory. ``engine.fused`` says what is summed and calls the launchers at t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PARTIAL_BYTES = 64 * 1024 * 1024  # for the sums of groups of columns
-PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bfloat16": "tf32"}  # tl.dot ignores it for bfloat16
+PRODUCTS = {"float32": "halves", "tf32": "tf32", "bfloat16": "tf32"}  # tl.dot ignores it for bfloat16
+LARGEST = 1024.0  # what the largest number is scaled to before it is split into halves; float16 ends at 65,504
 
 
 @dataclass(frozen=True)
@@ -59,32 +61,56 @@ SUM_BLOCKS = [
     Blocks(64, 64, 32, 0, 4, 2),
     Blocks(32, 32, 32, 0, 4, 1),
 ]
-# Three products of TF32 need more registers than one.
-PRODUCT_BLOCKS = {
-    "float32": [Blocks(128, 32, 32, 128, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
-    "tf32": [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
-    "bfloat16": [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)],
-}
-STRIPS_ABOVE = 128  # dimensions
+PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)]
+STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2), Blocks(32, 32, 0, 32, 4, 1)]
+SPLIT_BLOCK = 1024
 SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
 
 
 @jit
+def _split(x, factor, high, rest, size, BLOCK: tl.constexpr):
+    """Write ``x · factor`` as the sum of two numbers of float16, which together have 22 bits."""
+    here = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    within = here < size
+    number = tl.load(x + here, mask=within, other=0.0) * tl.load(factor)
+    half = number.to(tl.float16)
+    tl.store(high + here, half, mask=within)
+    tl.store(rest + here, (number - half.to(tl.float32)).to(tl.float16), mask=within)
+
+
+@jit
 def _dots(
-    x, y, rows, cols, height, width, dim, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRODUCT: tl.constexpr
-):
+    x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
     """The dot products of a block of rows and a block of columns, [BM, BN]."""
     found = tl.zeros([BM, BN], dtype=tl.float32)
     for start in range(0, dim, BK):
         inner = start + tl.arange(0, BK)
-        left = tl.load(
-            x + rows[:, None] * dim + inner[None, :], mask=(rows < height)[:, None] & (inner < dim)[None, :], other=0.0
-        )
-        right = tl.load(
-            y + cols[:, None] * dim + inner[None, :], mask=(cols < width)[:, None] & (inner < dim)[None, :], other=0.0
-        )
-        found = tl.dot(left, tl.trans(right), found, input_precision=PRODUCT)
+        of_left = rows.to(tl.int64)[:, None] * dim + inner[None, :]
+        of_right = cols.to(tl.int64)[:, None] * dim + inner[None, :]
+        in_left, in_right = (rows < height)[:, None], (cols < width)[:, None]
+        if dim % BK:
+            in_left, in_right = in_left & (inner < dim)[None, :], in_right & (inner < dim)[None, :]
+        left = tl.load(x + of_left, mask=in_left, other=0.0)
+        right = tl.load(y + of_right, mask=in_right, other=0.0)
+        if PRODUCT == "halves":  # the product of both rests is below the precision of float32
+            left_rest = tl.load(x_rest + of_left, mask=in_left, other=0.0)
+            right_rest = tl.load(y_rest + of_right, mask=in_right, other=0.0)
+            found = tl.dot(left, tl.trans(right_rest), found)
+            found = tl.dot(left_rest, tl.trans(right), found)
+            found = tl.dot(left, tl.trans(right), found)
+        else:
+            found = tl.dot(left, tl.trans(right), found, input_precision=PRODUCT)
+    if PRODUCT == "halves":
+        found *= tl.load(x_unit) * tl.load(y_unit)
     return found
+
+
+@jit
+def _left_and_right(block, BM: tl.constexpr, BN: tl.constexpr):
+    """The halves of a block: what follows on them, one after the other, needs fewer registers."""
+    return tl.split(tl.permute(tl.reshape(block, [BM, 2, BN // 2]), [0, 2, 1]))
 
 
 @jit
@@ -171,14 +197,15 @@ def _accumulate(
 
 @jit
 def _sums(
-    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, out, height, width, dim, per_split,
+    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, x_params, out,
+    height, width, dim: tl.constexpr, per_group,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, SHIFTED: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the positives and over the negatives of each row, for one group of columns: [splits, 12, height]."""
-    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    """Sums over the positives and over the negatives of each row, for one group of columns: [groups, 12, height]."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
     within = rows < height
     zero = tl.zeros([BM], dtype=tl.float32)
     upper, lower, p_shift, n_shift = zero, zero, zero, zero
@@ -190,22 +217,27 @@ def _sums(
         n_shift = tl.load(x_params + 3 * height + rows, mask=within, other=0.0)
     p0, p1, p2, p3, p4, p5 = zero - 1e30, zero, zero, zero, zero, zero
     n0, n1, n2, n3, n4, n5 = zero - 1e30, zero, zero, zero, zero, zero
-    first = tl.program_id(1).to(tl.int64) * per_split
-    for start in range(first, tl.minimum(first + per_split, width), BN):
-        cols = start + tl.arange(0, BN).to(tl.int64)
-        dots = _dots(x, y, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-        value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
-        pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
-        if BOUNDED:
-            similarity = value if POWER == 0 else -value
-            pos = pos & (similarity < upper[:, None])
-            neg = neg & (similarity > lower[:, None])
-        p0, p1, p2, p3, p4, p5 = _accumulate(
-            value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL
-        )
-        n0, n1, n2, n3, n4, n5 = _accumulate(
-            value, neg, n_shift, n0, n1, n2, n3, n4, n5, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL
-        )
+    first = tl.program_id(1) * per_group
+    for start in range(first, tl.minimum(first + per_group, width), BN):
+        cols = start + tl.arange(0, BN)
+        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+        left, right = _left_and_right(dots, BM, BN)
+        for side in tl.static_range(2):
+            some = start + side * (BN // 2) + tl.arange(0, BN // 2)
+            value = _values(
+                left if side == 0 else right, x_squares, y_squares, rows, some, height, width, POWER
+            )  # fmt: skip
+            pos, neg = _masks(x_labels, y_labels, own, rows, some, height, width, OWN)
+            if BOUNDED:
+                similarity = value if POWER == 0 else -value
+                pos = pos & (similarity < upper[:, None])
+                neg = neg & (similarity > lower[:, None])
+            p0, p1, p2, p3, p4, p5 = _accumulate(
+                value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL
+            )
+            n0, n1, n2, n3, n4, n5 = _accumulate(
+                value, neg, n_shift, n0, n1, n2, n3, n4, n5, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL
+            )
     out += tl.program_id(1).to(tl.int64) * 12 * height
     tl.store(out + rows, p0, mask=within)
     tl.store(out + height + rows, p1, mask=within)
@@ -223,34 +255,46 @@ def _sums(
 
 @jit
 def _extremes(
-    x, y, x_squares, y_squares, x_labels, y_labels, own, out, where, height, width, dim, per_split,
-    POWER: tl.constexpr, OWN: tl.constexpr,
+    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, out, where,
+    height, width, dim: tl.constexpr, per_group,
+    POWER: tl.constexpr, OWN: tl.constexpr, WHERE: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The least similar positive and the most similar negative of each row, and their columns: [splits, 2, height]."""
-    rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    """The least similar positive and the most similar negative of each row, and their columns: [groups, 2, height]."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
     within = rows < height
     far = tl.full([BM], float("inf"), dtype=tl.float32)
     near = tl.full([BM], float("-inf"), dtype=tl.float32)
-    far_at, near_at = tl.zeros([BM], dtype=tl.int64), tl.zeros([BM], dtype=tl.int64)
-    first = tl.program_id(1).to(tl.int64) * per_split
-    for start in range(first, tl.minimum(first + per_split, width), BN):
-        cols = start + tl.arange(0, BN).to(tl.int64)
-        dots = _dots(x, y, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-        value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
-        similarity = value if POWER == 0 else -value
-        pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
-        low, low_at = tl.min(tl.where(pos, similarity, float("inf")), 1, return_indices=True)
-        high, high_at = tl.max(tl.where(neg, similarity, float("-inf")), 1, return_indices=True)
-        far_at = tl.where(low < far, start + low_at, far_at)
-        near_at = tl.where(high > near, start + high_at, near_at)
-        far, near = tl.minimum(far, low), tl.maximum(near, high)
+    far_at, near_at = tl.zeros([BM], dtype=tl.int32), tl.zeros([BM], dtype=tl.int32)
+    first = tl.program_id(1) * per_group
+    for start in range(first, tl.minimum(first + per_group, width), BN):
+        cols = start + tl.arange(0, BN)
+        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+        left, right = _left_and_right(dots, BM, BN)
+        for side in tl.static_range(2):
+            begin = start + side * (BN // 2)
+            some = begin + tl.arange(0, BN // 2)
+            value = _values(
+                left if side == 0 else right, x_squares, y_squares, rows, some, height, width, POWER
+            )  # fmt: skip
+            similarity = value if POWER == 0 else -value
+            pos, neg = _masks(x_labels, y_labels, own, rows, some, height, width, OWN)
+            lows, highs = tl.where(pos, similarity, float("inf")), tl.where(neg, similarity, float("-inf"))
+            if WHERE:
+                low, low_at = tl.min(lows, 1, return_indices=True)
+                high, high_at = tl.max(highs, 1, return_indices=True)
+                far_at = tl.where(low < far, begin + low_at, far_at)
+                near_at = tl.where(high > near, begin + high_at, near_at)
+                far, near = tl.minimum(far, low), tl.maximum(near, high)
+            else:
+                far, near = tl.minimum(far, tl.min(lows, 1)), tl.maximum(near, tl.max(highs, 1))
     out += tl.program_id(1).to(tl.int64) * 2 * height
-    where += tl.program_id(1).to(tl.int64) * 2 * height
     tl.store(out + rows, far, mask=within)
     tl.store(out + height + rows, near, mask=within)
-    tl.store(where + rows, far_at, mask=within)
-    tl.store(where + height + rows, near_at, mask=within)
+    if WHERE:
+        where += tl.program_id(1).to(tl.int64) * 2 * height
+        tl.store(where + rows, far_at, mask=within)
+        tl.store(where + height + rows, near_at, mask=within)
 
 
 @jit
@@ -301,18 +345,16 @@ def _weights(
 
 @jit
 def _by_dots(
-    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, dim,
+    dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
-    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the dot products of a block, where rows, columns or both are anchors."""
-    dots = _dots(x, y, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
     value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
     similarity = value if POWER == 0 else -value
     pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
-    weights = tl.zeros([BM, BN], dtype=tl.float32)
+    weights = value * 0.0
     if FROM_ROWS:
         r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 = _anchor_params(x_params, rows, height)
         weights += _weights(
@@ -336,72 +378,144 @@ def _by_dots(
 
 @jit
 def _products(
-    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, out, out_sums,
-    height, width, dim, per_split, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params,
+    out, out_sums, height, width, dim: tl.constexpr, per_group, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives by the dot products times the columns, for one group of columns: [splits, height, dim]."""
+    """Derivatives by the dot products times the columns, for one group of columns: [groups, height, dim]."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     dims = tl.program_id(1) * BD + tl.arange(0, BD)
     within = rows < height
     found = tl.zeros([BM, BD], dtype=tl.float32)
     sums = tl.zeros([BM], dtype=tl.float32)
-    first = tl.program_id(2).to(tl.int64) * per_split
-    for start in range(first, tl.minimum(first + per_split, width), BN):
-        cols = start + tl.arange(0, BN).to(tl.int64)
+    first = tl.program_id(2) * per_group
+    for start in range(first, tl.minimum(first + per_group, width), BN):
+        cols = start + tl.arange(0, BN)
+        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
         weights = _by_dots(
-            x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, dim,
+            dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
             pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, PRODUCT, BM, BN, BK,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
         if SUMS:
             sums += tl.sum(weights, 1)
         columns = tl.load(
-            y + cols[:, None] * dim + dims[None, :], mask=(cols < width)[:, None] & (dims < dim)[None, :], other=0.0
+            y + cols.to(tl.int64)[:, None] * dim + dims[None, :],
+            mask=(cols < width)[:, None] & (dims < dim)[None, :],
+            other=0.0,
         )
         found = tl.dot(weights.to(columns.dtype), columns, found, input_precision=PRODUCT)
     out += tl.program_id(2).to(tl.int64) * height * dim
-    tl.store(out + rows[:, None] * dim + dims[None, :], found, mask=within[:, None] & (dims < dim)[None, :])
+    where = rows.to(tl.int64)[:, None] * dim + dims[None, :]
+    tl.store(out + where, found, mask=within[:, None] & (dims < dim)[None, :])
     if SUMS:
         tl.store(out_sums + tl.program_id(2).to(tl.int64) * height + rows, sums, mask=within)
 
 
 @jit
 def _strip(
-    x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, out,
-    top, bottom, height, width, dim, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, out, peaks,
+    top, bottom, height, width, dim: tl.constexpr, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives by the dot products of the rows from ``top`` to ``bottom``: [bottom − top, width]."""
-    here = tl.program_id(1).to(tl.int64) * BM + tl.arange(0, BM)
-    cols = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    rows = top + here
-    weights = _by_dots(
-        x, y, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, dim,
-        pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-        P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, PRODUCT, BM, BN, BK,
-    )  # fmt: skip
-    inside = (rows < bottom)[:, None] & (cols < width)[None, :]
-    tl.store(out + here[:, None] * width + cols[None, :], weights, mask=inside)
+    """Derivatives by the dot products of the rows from ``top`` to ``bottom``, [bottom − top, width].
+
+    The bits of the largest magnitude of each row are written to ``peaks``, which starts with zeros.
+    """
+    here = tl.program_id(1) * BM + tl.arange(0, BM)
+    start = tl.program_id(0) * BN
+    rows, cols = top + here, start + tl.arange(0, BN)
+    dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+    left, right = _left_and_right(dots, BM, BN)
+    peak = tl.zeros([BM], dtype=tl.float32)
+    for side in tl.static_range(2):
+        some = start + side * (BN // 2) + tl.arange(0, BN // 2)
+        weights = _by_dots(
+            left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, some,
+            height, width, pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+        )  # fmt: skip
+        inside = (rows < bottom)[:, None] & (some < width)[None, :]
+        tl.store(out + here.to(tl.int64)[:, None] * width + some[None, :], weights, mask=inside)
+        peak = tl.maximum(peak, tl.max(tl.where(inside, tl.abs(weights), 0.0), 1))
+    tl.atomic_max(peaks + here, peak.to(tl.int32, bitcast=True), mask=rows < bottom)  # in the order of the numbers
+
+
+@jit
+def _times_columns(
+    weights, peaks, y, y_rest, y_unit, out, height, width, dim: tl.constexpr, per_group,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """A strip of derivatives times the columns, for one group of columns: [groups, height, dim]."""
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    dims = tl.program_id(0) * BD + tl.arange(0, BD)
+    within = rows < height
+    peak = tl.maximum(tl.load(peaks + rows, mask=within, other=0.0), 1e-30)
+    factor = MOST / peak
+    found = tl.zeros([BM, BD], dtype=tl.float32)
+    first = tl.program_id(2) * per_group
+    for start in range(first, tl.minimum(first + per_group, width), BN):
+        cols = start + tl.arange(0, BN)
+        inside = within[:, None] & (cols < width)[None, :]
+        of_left = rows.to(tl.int64)[:, None] * width + cols[None, :]
+        left = tl.load(weights + of_left, mask=inside, other=0.0) * factor[:, None]
+        half = left.to(tl.float16)
+        rest = (left - half.to(tl.float32)).to(tl.float16)
+        of_right = cols.to(tl.int64)[:, None] * dim + dims[None, :]
+        in_right = (cols < width)[:, None] & (dims < dim)[None, :]
+        right = tl.load(y + of_right, mask=in_right, other=0.0)
+        right_rest = tl.load(y_rest + of_right, mask=in_right, other=0.0)
+        found = tl.dot(half, right_rest, found)
+        found = tl.dot(rest, right, found)
+        found = tl.dot(half, right, found)
+    found *= (peak / MOST)[:, None] * tl.load(y_unit)
+    out += tl.program_id(2).to(tl.int64) * height * dim
+    where = rows.to(tl.int64)[:, None] * dim + dims[None, :]
+    tl.store(out + where, found, mask=within[:, None] & (dims < dim)[None, :])
 
 
 @dataclass(frozen=True)
 class KernelVectors:
-    """KernelVectors that the kernels compare.
+    """Vectors as the kernels read them.
 
     Args:
-        points: Prepared vectors, [m, d], float32 or bfloat16.
-        squares: Their squared lengths, [m]; any tensor for dot products.
-        labels: Their labels, [m].
+        points: Prepared vectors, [m, d], float32 or bfloat16; or their larger halves in float16, in units of ``unit``.
+        rest: The smaller halves; otherwise any tensor.
+        unit: What the halves are multiples of, a scalar; otherwise any tensor.
+        squares: Squared lengths, [m]; any tensor for dot products.
+        labels: Labels, [m].
     """
 
     points: Tensor
+    rest: Tensor
+    unit: Tensor
     squares: Tensor
     labels: Tensor
+
+
+def halves(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Split float32 numbers into sums of two numbers of float16, and return both parts and their unit.
+
+    The parts have 22 bits together, as two numbers of TF32 would, and their products take half the time.
+
+    Args:
+        points: The numbers.
+        largest: A bound of their magnitude; None: it is computed.
+    """
+    if largest is None:
+        _, exponent = torch.frexp(torch.linalg.vector_norm(points, ord=float("inf")))
+    else:
+        exponent = torch.full((), math.frexp(largest)[1], device=points.device)
+    # The bounds keep the factor and its inverse finite.
+    factor = torch.ldexp(points.new_ones(()), 10 - exponent.clamp(-100, 100))
+    parts = torch.empty(2, *points.shape, dtype=torch.float16, device=points.device)
+    grid = (-(-points.numel() // SPLIT_BLOCK),)
+    _split[grid](points, factor, parts[0], parts[1], points.numel(), BLOCK=SPLIT_BLOCK)
+    return parts[0], parts[1], factor.reciprocal()
 
 
 @dataclass(frozen=True)
@@ -440,10 +554,11 @@ class Comparison:
 
 
 def _interleaved(rows: KernelVectors, columns: KernelVectors) -> tuple[Tensor, ...]:
-    return rows.points, columns.points, rows.squares, columns.squares, rows.labels, columns.labels
+    halves_of_both = rows.points, columns.points, rows.rest, columns.rest, rows.unit, columns.unit
+    return *halves_of_both, rows.squares, columns.squares, rows.labels, columns.labels
 
 
-def _split(programs: int, width: int, block: int, device: torch.device, most: int) -> tuple[int, int]:
+def _groups(programs: int, width: int, block: int, device: torch.device, most: int) -> tuple[int, int]:
     """How many groups of columns keep the GPU busy, at most ``most``, and the number of columns of each."""
     blocks = -(-width // block)
     groups = max(1, min(blocks, most, -(-2 * processors(device) // programs)))
@@ -479,7 +594,7 @@ def _of_terms(positives: Terms, negatives: Terms) -> tuple[tuple[float, ...], di
 def sums(
     comparison: Comparison, positives: Terms, negatives: Terms, params: Tensor, *, bounded: bool, shifted: bool
 ) -> Tensor:
-    """Compute six sums over the positives and six over the negatives of each row, [splits, 12, m].
+    """Compute six sums over the positives and six over the negatives of each row, [groups, 12, m].
 
     Args:
         comparison: What is compared.
@@ -496,7 +611,7 @@ def sums(
     def start(blocks: Blocks) -> Tensor:
         programs = -(-height // blocks.rows)
         most = max(1, PARTIAL_BYTES // (48 * height))
-        groups, per_group = _split(programs, width, blocks.columns, params.device, most)
+        groups, per_group = _groups(programs, width, blocks.columns, params.device, most)
         out = params.new_empty(groups, 12, height)
         _sums[(programs, groups)](
             *pointers, params, out, height, width, dim, per_group, *numbers, BOUNDED=bounded, SHIFTED=shifted,
@@ -508,13 +623,14 @@ def sums(
     return _launch(_sums, SUM_BLOCKS, (*constants.values(), *kinds.values()), start)
 
 
-def extremes(comparison: Comparison) -> tuple[Tensor, Tensor]:
+def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
     """Compute the similarity of the farthest positive and of the nearest negative, and their columns, [2, m] each.
 
     The similarity is minus the distance for distances. It is ∞ without a positive and −∞ without a negative.
 
     Args:
         comparison: What is compared.
+        need_columns: False: the columns may be anything.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -523,19 +639,19 @@ def extremes(comparison: Comparison) -> tuple[Tensor, Tensor]:
     def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
         programs = -(-height // blocks.rows)
         most = max(1, PARTIAL_BYTES // (24 * height))
-        groups, per_group = _split(programs, width, blocks.columns, device, most)
+        groups, per_group = _groups(programs, width, blocks.columns, device, most)
         out = torch.empty(groups, 2, height, device=device)
-        where = torch.empty(groups, 2, height, device=device, dtype=torch.int64)
+        where = torch.empty(groups, 2, height, device=device, dtype=torch.int32)
         _extremes[(programs, groups)](
-            *pointers, out, where, height, width, dim, per_group, **constants, BM=blocks.rows, BN=blocks.columns,
-            BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+            *pointers, out, where, height, width, dim, per_group, WHERE=need_columns, **constants, BM=blocks.rows,
+            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         far, far_group = out[:, 0].min(dim=0)
         near, near_group = out[:, 1].max(dim=0)
         group = torch.stack([far_group, near_group]).unsqueeze(0)
-        return torch.stack([far, near]), where.gather(0, group).squeeze(0)
+        return torch.stack([far, near]), where.gather(0, group).squeeze(0).long()
 
-    return _launch(_extremes, SUM_BLOCKS, tuple(constants.values()), start)
+    return _launch(_extremes, SUM_BLOCKS, (*constants.values(), need_columns), start)
 
 
 def products(
@@ -573,25 +689,14 @@ def products(
     constants |= kinds
     constants |= {"BOUNDED": bounded, "FROM_ROWS": both or not of_columns, "FROM_COLUMNS": both or of_columns}
     key = (*constants.values(), need_sums, dim)
-    if use_strips(comparison.precision, dim):
+    if comparison.precision == "float32":
+        # A program holds the gradient by ``outer`` dimensions of its rows, so with more dimensions the fused product
+        # computes all similarities again for each part of them. Three products cost more than a strip in memory.
         rows = max(1, budget // (4 * width))
         start = partial(_by_strips, pointers, params, numbers, constants, rows=rows, need_sums=need_sums)
         return _launch(_strip, SUM_BLOCKS, key, start)
     start = partial(_fused, pointers, params, numbers, constants, need_sums=need_sums)
-    return _launch(_products, PRODUCT_BLOCKS[comparison.precision], key, start)
-
-
-def use_strips(precision: str, dim: int) -> bool:
-    """Whether W is written to memory strip by strip and multiplied by PyTorch.
-
-    A program holds the gradient by ``outer`` dimensions of its rows, so with more dimensions the fused product
-    computes all similarities again for each part of them. The three products of "float32" cost more than a strip.
-
-    Args:
-        precision: Precision of the products.
-        dim: Dimension of the embeddings.
-    """
-    return precision == "float32" and dim > STRIPS_ABOVE
+    return _launch(_products, PRODUCT_BLOCKS, key, start)
 
 
 def _fused(
@@ -607,7 +712,7 @@ def _fused(
     outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
     programs = -(-height // blocks.rows), -(-dim // outer)
     most = max(1, PARTIAL_BYTES // (4 * height * dim))
-    groups, per_group = _split(programs[0] * programs[1], width, blocks.columns, params.device, most)
+    groups, per_group = _groups(programs[0] * programs[1], width, blocks.columns, params.device, most)
     out = params.new_empty(groups, height, dim)
     out_sums = params.new_zeros(groups, height if need_sums else 0)
     _products[(*programs, groups)](
@@ -627,18 +732,37 @@ def _by_strips(
     rows: int,
     need_sums: bool,
 ) -> tuple[Tensor, Tensor]:
-    (height, dim), width, columns = pointers[0].shape, len(pointers[1]), pointers[1]
+    (height, dim), width = pointers[0].shape, len(pointers[1])
+    _, columns, _, rest, _, unit, *_ = pointers
     rows = max(1, rows // blocks.rows) * blocks.rows
     strip = params.new_empty(min(rows, height), width)
+    peaks = torch.zeros(height, dtype=torch.int32, device=params.device)
     out, out_sums = params.new_empty(height, dim), params.new_zeros(height if need_sums else 0)
     for top in range(0, height, rows):
         some = slice(top, min(top + rows, height))
         weights = strip[: some.stop - top]
         _strip[(-(-width // blocks.columns), -(-len(weights) // blocks.rows))](
-            *pointers, params, params, weights, top, some.stop, height, width, dim, *numbers, **constants,
+            *pointers, params, params, weights, peaks[some], top, some.stop, height, width, dim, *numbers, **constants,
             BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
-        torch.mm(weights, columns, out=out[some])
+        of_strip = weights, peaks[some].view(torch.float32), columns, rest, unit
+        _launch(_times_columns, STRIP_BLOCKS, (dim,), partial(_multiply, of_strip, out[some]))
         if need_sums:
             torch.sum(weights, dim=1, out=out_sums[some])
     return out, out_sums
+
+
+def _multiply(of_strip: tuple[Tensor, ...], out: Tensor, blocks: Blocks) -> None:
+    """Write a strip of W times the columns to ``out``."""
+    (height, dim), width = out.shape, of_strip[0].shape[1]
+    outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
+    programs = -(-dim // outer), -(-height // blocks.rows)
+    most = max(1, PARTIAL_BYTES // (4 * height * dim))
+    groups, per_group = _groups(programs[0] * programs[1], width, blocks.columns, out.device, most)
+    parts = out.unsqueeze(0) if groups == 1 else out.new_empty(groups, height, dim)
+    _times_columns[(*programs, groups)](
+        *of_strip, parts, height, width, dim, per_group, BM=blocks.rows, BN=blocks.columns, BD=outer, MOST=LARGEST,
+        num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    if groups > 1:
+        torch.sum(parts, dim=0, out=out)
