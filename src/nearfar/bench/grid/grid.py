@@ -68,6 +68,7 @@ class Changes(TypedDict, total=False):
     evaluation: dict[str, Any]
     selection: dict[str, Any]
     stages: list[dict[str, Any]]
+    tuning: dict[str, Any]
 
 
 class AxisChanges(Changes, total=False):
