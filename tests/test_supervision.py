@@ -131,6 +131,18 @@ def test_given_grades_are_those_of_their_pairs() -> None:
     assert twice.grades(slice(0, 2), slice(0, 2)).tolist() == [[0, 0.625], [0.625, 0]]
 
 
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_pair_with_several_grades_is_positive_if_one_is_above_zero(
+    is_readable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = Pairs(indices(0, 1, 0, 2), indices(1, 0, 1, 1), grades=torch.tensor([0.0, 0.75, 0.0, 0.0]))
+    monkeypatch.setattr(nf.supervision, "readable", lambda tensor: is_readable)
+    positives, negatives = whole(pairs, 3)
+    assert positives.int().tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert negatives.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert pairs.of_batch(3, None, CPU).grades(slice(0, 1), slice(0, 3)).tolist() == [[0, 0.25, 0]]
+
+
 # --- what is refused ----------------------------------------------------------------------------------------
 
 

@@ -107,7 +107,8 @@ class Pairs(Supervision):
         same: Whether each pair is positive, [p]: booleans, or 0 and 1. None: all are, or those with a grade above 0.
         others: What the pairs are that are not given: "unknown" or "negative".
         grades: How relevant the members of each pair are to each other, [p], from 0 to 1, for metrics and losses of
-            graded relevance; the mean for a pair that is given several times. None: 1 for positive pairs, otherwise 0.
+            graded relevance. None: 1 for positive pairs, otherwise 0. A pair that is given several times has the mean
+            of its grades, and is positive if it is once.
 
     Example:
         >>> pairs = Pairs(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([1, 0]))
@@ -154,7 +155,7 @@ class Pairs(Supervision):
             graded = row.to(device), column.to(device), grades.to(device)
         listed = readable(row)
         if listed:
-            row, column, same = _without_duplicates(row, column, same, width)
+            row, column, same = _without_duplicates(row, column, same, width, conflicts=graded is not None)
         row, column, same = (part.to(device) for part in (row, column, same))
         return _ListedPairs((rows, width), row, column, same, self.others, listed=listed, graded=graded)
 
@@ -189,7 +190,7 @@ class _ListedPairs(BatchSupervision):
             return flat.index_fill_(0, torch.where(chosen, place, spare), True)[:spare].view(height, width)
 
         positives = mask(self.same)
-        return positives, ~positives if self.others == "negative" else mask(~self.same)
+        return positives, ~positives if self.others == "negative" else mask(~self.same) & ~positives
 
     def grades(self, rows: slice, columns: slice) -> Tensor:
         if self.graded is None:
@@ -245,7 +246,7 @@ class Triplets(Supervision):
         same = torch.ones_like(self.anchor, dtype=torch.bool)
         row, column, same = torch.cat([parts[0], parts[0]]), torch.cat(parts[1:]), torch.cat([same, ~same])
         if readable(row):
-            row, column, same = _without_duplicates(row, column, same, width)
+            row, column, same = _without_duplicates(row, column, same, width, conflicts=False)
         return _ListedTriplets((rows, width), *(part.to(device) for part in (row, column, same, *slots, filled)))
 
 
@@ -509,14 +510,19 @@ def _grades(name: str, array: ArrayInput, count: int) -> Tensor:
     return grades
 
 
-def _without_duplicates(row: Tensor, column: Tensor, same: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the pairs in order; raise if one is given as same and as different."""
-    pairs, order = (row * width + column).sort(stable=True)
+def _without_duplicates(
+    row: Tensor, column: Tensor, same: Tensor, width: int, *, conflicts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the pairs in order, without duplicates.
+
+    A pair that is given as same and as different is same if ``conflicts`` are allowed, and otherwise an error.
+    """
+    codes = (2 * (row * width + column) + ~same).sort().values  # a pair as same before the pair as different
+    pairs, kinds = codes // 2, codes % 2 == 0
     first = torch.ones_like(same)
     first[1:] = pairs.diff() != 0
-    kinds = same[order]
     conflict = (~first[1:] & (kinds[1:] != kinds[:-1])).nonzero()
-    if len(conflict):
+    if len(conflict) and not conflicts:
         pair = int(pairs[conflict[0]])
         raise ValueError(f"the pair of {pair // width} and {pair % width} is given as same and as different")
     pairs = pairs[first]
