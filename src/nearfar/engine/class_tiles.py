@@ -148,15 +148,30 @@ class _Tile:
     inside: Tensor | None  # [m, 1], whether the own class is in this tile; None: always
 
 
+def _slices(loss: ClassLoss, height: int, proxies: Tensor) -> list[slice]:
+    """Slices of classes such that a tile of ``height`` embeddings fits into the memory budget."""
+    count, centers = len(proxies), proxies.shape[1] if loss.pools else 1
+    bytes_per_class = height * BYTES_PER_PAIR
+    if loss.pools:
+        bytes_per_class = height * (BYTES_PER_PAIR * max(3, centers) + POOLED_BYTES)
+    size = loss.memory_budget // (bytes_per_class * proxies.element_size() // 4)
+    if size < count and proxies.device.type == "cpu":
+        # If there must be several tiles, they are made small enough for the cache.
+        size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * centers)))
+    size = max(1, size)
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
 class _TiledClasses:
     """A batch and the classes it is compared with, cut into tiles of classes; ``count`` includes other processes."""
 
-    def __init__(self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, count: int) -> None:
-        self.loss, self.labels, self.proxies, self.count = loss, labels, proxies, count
+    def __init__(
+        self, loss: ClassLoss, embeddings: Tensor, labels: Tensor, proxies: Tensor, count: int, tiles: list[slice]
+    ) -> None:
+        self.loss, self.labels, self.proxies, self.count, self.tiles = loss, labels, proxies, count, tiles
         self.centers = proxies.shape[1] if loss.pools else 1
         self.prescale = loss.pool_scale if loss.pools else loss.sharpness
         self.sharpness = loss.sharpness / self.prescale  # what is left of it
-        self.tiles = self._slices(len(embeddings), len(proxies))
         self.factors: Tensor | None = None  # [m, 1], factors from embeddings to ``scaled``
         self.scaled = embeddings if self.prescale == 1.0 else embeddings * self.prescale
         if loss.comparison.normalize and not loss.raw_embeddings:
@@ -171,18 +186,6 @@ class _TiledClasses:
         if name not in self._buffers:
             self._buffers[name] = self.scaled.new_empty(height * columns)
         return self._buffers[name][: height * columns].view(height, columns)
-
-    def _slices(self, height: int, count: int) -> list[slice]:
-        """Slices of classes such that a tile fits into the memory budget."""
-        bytes_per_class = height * BYTES_PER_PAIR
-        if self.loss.pools:
-            bytes_per_class = height * (BYTES_PER_PAIR * max(3, self.centers) + POOLED_BYTES)
-        size = self.loss.memory_budget // (bytes_per_class * self.proxies.element_size() // 4)
-        if size < count and self.proxies.device.type == "cpu":
-            # If there must be several tiles, they are made small enough for the cache.
-            size = min(size, max(CPU_TILE_CLASSES, CPU_TILE_PAIRS // (height * self.centers)))
-        size = max(1, size)
-        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def tile(self, classes: slice, others: Tensor | None = None) -> _Tile:
         """The tile of some classes.
@@ -286,9 +289,10 @@ def _compute(
 
     Labels are rows of ``proxies``. There are ``count`` classes; with a shard, the others are in other processes.
     """
-    batch = _TiledClasses(loss, embeddings, labels, proxies, count)
-    if len(batch.tiles) > 1 and _has_bounded_exponentials(loss, count):
+    tiles = _slices(loss, len(embeddings), proxies)
+    if len(tiles) > 1 and _has_bounded_exponentials(loss, count):
         return _compute_cosines(loss, embeddings, labels, proxies, anchor_values, needed, shard)
+    batch = _TiledClasses(loss, embeddings, labels, proxies, count, tiles)
     # A label beyond the classes is in no tile, so its loss stays NaN.
     own = embeddings.new_full((len(labels), 1), math.nan)
     sums, costs, kept = [torch.full_like(own, FLOOR)] if not batch.tiles else [], [], None
