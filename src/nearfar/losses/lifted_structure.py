@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -81,7 +82,8 @@ class LiftedStructure(PairLoss):
         else:
             total, slopes = 0.5 * hinge.sum(dim=1), hinge.sign_().mul_(0.5)
         by_own, by_theirs = torch.empty_like(own.value), torch.zeros_like(theirs)
-        step = -(-len(slopes) // 8) if every else len(slopes)  # less memory where there is a slot for every column
+        # Where there is a slot for every column, an eighth of the rows at a time, so that `share` takes little memory.
+        step = math.ceil(len(slopes) / 8) if every else len(slopes)
         for start in range(0, len(slopes), step):
             some = slice(start, start + step)
             share = (here[some] - (ends if every else ends[some])).sigmoid_().mul_(slopes[some])

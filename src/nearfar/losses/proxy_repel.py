@@ -159,11 +159,12 @@ class _Repulsion:
         return value, [comparison.to_embeddings(tiles.gradient(slopes.log() - sums), vectors)]
 
     def _side(self, proxies: Tensor) -> int:
-        """Rows and columns of a tile."""
+        """Rows and columns of a tile: of all proxies if they are few, otherwise of about equal parts of them."""
         count = len(proxies)
+        # Two buffers of this size, and as much again as one of them for temporary memory.
         most = max(1, math.isqrt(self.memory_budget // (3 * proxies.element_size())))
         side = CPU_SIDE if proxies.device.type == "cpu" else GPU_SIDE
-        if count <= min(2 * side, most):
+        if count <= min(2 * side, most):  # a single tile is computed once, several are computed twice
             return count
         return math.ceil(count / math.ceil(count / min(side, most)))
 
