@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-import nearfar.cli.train  # noqa: F401
+import nearfar as nf
+import nearfar.cli.train
 from nearfar.cli import main
+from nearfar.networks.weights.save import save
 from nearfar.training import load, load_recipe
 
 RECIPE = """
@@ -102,3 +105,29 @@ def test_without_recipe_or_run_there_is_nothing_to_train(capsys: pytest.CaptureF
     assert "recipe is missing" in capsys.readouterr().err
     assert run("train", "--resume", tmp_path) == 1
     assert "holds no run to resume" in capsys.readouterr().err
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Eight classes of two images, and a file that is none."""
+    for number in range(16):
+        file = tmp_path / "photos" / "abcdefgh"[number // 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (28, 28), 15 * number).save(file)
+    (tmp_path / "photos" / "a" / "broken.png").write_text("not an image", encoding="utf-8")
+    return tmp_path / "photos"
+
+
+def test_files_that_cannot_be_decoded_are_skipped_by_an_option(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path / "cache"))
+    settings = ["network.name=small_cnn", "network.pretrained=false", "network.pooling=avg", "network.dim=4"]
+    words = [word for setting in (*settings, "training.epochs=2", "data.on_error=fail") for word in ("--set", setting)]
+    assert run("train", "folder", "--data", photos, "--out", tmp_path / "run", *words) == 1
+    assert "a/broken.png (text, not an image). --set data.on_error=skip continues" in capsys.readouterr().err
+    save(nf.networks.create("small_cnn", dim=4).eval(), tmp_path / "model")
+    assert run("evaluate", tmp_path / "model", "--data", photos) == 1
+    assert "a/broken.png (text, not an image). --on-error skip continues" in capsys.readouterr().err
+    assert run("evaluate", tmp_path / "model", "--data", photos, "--on-error", "skip") == 0
+    assert "16 embeddings of 4 dimensions, 8 classes" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, Download, Json, Seed
-from nearfar.cli.output import STDOUT, print_json, print_table, say
+from nearfar.cli.output import STDOUT, bad_files, print_json, print_table, say
 from nearfar.cli.values import whole_numbers
 from nearfar.utils.progress import Watch, bars
 
@@ -68,6 +68,10 @@ def evaluate_files(
     json: Json = None,
     key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
     labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
+    on_error: Annotated[
+        str | None,
+        Option(help="What to do with files of DATA that cannot be decoded: skip or fail; fail or as in the recipe."),
+    ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
     download: Download = False,
@@ -110,16 +114,18 @@ def evaluate_files(
                     f"{files[0]} is a model; a run knows its labels and its gallery, and several go with --ensemble"
                 )
             how: dict[str, Any] = {"data": data, "groups": groups, "device": str(world.device), "download": download}
-            how |= {"world": world, "watch": watch}
-            if ensemble:
-                found = evaluation.load_ensemble(files, **how)
-            else:
-                found = evaluation.load_run(files[0], levels=levels, **how)
+            how |= {"on_error": on_error, "world": world, "watch": watch}
+            with bad_files("--on-error skip"):
+                if ensemble:
+                    found = evaluation.load_ensemble(files, **how)
+                else:
+                    found = evaluation.load_run(files[0], levels=levels, **how)
             names = {"runs": [str(run) for run in files]} if ensemble else {"run": str(files[0])}
             given = {**names, **({} if data is None else {"data": data})}
         else:
-            for option, used in {"--data": data is not None, "--levels": levels, "--ensemble": ensemble}.items():
-                if used:
+            model_options = {"--data": data, "--levels": levels, "--ensemble": ensemble, "--on-error": on_error}
+            for option, used in model_options.items():
+                if used not in (None, False):
                     raise ValueError(f"{option} goes with a run or a network, and {files[0]} is neither")
             if len(files) > 2:
                 raise ValueError(f"{len(files)} files are given; EMBEDDINGS and LABELS, or one with both, are needed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def say(text: str) -> None:
 
     lines = "\n".join(visible(line) for line in text.split("\n"))
     Console(highlight=False, soft_wrap=True).print(lines, markup=False)
+
+
+@contextmanager
+def bad_files(option: str) -> Iterator[None]:
+    """Name the option that continues without the files that could not be decoded."""
+    try:
+        yield
+    except ValueError as error:
+        from nearfar.data.store.prepare import BadFilesError
+
+        if isinstance(error, BadFilesError):
+            raise ValueError(error.message(option)) from error
+        raise
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from nearfar.cli.app import app
 from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Settings, recipe_overrides
+from nearfar.cli.output import bad_files
 
 
 @app.command(name="train", short_help="Train a recipe, or resume a run.")
@@ -47,11 +48,14 @@ def train_recipe(
     main = os.environ.get("RANK", "0") == "0"  # only one of several processes prints
     display = console.create(quiet=quiet or not main)
     try:
-        result = start(
-            recipe, out=out, resume=resume, overrides=overrides, display=display, loggers=log or (), cache=cache
-        )
+        with bad_files("--set data.on_error=skip"):
+            result = start(
+                recipe, out=out, resume=resume, overrides=overrides, display=display, loggers=log or (), cache=cache
+            )
     finally:
         display.close()
     if main:
         measured = {part: values for part, values in result.metrics.items() if isinstance(values, Mapping)}
         print(f"{result.folder}: {'  '.join(console.shown(measured))}")
+        if not quiet:
+            print(f"Next: nearfar report {result.folder}, or nearfar index build {result.folder} IMAGES")

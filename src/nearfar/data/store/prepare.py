@@ -43,12 +43,21 @@ class BadFilesError(ValueError):
     """
 
     def __init__(self, bad: tuple[BadFile, ...], count: int) -> None:
+        self.bad, self.count = bad, count
+        super().__init__(self.message('on_error="skip"'))
+
+    def message(self, remedy: str) -> str:
+        """Name the files, and what continues without them.
+
+        Args:
+            remedy: An argument or option.
+        """
+        bad = self.bad
         names = "; ".join(f"{one.name} ({one.reason})" for one in bad[:SHOWN])
         more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
-        if len(bad) < count:
-            more += '. on_error="skip" continues without them'
-        super().__init__(f"{len(bad):,} of {count:,} files could not be decoded: {names}{more}")
-        self.bad, self.count = bad, count
+        if len(bad) < self.count:
+            more += f". {remedy} continues without them"
+        return f"{len(bad):,} of {self.count:,} files could not be decoded: {names}{more}"
 
 
 def store_folder(

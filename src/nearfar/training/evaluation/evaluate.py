@@ -284,6 +284,7 @@ def load_run(
     groups: str | None = None,
     device: str = "cpu",
     download: bool = False,
+    on_error: str | None = None,
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
@@ -296,6 +297,7 @@ def load_run(
         groups: A column of the dataset with groups; that of the recipe by default.
         device: Where to compute.
         download: Allow to download the weights of a network that is given by name.
+        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
         world: The processes that share the work, on this device each; all receive the embeddings.
         watch: Called when work begins; returns a progress callback.
     """
@@ -303,7 +305,7 @@ def load_run(
     place = as_device("device", device)
     dims = level_dims(where) if levels else {}
     together = model_embeddings(
-        where, data=data, groups=groups, device=place, download=download, world=world, watch=watch
+        where, data=data, groups=groups, device=place, download=download, on_error=on_error, world=world, watch=watch
     ).to(place)
     if world is None or world.is_main:
         _record_look(where, data)
@@ -317,6 +319,7 @@ def load_ensemble(
     groups: str | None = None,
     device: str = "cpu",
     download: bool = False,
+    on_error: str | None = None,
     world: World | None = None,
     watch: Watch = lambda work: None,
 ) -> Loaded:
@@ -328,6 +331,7 @@ def load_ensemble(
         groups: A column of the dataset with groups; that of the recipes by default.
         device: Where to compute.
         download: Allow to download the weights of networks that are given by name.
+        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipes by default.
         world: The processes that share the work, on this device each; all receive the embeddings.
         watch: Called when work begins; returns a progress callback.
     """
@@ -343,7 +347,7 @@ def load_ensemble(
         _check_same_data(runs)
     each = {
         str(run): model_embeddings(
-            run, data=data, groups=groups, device=place, download=download, world=world, watch=watch
+            run, data=data, groups=groups, device=place, download=download, on_error=on_error, world=world, watch=watch
         ).to(place)
         for run in runs
     }
@@ -400,6 +404,7 @@ def model_embeddings(
     part: str = "test",
     device: str | torch.device = "cpu",
     download: bool = False,
+    on_error: str | None = None,
     cache: str | Path | None = None,
     world: World | None = None,
     watch: Watch = lambda work: None,
@@ -415,6 +420,7 @@ def model_embeddings(
         part: "test", or "validation": the validation classes of the run, or another dataset without its test part.
         device: Where to embed.
         download: Allow to download the weights of a network that is given by name.
+        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
         cache: Where decoded images are stored.
         world: The processes that share the work, on this device each; all receive the embeddings.
         watch: Called when work begins; returns a progress callback.
@@ -431,7 +437,7 @@ def model_embeddings(
         return found if groups is None else found.grouped(group_numbers(open_dataset(recipe), groups))
     model = open_model(where, download=download).to(device)
     preprocessing = save.preprocessing_of(model)
-    dataset, store, rows = _open_data(recipe, run, data, part, cache, watch, preprocessing)
+    dataset, store, rows = _open_data(recipe, run, data, part, cache, watch, preprocessing, on_error)
     if (preprocessing is None) != dataset.is_vectors:
         reads, holds = ("vectors", "images") if preprocessing is None else ("images", "vectors")
         raise ValueError(f"the network in {where} reads {reads}; {dataset.name} holds {holds}")
@@ -510,6 +516,7 @@ def _open_data(
     cache: str | Path | None,
     watch: Watch,
     preprocessing: Preprocessing | None,
+    on_error: str | None,
 ) -> tuple[Dataset, Store | Vectors, dict[str, Rows]]:
     """Open a dataset; return it, its images, and the rows of its test parts or of its validation part."""
     if recipe is None and data is not None and data not in datasets.names() and Path(data).exists():
@@ -519,7 +526,7 @@ def _open_data(
         data = root or None
     elif name in datasets.names():
         dataset = datasets.open(name, root or None) if root else datasets.open(name)
-        on_error = "fail" if recipe is None else recipe.data.on_error
+        on_error = on_error or ("fail" if recipe is None else recipe.data.on_error)
         store = _open_store(dataset, cache, watch, preprocessing, on_error)
         tested = {name: rows for name, rows in dataset.parts.items() if name in TEST_PARTS}
         if part == "validation":
@@ -534,13 +541,14 @@ def _open_data(
             {name: store.places(rows) if isinstance(store, Store) else rows for name, rows in parts.items()},
         )
     if recipe is None:
-        given = "data is missing" if data is None else f"data is {data!r}"
+        problem = "data is missing" if data is None else f"data is {data!r}"
         raise ValueError(
-            f"{given}; a network without a run has no dataset of its own: a folder of class folders, NAME or NAME:ROOT "
-            f"is needed, with a name of {', '.join(datasets.names())}"
+            f"{problem}; a network without a run has no dataset of its own: a folder of class folders, NAME or "
+            f"NAME:ROOT is needed, with a name of {', '.join(datasets.names())}"
         )
-    if data is not None:
-        recipe = load_recipe(run.folder, overrides={"data.root": data})
+    given = {"data.root": data, "data.on_error": on_error}
+    if overrides := {key: value for key, value in given.items() if value is not None}:
+        recipe = load_recipe(run.folder, overrides=overrides)
     dataset = open_dataset(recipe)
     store = open_store(recipe, dataset, cache, watch)
     rows = split_rows(create_split(recipe, dataset), store)
