@@ -87,6 +87,10 @@ def root(
     """Train, compare and serve embedding models: near what is alike, far what is not.
 
     Example: nearfar demo
+
+    Example: nearfar index build efficientnet_lite0 photos/ -o my.index && nearfar serve my.index --open
+
+    Example: nearfar init photos/ && nearfar train photos.toml && nearfar report runs/photos
     """
     if version:
         print(f"nearfar {nearfar.__version__}")

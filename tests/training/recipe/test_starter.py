@@ -37,7 +37,7 @@ def test_what_is_found(photos: Path, found: starter.Findings) -> None:
         f"{photos}: 14 images of 5 classes, 1 to 4 of each",
         "14 images with a shorter side below 224 pixels, down to 40",
         "1 class with one image, which has no match: class 4",
-        "1 duplicate, 1 with the same pixels and 1 in two classes",
+        "1 duplicate: 1 exact, 0 near; 1 in two classes",
         "3 classes for training, 2 other classes for the test",
     ]
     assert [bad.name for bad in found.store.bad] == ["class 2/broken.png"]

@@ -211,11 +211,13 @@ class Trainer:
         if bad:
             some = few([each.name for each in bad], SHOWN)
             files = "1 file" if len(bad) == 1 else f"{len(bad):,} files"
-            self.display.say(f"skipped {files} that could not be decoded ({some}); the manifest lists all of them")
+            more = "; the manifest lists all of them" if len(bad) > SHOWN else ""
+            self.display.say(f"skipped {files} that could not be decoded ({some}){more}")
         notes = self.parts.dataset.left_out
         if notes:
             some = few(notes, SHOWN)
-            self.display.say(f"{self.parts.dataset.name}: {some}; the manifest lists all {len(notes):,} of these notes")
+            more = f"; the manifest lists all {len(notes):,} notes" if len(notes) > SHOWN else ""
+            self.display.say(f"{self.parts.dataset.name}: {some}{more}")
 
     def _start(self) -> None:
         """Seed the random generators, or restore the last checkpoint."""

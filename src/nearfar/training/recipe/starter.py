@@ -63,7 +63,7 @@ class Findings:
         counts, size = self.counts, networks.get(self.network).input_size or 0
         found = [
             f"{self.root}: {plural(len(self.store), 'image')} of {plural(self.dataset.num_classes, 'class', 'es')}, "
-            f"{counts.min():,} to {counts.max():,} of each"
+            f"{counts.min():,}{f' to {counts.max():,}' if counts.max() > counts.min() else ''} of each"
         ]
         shorter = self.store.sizes.min(axis=1)
         if small := int((shorter < size).sum()):
@@ -75,8 +75,8 @@ class Findings:
             labels = self.dataset.labels[self.store.rows]
             across = [one for one in self.duplicates if labels[one.first] != labels[one.second]]
             found.append(
-                f"{plural(len(self.duplicates), 'duplicate')}, {exact:,} with the same pixels and {len(across):,} in "
-                "two classes"
+                f"{plural(len(self.duplicates), 'duplicate')}: {exact:,} exact, {len(self.duplicates) - exact:,} near; "
+                f"{len(across):,} in two classes"
             )
         tested = np.concatenate([*self.split.test.values()])
         parts = [len(np.unique(self.dataset.labels[rows])) for rows in (self.split.train, tested)]
