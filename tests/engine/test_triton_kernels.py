@@ -24,7 +24,15 @@ from nearfar.engine import fused
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 ACCURACY = 1e-5
-FEW = ["multi_similarity", "contrastive, distance, raw vectors", "nt_xent", "ranked_list", "circle", "triplet, hard"]
+FEW = [
+    "triplet, semi_hard",
+    "multi_similarity",
+    "contrastive, distance, raw vectors",
+    "nt_xent",
+    "ranked_list",
+    "circle",
+    "triplet, hard",
+]
 
 
 def version(text: str) -> tuple[int, int]:
@@ -110,7 +118,7 @@ def test_bfloat16_rounds_the_vectors() -> None:
 def test_every_kernel_compiles_for_hopper() -> None:
     found = in_process("fused_compile.py", interpret=False)
     assert {kernel.split(",")[0] for kernel in found} == {
-        "_split", "_sums", "_extremes", "_products", "_strip", "_times_columns",
+        "_split", "_sums", "_extremes", "_semi_hard", "_products", "_strip", "_times_columns",
     }  # fmt: skip
     assert max(found.values()) <= 227 * 1024, found  # shared memory that a program can have
 
@@ -128,9 +136,15 @@ def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) ->
         outcome(CASES[name](), batch, torch.float32)
 
 
-@pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "triplet", "lifted_structure", "margin", "smooth_ap"])
+@pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap"])
 def test_losses_without_a_program(key: str) -> None:
     assert nf.losses.create(key).fused_program() is None
+
+
+@interprets
+def test_semi_hard_mining_of_many_positives_uses_pytorch() -> None:
+    found = worst(size=130, dim=16, only=["triplet, semi_hard"], most_positives=5)
+    assert found["triplet, semi_hard"] < ACCURACY
 
 
 def test_a_learned_temperature_has_no_program() -> None:

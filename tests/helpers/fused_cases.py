@@ -30,6 +30,7 @@ from nearfar.losses import (
     SupCon,
     Triplet,
 )
+from nearfar.mining import SemiHard
 
 CLASSES = 7
 CASES: dict[str, Callable[[], Loss]] = {
@@ -52,17 +53,20 @@ CASES: dict[str, Callable[[], Loss]] = {
     "margin, all": lambda: Margin(mining="all"),
     "margin, classes": lambda: Margin(mining="valid_triplet", num_classes=CLASSES),
     "margin, hard": lambda: Margin(mining="hard"),
+    "margin, semi_hard": lambda: Margin(mining="semi_hard"),
+    "raw, semi_hard": lambda: Raw(mining="semi_hard"),
+    "triplet, semi_hard": Triplet,
+    "triplet, semi_hard, active": lambda: Triplet(mining=SemiHard(fallback="none"), average="active", form="distance"),
     "triplet, hard": lambda: Triplet(mining="hard"),
     "triplet, hard, distance": lambda: Triplet(mining="hard", form="distance", normalize=False),
     "triplet, hard, soft": lambda: Triplet(mining="hard", form="squared_distance", soft_margin=True),
 }
 OTHERS: dict[str, Callable[[], Loss]] = {  # have none
-    "triplet, semi_hard": Triplet,
     "triplet, all": lambda: Triplet(mining="all"),
     "triplet, hard, snr": lambda: Triplet(mining="hard", form="snr"),
     "contrastive, snr": lambda: Contrastive(form="snr"),
     "nt_xent, learned": lambda: NTXent(learn_temperature=True),
-    "raw, semi_hard": lambda: Raw(mining="semi_hard"),
+    "raw, random": lambda: Raw(mining="random"),
 }
 
 
@@ -76,7 +80,9 @@ class Batch(NamedTuple):
     positions: Tensor | None
 
 
-def make_batch(size: int, dim: int, *, gallery: int = 0, classes: int = CLASSES, seed: int = 0) -> Batch:
+def make_batch(
+    size: int, dim: int, *, gallery: int = 0, classes: int = CLASSES, seed: int = 0, equal: bool = True
+) -> Batch:
     """Classes that overlap, one with a single member, and two equal embeddings; some anchors are in the gallery."""
     draw = torch.Generator().manual_seed(seed)
     centers = torch.randn(classes, dim, generator=draw)
@@ -88,7 +94,8 @@ def make_batch(size: int, dim: int, *, gallery: int = 0, classes: int = CLASSES,
     embeddings, labels = members(size)
     labels[0] = classes - 1
     first, second = (labels == labels[5]).nonzero()[:2, 0]
-    embeddings[second] = embeddings[first]
+    if equal:
+        embeddings[second] = embeddings[first]
     if not gallery:
         return Batch(embeddings, labels, None, None, None)
     columns, column_labels = members(gallery)
@@ -130,7 +137,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 def kernels(precision: str = "float32") -> Iterator[list[str]]:
     """Use the kernels; yields what they were called for."""
     called: list[str] = []
-    originals = fused.evaluate, fused.hard_columns
+    originals = fused.evaluate, fused.hard_columns, fused.semi_hard_columns
 
     def spy(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*arguments: Any, **named: Any) -> Any:
@@ -140,19 +147,30 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
         return replacement
 
     nf.engine.use_triton(precision=precision)
-    fused.evaluate, fused.hard_columns = spy(fused.evaluate), spy(fused.hard_columns)
+    fused.evaluate, fused.hard_columns, fused.semi_hard_columns = map(spy, originals)
     try:
         yield called
     finally:
-        fused.evaluate, fused.hard_columns = originals
+        fused.evaluate, fused.hard_columns, fused.semi_hard_columns = originals
         nf.engine.use_triton(None)
 
 
 def main() -> None:
     """Print the errors of some cases; of cases that did not use the kernels, none."""
-    options = {"gallery": 0, "precision": "float32", "only": list(CASES), "chunk": None} | json.loads(sys.argv[1])
-    batch, found = make_batch(options["size"], options["dim"], gallery=options["gallery"]), {}
+    options = {
+        "gallery": 0,
+        "precision": "float32",
+        "only": list(CASES),
+        "chunk": None,
+        "most_positives": None,
+    } | json.loads(sys.argv[1])
+    if options["most_positives"] is not None:
+        fused.MOST_POSITIVES = options["most_positives"]
+    found = {}
     for name in options["only"]:
+        # Of two equal negatives, either may be selected; only one of them gets the gradient.
+        equal = "semi_hard" not in name
+        batch = make_batch(options["size"], options["dim"], gallery=options["gallery"], equal=equal)
         create = (CASES | OTHERS)[name]
         with kernels(options["precision"]) as called:
             ours = outcome(create(), batch, torch.float32, chunk=options["chunk"])

@@ -111,6 +111,18 @@ class HardPairs:
     """
 
 
+@dataclass(frozen=True)
+class SemiHardPairs:
+    """Says that a loss depends on nothing but what semi-hard mining selects.
+
+    These are the positives of each anchor and, for each of them, the most similar negative that is less similar, or
+    else the least similar negative. A kernel finds these pairs, and the loss mines among them and is computed by
+    PyTorch. The host waits for the largest number of positives; with more than ``MOST_POSITIVES``, PyTorch computes
+    everything.
+    """
+
+
+MOST_POSITIVES = 15
 AUTOMATIC = 1 << 24  # pairs: from here on the kernels were faster than PyTorch for every loss, or as fast
 
 
@@ -159,6 +171,15 @@ def mean_over(total: Tensor, count: Tensor) -> Tensor:
     """
     number = count.detach().sum()
     return total.sum() / masked(number, number > 0, 1.0)
+
+
+def wanted(pairs: int) -> bool:
+    """Whether the kernels are turned on for so many pairs.
+
+    Args:
+        pairs: Number of compared pairs.
+    """
+    return Setting.precision is not None and pairs >= Setting.smallest
 
 
 def applies(batch: TiledBatch) -> bool:
@@ -212,8 +233,8 @@ def evaluate(
     bounded = program.valid_triplet is not None or program.bounds != (math.inf, -math.inf)
     params[0], params[1] = program.bounds
     if program.valid_triplet is not None:
-        (far, near), _ = compared.extremes(need_columns=False)
-        params[0], params[1] = near + program.valid_triplet, far - program.valid_triplet
+        (minus_far, near), _ = compared.extremes(need_columns=False)
+        params[0], params[1] = near + program.valid_triplet, -minus_far - program.valid_triplet
 
     anchor_values = None
     if program.shift == "anchor_values":
@@ -324,13 +345,26 @@ class _Comparisons:
         """
         from nearfar.engine import triton_kernels as kernels
 
-        found = [kernels.extremes(each, need_columns=need_columns) for each in self]
-        (far, near), columns = found[0]
-        for chunk, ((low, high), where) in zip(self.chunks[1:], found[1:], strict=True):
-            better = torch.stack([low < far, high > near])
-            columns = torch.where(better, where + chunk.start, columns)
-            far, near = torch.minimum(far, low), torch.maximum(near, high)
-        return torch.stack([far, near]), columns
+        return self._best([kernels.extremes(each, need_columns=need_columns) for each in self])
+
+    def semi_hard(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute what ``triton_kernels.semi_hard`` does over all columns.
+
+        Args:
+            bounds: Bounds of the similarity, [k, m].
+        """
+        from nearfar.engine import triton_kernels as kernels
+
+        return self._best([kernels.semi_hard(each, bounds) for each in self])
+
+    def _best(self, found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Merge the best scores of the chunks, and their columns."""
+        from nearfar.engine.triton_kernels import best_of
+
+        if len(found) == 1:
+            return found[0]
+        columns = [where + chunk.start for chunk, (_, where) in zip(self.chunks, found, strict=True)]
+        return best_of(torch.stack([scores for scores, _ in found]), torch.stack(columns))
 
     def sums(self, positives: Terms, negatives: Terms, params: Tensor, *, bounded: bool, shifted: bool) -> Tensor:
         """Compute what ``triton_kernels.sums`` does over all columns.
@@ -370,6 +404,39 @@ def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> Ke
 def _positions(batch: TiledBatch, chunk: slice) -> Tensor | None:
     """The column of each anchor within a chunk, [m]; negative or too large if it is not in it."""
     return batch.positions if batch.positions is None or not chunk.start else batch.positions - chunk.start
+
+
+def semi_hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find the columns that semi-hard mining can select: positives, semi-hard negatives and the least similar negative.
+
+    Args:
+        batch: The batch.
+
+    Returns:
+        The columns and the masks of the positives and negatives among them, [m, k] each, where each column counts
+        once; None if an anchor has more than ``MOST_POSITIVES`` positives.
+    """
+    assert batch.labels is not None
+    assert batch.column_labels is not None
+    members, order = batch.column_labels.sort(stable=True)
+    first, last = (torch.searchsorted(members, batch.labels, right=right) for right in (False, True))
+    count = int((last - first).max())
+    if count > MOST_POSITIVES + 1:  # the anchor may be among them
+        return None
+    slots = first.unsqueeze(1) + torch.arange(max(1, count), device=first.device)
+    positives = order[slots.clamp(max=batch.width - 1)]
+    own = torch.arange(batch.height, device=first.device) if batch.gallery is None else batch.positions
+    filled = slots < last.unsqueeze(1)
+    if own is not None:
+        filled &= positives != own.unsqueeze(1)
+    bounds = masked(batch.listed_similarity(positives), filled, -math.inf)
+    scores, found = _Comparisons(batch).semi_hard(bounds.T.contiguous())
+    negatives, present = found.T, scores.T.isfinite()
+    repeats = (negatives.unsqueeze(2) == negatives.unsqueeze(1)).tril(-1) & present.unsqueeze(1)
+    present &= ~repeats.any(dim=2)
+    nothing = torch.zeros_like(present)
+    masks = torch.cat([filled, nothing], dim=1), torch.cat([torch.zeros_like(filled), present], dim=1)
+    return torch.cat([positives, negatives], dim=1), *masks
 
 
 def _sums(found: Tensor) -> Sums:

@@ -23,7 +23,7 @@ from torch.nn.functional import embedding_bag
 
 from nearfar.engine import fused
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
-from nearfar.engine.fused import HardPairs, Program
+from nearfar.engine.fused import HardPairs, Program, SemiHardPairs
 from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
@@ -167,7 +167,7 @@ class RowLoss:
         """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
         return None
 
-    def fused_program(self) -> Program | HardPairs | None:
+    def fused_program(self) -> Program | HardPairs | SemiHardPairs | None:
         """Return how the fused kernels compute the loss; None if they cannot."""
         return None
 
@@ -369,6 +369,22 @@ class TiledBatch:
         first = torch.arange(2, device=columns.device) == 0
         return self._few_columns(columns, present & first, present & ~first)
 
+    def semi_hard_tile(self) -> Tile | None:
+        """Return the tile of all anchors against the pairs that semi-hard mining can select; None if they are many."""
+        found = fused.semi_hard_columns(self)
+        return None if found is None else self._few_columns(*found)
+
+    def listed_similarity(self, columns: Tensor) -> Tensor:
+        """Return the similarity of each anchor to some columns of its own, [m, k]; minus the distance for distances."""
+        values = self._listed(columns)
+        return -values if self.loss.comparison.is_distance else values
+
+    def _listed(self, columns: Tensor) -> Tensor:
+        """The values of each anchor against some columns of its own, [m, k]."""
+        listed = self.loss.comparison.listed
+        # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
+        return torch.stack([listed(self.anchors, self.gather_columns(some)) for some in columns.unbind(1)], dim=1)
+
     def selected_tile(self) -> Tile:
         """Return the tile of all anchors against the columns that the loss selects."""
         parts = []
@@ -382,10 +398,7 @@ class TiledBatch:
 
     def _few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
         """The tile of all anchors against a few columns of their own, [m, k], with masks of these."""
-        listed = self.loss.comparison.listed
-        # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
-        values = torch.stack([listed(self.anchors, self.gather_columns(some)) for some in columns.unbind(1)], dim=1)
-        every = slice(0, self.height)
+        values, every = self._listed(columns), slice(0, self.height)
         tile = Tile(values, positives, negatives, every, self.loss.comparison, self.embeddings.shape[1])
         tile.columns, tile.anchor_values = columns, self.anchor_values
         return tile
@@ -872,15 +885,20 @@ def _compute(
     batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
-    wanted = fused.Setting.precision is not None and height * width >= fused.Setting.smallest
-    program = loss.fused_program() if wanted and fused.applies(batch) else None
+    program = loss.fused_program() if fused.wanted(height * width) and fused.applies(batch) else None
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
-    if isinstance(program, HardPairs) or selects:
-        few = batch.hard_tile() if isinstance(program, HardPairs) else batch.selected_tile()
+    few: Tile | None = None
+    if isinstance(program, HardPairs):
+        few = batch.hard_tile()
+    elif isinstance(program, SemiHardPairs):
+        few = batch.semi_hard_tile()
+    elif selects:
+        few = batch.selected_tile()
+    if few is not None:
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
             accumulator = FewColumnsGradient if any(needed) else None
             result: LossAndWeights[Any] = _evaluate_tile(batch, few, accumulator)
-    elif program is not None:
+    elif isinstance(program, Program):
         result = LossAndWeights(*fused.evaluate(program, batch, differentiate=any(needed)))
     elif not any(needed):
         result = evaluate(batch, slices, None)
@@ -940,7 +958,9 @@ def row_loss(
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
-        return None if settings is None else (settings, fused.Setting.precision, fused.Setting.smallest)
+        if settings is None or (fused.wanted(pairs) and isinstance(loss.fused_program(), SemiHardPairs)):
+            return None
+        return settings, fused.Setting.precision, fused.Setting.smallest
 
     computation = LossComputation(partial(_compute, loss, relations), constants, owner, graph_key, pairs)
     return differentiable(computation, (embeddings, gallery, anchor_values))

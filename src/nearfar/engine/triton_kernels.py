@@ -289,12 +289,56 @@ def _extremes(
             else:
                 far, near = tl.minimum(far, tl.min(lows, 1)), tl.maximum(near, tl.max(highs, 1))
     out += tl.program_id(1).to(tl.int64) * 2 * height
-    tl.store(out + rows, far, mask=within)
+    tl.store(out + rows, -far, mask=within)
     tl.store(out + height + rows, near, mask=within)
     if WHERE:
         where += tl.program_id(1).to(tl.int64) * 2 * height
         tl.store(where + rows, far_at, mask=within)
         tl.store(where + height + rows, near_at, mask=within)
+
+
+@jit
+def _semi_hard(
+    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, bounds, out, where,
+    height, width, dim: tl.constexpr, per_group,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDS: tl.constexpr, SLOTS: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The most similar negative below each bound of a row, the least similar one, and their columns.
+
+    Written are [groups, SLOTS, height] numbers; slot ``BOUNDS`` has minus the similarity of the least similar negative.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    slots = tl.arange(0, SLOTS)[None, :]
+    best = tl.full([BM, SLOTS], float("-inf"), dtype=tl.float32)
+    at = tl.zeros([BM, SLOTS], dtype=tl.int32)
+    first = tl.program_id(1) * per_group
+    for start in range(first, tl.minimum(first + per_group, width), BN):
+        cols = start + tl.arange(0, BN)
+        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+        left, right = _left_and_right(dots, BM, BN)
+        for side in tl.static_range(2):
+            begin = start + side * (BN // 2)
+            some = begin + tl.arange(0, BN // 2)
+            value = _values(
+                left if side == 0 else right, x_squares, y_squares, rows, some, height, width, POWER
+            )  # fmt: skip
+            similarity = value if POWER == 0 else -value
+            _, neg = _masks(x_labels, y_labels, own, rows, some, height, width, OWN)
+            for slot in tl.static_range(BOUNDS + 1):
+                if slot < BOUNDS:
+                    bound = tl.load(bounds + slot * height + rows, mask=rows < height, other=float("-inf"))
+                    score = tl.where(neg & (similarity < bound[:, None]), similarity, float("-inf"))
+                else:
+                    score = tl.where(neg, -similarity, float("-inf"))
+                top, top_at = tl.max(score, 1, return_indices=True)
+                better = (slots == slot) & (top[:, None] > best)
+                at = tl.where(better, (begin + top_at)[:, None], at)
+                best = tl.where(better, top[:, None], best)
+    place = (tl.program_id(1).to(tl.int64) * SLOTS + slots) * height + rows[:, None]
+    within = (rows < height)[:, None] & (slots <= BOUNDS)
+    tl.store(out + place, best, mask=within)
+    tl.store(where + place, at, mask=within)
 
 
 @jit
@@ -624,13 +668,17 @@ def sums(
 
 
 def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
-    """Compute the similarity of the farthest positive and of the nearest negative, and their columns, [2, m] each.
+    """Find the least similar positive and the most similar negative of each anchor.
 
-    The similarity is minus the distance for distances. It is ∞ without a positive and −∞ without a negative.
+    The similarity is minus the distance for distances.
 
     Args:
         comparison: What is compared.
         need_columns: False: the columns may be anything.
+
+    Returns:
+        The similarities, negated for the positive, and the columns, [2, m] each. The similarity is −∞ without a
+        positive, or without a negative.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -638,7 +686,7 @@ def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tens
 
     def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
         programs = -(-height // blocks.rows)
-        most = max(1, PARTIAL_BYTES // (24 * height))
+        most = max(1, PARTIAL_BYTES // (16 * height))
         groups, per_group = _groups(programs, width, blocks.columns, device, most)
         out = torch.empty(groups, 2, height, device=device)
         where = torch.empty(groups, 2, height, device=device, dtype=torch.int32)
@@ -646,12 +694,51 @@ def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tens
             *pointers, out, where, height, width, dim, per_group, WHERE=need_columns, **constants, BM=blocks.rows,
             BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
-        far, far_group = out[:, 0].min(dim=0)
-        near, near_group = out[:, 1].max(dim=0)
-        group = torch.stack([far_group, near_group]).unsqueeze(0)
-        return torch.stack([far, near]), where.gather(0, group).squeeze(0).long()
+        return best_of(out, where)
 
     return _launch(_extremes, SUM_BLOCKS, (*constants.values(), need_columns), start)
+
+
+def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """Find each anchor's most similar negative below each bound, and its least similar negative.
+
+    Args:
+        comparison: What is compared.
+        bounds: Bounds of the similarity, [k, m].
+
+    Returns:
+        The similarities, negated for the least similar negative, and the columns, [k + 1, m] each. The similarity is
+        −∞ where there is no such negative.
+    """
+    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
+    pointers, constants = comparison.arguments()
+    count = len(bounds)
+    constants |= {"BOUNDS": count, "SLOTS": triton.next_power_of_2(count + 1)}
+
+    def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
+        programs, slots = -(-height // blocks.rows), constants["SLOTS"]
+        most = max(1, PARTIAL_BYTES // (8 * slots * height))
+        groups, per_group = _groups(programs, width, blocks.columns, bounds.device, most)
+        out = bounds.new_empty(groups, slots, height)
+        where = torch.empty(groups, slots, height, device=bounds.device, dtype=torch.int32)
+        _semi_hard[(programs, groups)](
+            *pointers, bounds, out, where, height, width, dim, per_group, **constants, BM=blocks.rows,
+            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        return best_of(out[:, : count + 1], where[:, : count + 1])
+
+    return _launch(_semi_hard, SUM_BLOCKS, tuple(constants.values()), start)
+
+
+def best_of(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge the largest scores of groups of columns, and where they are: [groups, k, m] to [k, m], each.
+
+    Args:
+        scores: The scores.
+        columns: The column of each.
+    """
+    best, group = scores.max(dim=0)
+    return best, columns.gather(0, group.unsqueeze(0)).squeeze(0).long()
 
 
 def products(

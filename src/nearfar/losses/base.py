@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import HardPairs, Mean, Program, Row, RowLoss, Tile, pair_weights, row_loss
+from nearfar.engine import HardPairs, Mean, Program, Row, RowLoss, SemiHardPairs, Tile, pair_weights, row_loss
 from nearfar.losses.foreign import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
@@ -280,11 +280,13 @@ class PairLoss(Loss, RowLoss):
         """
         return None
 
-    def fused_program(self) -> Program | HardPairs | None:
+    def fused_program(self) -> Program | HardPairs | SemiHardPairs | None:
         if "program" not in vars(type(self)):
             return None
         if type(self.mining) is minings.Hard:
             return HardPairs()
+        if type(self.mining) is minings.SemiHard:
+            return SemiHardPairs()
         program = self.program()
         if program is None or type(self.mining) is minings.All:
             return program
