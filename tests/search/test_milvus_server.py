@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,19 +72,29 @@ def test_a_server_killed_during_adds_loses_nothing(
     with Index.from_vectors(POINTS[:40], out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
         assert neighbors(index) == exact(POINTS[:40])
         assert len(asked) == 1
-        index.add_vectors(POINTS[40:45])
+        acknowledged: list[int] = []
+        adding = threading.Thread(target=add_one_by_one, args=(index, acknowledged))
+        adding.start()
+        wait_for(lambda: len(acknowledged) >= 3)
         milvus_server.kill()
         try:
-            index.add_vectors(POINTS[45:50])
-            assert neighbors(index) == exact(POINTS[:50])
-            assert len(asked) == 1, "a dead server has answered"
+            adding.join()
+            assert acknowledged == list(range(40, 58))
+            asked.clear()
+            assert neighbors(index) == exact(POINTS[:58])
+            assert not asked, "a dead server has answered"
         finally:
             milvus_server.start()
-        index.add_vectors(POINTS[50:])
+        index.add_vectors(POINTS[58:])
         wait_for(lambda: compacted(index), seconds=180.0)
         wait_for(lambda: answered(index, asked), seconds=180.0)
     with Index.open(tmp_path / "i") as index:
         assert answered(index, asked)
+
+
+def add_one_by_one(index: Index, acknowledged: list[int]) -> None:
+    for row in range(40, 58):
+        acknowledged += index.add_vectors(POINTS[row : row + 1])
 
 
 def answered(index: Index, asked: list[int]) -> bool:
@@ -124,21 +135,23 @@ def test_a_slow_server_holds_nobody_up(
         line.seconds = 0.0
 
 
-@pytest.mark.parametrize("wrong", ["dimension", "measure"])
+@pytest.mark.parametrize("wrong", ["dimension", "measure", "nothing there"])
 def test_a_collection_of_another_schema_is_made_again(
     milvus_server: Server, tmp_path: Path, asked: list[int], wrong: str
 ) -> None:
     from pymilvus import MilvusClient
 
-    with Index.from_vectors(POINTS, out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
+    with Index.from_vectors(POINTS[:50], out=tmp_path / "i", backend=f"milvus:{milvus_server.address}") as index:
         backend: Any = index.storage.backend
         name = backend.collection
+        index.add_vectors(POINTS[50:])
     client = MilvusClient(uri=milvus_server.address)
     client.drop_collection(name)
     dim = POINTS.shape[1] * (2 if wrong == "dimension" else 1)
     metric = "L2" if wrong == "measure" else "COSINE"
-    client.create_collection(name, dimension=dim, metric_type=metric, consistency_level="Strong")
-    client.insert(name, [{"id": number, "vector": [0.5] * dim} for number in range(len(POINTS))])
+    if wrong != "nothing there":
+        client.create_collection(name, dimension=dim, metric_type=metric, consistency_level="Strong")
+        client.insert(name, [{"id": number, "vector": [0.5] * dim} for number in range(len(POINTS))])
     client.close()
     with Index.open(tmp_path / "i") as index:
         assert neighbors(index) == exact(POINTS)

@@ -172,6 +172,20 @@ class Exact(Backend):
         ids[np.isneginf(scores)] = NO_ID
         return scores, ids
 
+    def has(self, ids: Ids) -> NDArray[np.bool_]:
+        """Return which of some ids, in an array of any shape, are there and were not removed.
+
+        Args:
+            ids: The ids.
+        """
+        found = np.zeros(ids.shape, dtype=bool)
+        for part in self._parts:
+            if len(part.ids):
+                rows = np.searchsorted(part.ids, ids).clip(max=len(part.ids) - 1)
+                same = part.ids[rows] == ids
+                found |= same if part.alive is None else same & part.alive[rows]
+        return found
+
     def fill_up(self, found: tuple[Scores, Ids], queries: Vectors, allowed: Ids | None) -> None:
         """Search again for queries of which another way of searching found too few: it did not look everywhere."""
         scores, ids = found

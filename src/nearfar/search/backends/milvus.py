@@ -7,21 +7,25 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors
 from nearfar.search.backends.exact import SPARE, Exact, best
+from nearfar.search.backends.fallback import discard
 
 FILE = "milvus.db"
 TOKEN = "NEARFAR_MILVUS_TOKEN"  # an environment variable, so that the secret is in no index and no command line
 BATCH = 1000  # vectors per request
-MOST = 16_384  # limit of Milvus for neighbors, and for queries
+MOST = 16_384  # limit of Milvus for neighbors, and for queries; and of ours for the ids of a filter
 FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
 SECONDS = 10.0  # for one request
+PATIENCE = 120.0  # seconds for requests whose time grows with the collection: load, count, flush
 METRICS = {"cosine": "COSINE", "euclidean": "L2"}  # as Milvus calls the measures
 REST = 30.0  # seconds without requests after a search that failed
 
@@ -32,8 +36,13 @@ class Milvus(Backend):
     """A Milvus collection with the ids and vectors of an index.
 
     The vectors are in the index folder as well. ``settle`` fills the collection again if it does not have the right
-    number of vectors, and while the server fails or takes too long, searches are exact. On a server, the names of an
-    index's collections contain its identity, and no other collection is opened, filled or dropped.
+    number of vectors, and while the server fails or takes too long, searches are exact. After a failure, the number of
+    vectors is compared before the server is asked again. On a server, the names of an index's collections contain its
+    identity, and no other collection is opened, filled or dropped.
+
+    The process that writes asks for its own writes (consistency "Session"): "Strong" would wait for the server's clock
+    in each search, about 0.2 s. Processes that only read cannot know when the server receives a change, so they search
+    what was added since the last compaction themselves.
 
     Args:
         client: A client of pymilvus.
@@ -64,8 +73,15 @@ class Milvus(Backend):
         self._client = client
         self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results
         self._count = len(ids)
+        self._base_count = len(ids)  # of them, those of the last compaction
         self._lock = threading.Lock()
         self._rest_until = 0.0  # on the monotonic clock, after a search that failed
+        self._checking = threading.Lock()
+        self._sure = False  # whether the server was found to hold the vectors, and has not failed since
+        self._settled = False  # whether changes are sent at once; until then, they are kept
+        self._unsent: list[tuple[Ids, Vectors]] = []
+        self._undeleted: list[Ids] = []
+        self._later = Exact(vectors[:0], ids[:0], measure=measure) if read_only else None
 
     @property
     def name(self) -> str:
@@ -87,7 +103,12 @@ class Milvus(Backend):
         client = _connect(address, index)
         name = f"nearfar_{identity}_{uuid.uuid4().hex[:8]}"
         made = cls(client, name, identity, vectors, ids, address=address, measure=measure)
-        made._fill(ids, vectors)
+        try:
+            made._fill(ids, vectors)
+        except Exception as error:
+            discard(made)
+            where = address or str(index / FILE)
+            raise ConnectionError(f"Milvus at {where} failed while its collection was filled ({error})") from error
         return made
 
     @classmethod
@@ -120,49 +141,103 @@ class Milvus(Backend):
         return cls(client, name, identity, vectors, ids, address=address, measure=measure, read_only=read_only)
 
     def settle(self, ids: Ids, vectors: Vectors) -> None:
-        """Fill the collection again if it does not exist, or has another schema or the wrong number of vectors."""
-        if self._client.has_collection(self.collection, timeout=SECONDS) and self._fits():
-            self._client.load_collection(self.collection, timeout=SECONDS)
-            found = self._client.query(self.collection, filter="", output_fields=["count(*)"], timeout=SECONDS)
-            if int(found[0]["count(*)"]) == len(ids):
-                return
-        if not self.read_only:
+        """Send what was kept, and fill the collection again unless it has the schema and the number of vectors."""
+        if self.read_only:  # the first search finds out
+            return
+        with self._lock:
+            if self._is_there():
+                for some, rows in self._unsent:
+                    self._send(some, rows)
+                for some in self._undeleted:
+                    self._client.delete(self.collection, ids=some.tolist(), timeout=SECONDS)
+                if self._held() == len(ids):
+                    self._unsent, self._undeleted, self._settled, self._sure = [], [], True, True
+                    return
             self._fill(ids, vectors)
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
         with self._lock:
             self._exact.add(ids, vectors)
             self._count += len(ids)
-            if not self.read_only:
-                self._send(ids, vectors)
+            if self._later is not None:
+                self._later.add(ids, vectors)
+            elif self._settled:
+                with self._until_it_fails():
+                    self._send(ids, vectors)
+            else:
+                self._unsent.append((ids, vectors))
 
     def remove(self, ids: Ids) -> None:
         with self._lock:
             self._exact.remove(ids)
             self._count -= len(ids)
-            if not self.read_only and len(ids):
-                self._client.delete(self.collection, ids=ids.tolist(), timeout=SECONDS)
+            if self._later is not None:
+                self._base_count -= int((~self._later.has(ids)).sum())
+                self._later.remove(ids)
+            elif not self._settled:
+                self._undeleted.append(ids)
+            elif len(ids):
+                with self._until_it_fails():
+                    self._client.delete(self.collection, ids=ids.tolist(), timeout=SECONDS)
+
+    @contextmanager
+    def _until_it_fails(self) -> Iterator[None]:
+        """A change that may be carried out in part; if so, ``settle`` has to be called."""
+        try:
+            yield
+        except BaseException:
+            self._settled = self._sure = False
+            raise
 
     def search(self, queries: Vectors, k: int, allowed: Ids | None = None) -> tuple[Scores, Ids]:
         by_distance = self.measure == "euclidean"
         wanted = k + SPARE if by_distance else k
-        few = allowed is not None and len(allowed) * FEW < self._count
-        if few or wanted > MOST or time.monotonic() < self._rest_until:
+        narrow = allowed is not None and (len(allowed) * FEW < self._count or len(allowed) > MOST)
+        if narrow or wanted > MOST or not self._can_be_asked():
             return self._exact.search(queries, k, allowed)
         words = {} if allowed is None else {"filter": f"id in {allowed.tolist()}"}
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         try:
             values, ids = self._find(queries, wanted, words)
         except Exception as error:
-            self._rest_until = time.monotonic() + REST
-            kind = type(error).__name__
-            log.warning("%s failed (%s: %s); searches are exact for %.0f s", self.name, kind, error, REST)
+            self._rest(f"{type(error).__name__}: {error}")
             return self._exact.search(queries, k, allowed)
+        values, ids = _without(values, ids, ~self._exact.has(ids))
         if by_distance:  # values are squared distances
-            return self._exact.refine(queries, k, (values, ids), self._exact.product_error(queries), allowed)
-        found = best(values, ids, k)
+            found = self._exact.refine(queries, k, (values, ids), self._exact.product_error(queries), allowed)
+        else:
+            found = best(values, ids, k)
+        if self._later is not None:
+            scores, ids = _without(*found, self._later.has(found[1]))
+            later = self._later.search(queries, k, allowed)
+            found = best(np.concatenate([scores, later[0]], 1), np.concatenate([ids, later[1]], 1), k)
         self._exact.fill_up(found, queries, allowed)
         return found
+
+    def _can_be_asked(self) -> bool:
+        """Whether the server has not failed lately, and holds the vectors."""
+        if time.monotonic() < self._rest_until:
+            return False
+        if self._sure:
+            return True
+        if not self._checking.acquire(blocking=False):
+            return False
+        try:
+            # A reader cannot know which of the later changes the server has received.
+            least = self._count if self._later is None else self._base_count
+            held = self._held() if self._is_there() else 0
+            if held < least:
+                self._rest(f"its collection has {held} of {least} vectors")
+            self._sure = held >= least
+        except Exception as error:
+            self._rest(f"{type(error).__name__}: {error}")
+        finally:
+            self._checking.release()
+        return self._sure
+
+    def _rest(self, why: str) -> None:
+        self._sure, self._rest_until = False, time.monotonic() + REST
+        log.warning("%s failed (%s); searches are exact for %.0f s", self.name, why, REST)
 
     def _find(self, queries: Vectors, wanted: int, words: Mapping[str, Any]) -> tuple[Scores, Ids]:
         """Values and ids as Milvus returns them."""
@@ -176,6 +251,7 @@ class Milvus(Backend):
                 anns_field="vector",
                 output_fields=["id"],
                 timeout=SECONDS,
+                consistency_level="Bounded" if self.read_only else "Session",
                 **words,
             )
             for row, hits in enumerate(found, start=start):
@@ -184,13 +260,14 @@ class Milvus(Backend):
         return values, ids
 
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
-        """Flush the collection; Milvus keeps its own files."""
-        self._client.flush(self.collection, timeout=SECONDS)
+        """Flush the collection, after it was compared with the vectors; Milvus keeps its own files."""
+        self.settle(ids, vectors)
+        self._client.flush(self.collection, timeout=PATIENCE)
         return {"collection": self.collection}
 
     def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Milvus:
         """Use the same connection, and the collection that was saved."""
-        return Milvus(
+        renewed = Milvus(
             self._client,
             _own(facts, self.identity, self.address) or self.collection,
             self.identity,
@@ -200,6 +277,9 @@ class Milvus(Backend):
             measure=self.measure,
             read_only=self.read_only,
         )
+        renewed._settled = self._settled
+        renewed._sure = self._sure and not self.read_only
+        return renewed
 
     def close(self) -> None:
         self._client.close()
@@ -209,14 +289,24 @@ class Milvus(Backend):
         if self._client.has_collection(self.collection, timeout=SECONDS):
             self._client.drop_collection(self.collection, timeout=SECONDS)
 
-    def _fits(self) -> bool:
-        """Whether the collection compares vectors of the dimension of the index by its measure."""
+    def _is_there(self) -> bool:
+        """Whether the collection exists, and compares vectors of the dimension of the index by its measure."""
+        if not self._client.has_collection(self.collection, timeout=SECONDS):
+            return False
         fields = self._client.describe_collection(self.collection, timeout=SECONDS)["fields"]
         dims = [int(field["params"]["dim"]) for field in fields if field["name"] == "vector"]
         if dims != [self.dim]:
             return False
         index = self._client.describe_index(self.collection, "vector", timeout=SECONDS)
         return bool(index) and index["metric_type"] == METRICS[self.measure]
+
+    def _held(self) -> int:
+        """The number of vectors in the collection, with all that was written."""
+        self._client.load_collection(self.collection, timeout=PATIENCE)
+        found = self._client.query(
+            self.collection, filter="", output_fields=["count(*)"], consistency_level="Strong", timeout=PATIENCE
+        )
+        return int(found[0]["count(*)"])
 
     def _fill(self, ids: Ids, vectors: Vectors) -> None:
         from pymilvus import DataType
@@ -227,11 +317,9 @@ class Milvus(Backend):
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=self.dim)
         settings = self._client.prepare_index_params()
         settings.add_index("vector", index_type="AUTOINDEX", metric_type=METRICS[self.measure])
-        # Strong consistency: the next search finds what was added.
-        self._client.create_collection(
-            self.collection, schema=schema, index_params=settings, consistency_level="Strong", timeout=SECONDS
-        )
+        self._client.create_collection(self.collection, schema=schema, index_params=settings, timeout=SECONDS)
         self._send(ids, vectors, self._client.insert)
+        self._unsent, self._undeleted, self._settled, self._sure = [], [], True, True
 
     def _send(self, ids: Ids, vectors: Vectors, how: Callable[..., Any] | None = None) -> None:
         """Write vectors to the collection; an id that already exists, as after a crash, gets the new vector."""
@@ -239,6 +327,15 @@ class Milvus(Backend):
         for start in range(0, len(ids), BATCH):
             rows = zip(ids[start : start + BATCH].tolist(), np.asarray(vectors[start : start + BATCH]), strict=True)
             send(self.collection, [{"id": id, "vector": vector} for id, vector in rows], timeout=SECONDS)
+
+
+def _without(values: Scores, ids: Ids, gone: NDArray[np.bool_]) -> tuple[Scores, Ids]:
+    """Values and ids [q, n] without some; the others keep their order, and −1 and −inf come last."""
+    if not gone.any():
+        return values, ids
+    order = np.argsort(gone, axis=1, kind="stable")
+    values, ids = np.where(gone, -np.inf, values).astype(np.float32), np.where(gone, NO_ID, ids)
+    return np.take_along_axis(values, order, 1), np.take_along_axis(ids, order, 1)
 
 
 def _own(facts: Mapping[str, Any], identity: str, address: str) -> str:

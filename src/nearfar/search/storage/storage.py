@@ -595,8 +595,12 @@ class IndexStorage:
                 backend = reopen(uses, vectors, ids, self._context(settings), folder=place, facts=facts)
             except ValueError as error:
                 raise BadIndex(f"{place} is damaged: {error}; build the index again") from error
-        _replay(backend, table)
-        backend.settle(table.ids(), table.vectors())
+        try:
+            _replay(backend, table)
+            backend.settle(table.ids(), table.vectors())
+        except Exception as error:  # a server; everything is in the folder
+            ids, vectors = table.everything()
+            backend = ExactFallback(backend, vectors, ids, measure=settings["measure"], error=error)
         return _State(generation, table, backend)
 
     def _identify(self) -> None:
@@ -684,6 +688,7 @@ class IndexStorage:
             table = state.table
             renewed = fallback.failed.renew(place, table.base_ids, table.base, self.settings["facts"])
             _replay(renewed, table)
+            renewed.settle(table.ids(), table.vectors())
             state.backend = renewed
         except Exception as error:
             fallback.error = error

@@ -1,0 +1,149 @@
+"""Milvus servers that lag behind, lose data or fail: nothing that was acknowledged is missing from a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_milvus import Servers, install
+from search_cases import vectors
+
+from nearfar.search import Index
+from nearfar.search.backends import ExactFallback, milvus
+
+SERVER = "http://far:19530"
+POINTS = vectors(40)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
+    monkeypatch.setenv("NEARFAR_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(milvus, "REST", 0.0)
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def folder(servers: Servers, tmp_path: Path) -> Path:
+    """An index of 30 vectors, of which one was removed and two were added since the last compaction."""
+    with Index.from_vectors(POINTS[:28], out=tmp_path / "i", backend=f"milvus:{SERVER}") as index:
+        index.add_vectors(POINTS[28:30])
+        index.remove([4])
+    return tmp_path / "i"
+
+
+def found(index: Index) -> list[int]:
+    """The ids that searches find."""
+    return sorted(hit.id for hit in index.search_vectors(POINTS[:1], 100)[0])
+
+
+def nearest(index: Index, row: int) -> int:
+    return index.search_vectors(POINTS[row : row + 1], 1)[0][0].id
+
+
+def collection(servers: Servers) -> dict[int, Any]:
+    (held,) = servers.collections[SERVER].values()
+    return held
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_reader_knows_more_than_a_server_that_lags_behind(servers: Servers, folder: Path, is_open: bool) -> None:
+    with Index.open(folder) as writer, Index.open(folder, read_only=True) as early:
+        assert nearest(early, 7) == 7
+        servers.dead = True
+        writer.add_vectors(POINTS[30:33])
+        writer.remove([7, 29])
+        servers.dead = False
+        assert set(collection(servers)) == {*range(30)} - {4}
+        reader = early if is_open else Index.open(folder, read_only=True)
+        calls = servers.calls
+        assert nearest(reader, 31) == 31
+        assert nearest(reader, 28) == 28
+        assert 7 not in [hit.id for hit in reader.search_vectors(POINTS[7:8], 5)[0]]
+        assert servers.calls > calls, "the server was not asked"
+        assert found(reader) == found(writer) == sorted({*range(33)} - {4, 7, 29})
+        reader.close()
+
+
+def test_a_reader_does_not_ask_a_collection_that_is_being_filled(servers: Servers, folder: Path) -> None:
+    for id in range(10, 20):
+        del collection(servers)[id]
+    with Index.open(folder, read_only=True) as reader:
+        assert [nearest(reader, row) for row in range(10, 20)] == list(range(10, 20))
+
+
+def test_a_collection_that_is_lost_is_filled_with_the_changes(servers: Servers, folder: Path) -> None:
+    servers.collections[SERVER].clear()
+    with Index.open(folder) as index:
+        assert found(index) == sorted({*range(30)} - {4})
+    assert set(collection(servers)) == {*range(30)} - {4}
+
+
+def test_a_server_that_comes_back_empty_is_filled(servers: Servers, folder: Path) -> None:
+    with Index.open(folder) as index:
+        servers.dead = True
+        index.add_vectors(POINTS[30:31])
+        servers.collections[SERVER].clear()
+        servers.dead = False
+        index.add_vectors(POINTS[31:32])
+        assert not isinstance(index.storage.backend, ExactFallback)
+        assert set(collection(servers)) == {*range(32)} - {4}
+        assert found(index) == sorted({*range(32)} - {4})
+
+
+def test_vectors_that_a_server_lost_are_noticed_after_it_failed(servers: Servers, folder: Path) -> None:
+    with Index.open(folder) as index:
+        servers.dead = True
+        assert nearest(index, 7) == 7
+        del collection(servers)[7]
+        servers.dead = False
+        assert nearest(index, 7) == 7
+        index.compact()
+        assert set(collection(servers)) == {*range(30)} - {4}
+        assert nearest(index, 7) == 7
+
+
+def test_an_index_opens_though_the_server_fails_and_catches_up(
+    servers: Servers, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers.dead = True
+    with Index.open(folder) as index, Index.open(folder, read_only=True) as reader:
+        assert f"milvus:{SERVER} failed (TimeoutError: deadline exceeded)" in caplog.text
+        assert index.add_vectors(POINTS[30:31]) == [30]
+        assert found(index) == found(reader) == sorted({*range(31)} - {4})
+        with pytest.raises(RuntimeError, match="nothing is lost: compact again when it works"):
+            index.compact()
+        servers.dead = False
+        index.compact()
+        assert set(collection(servers)) == {*range(31)} - {4}
+        assert found(index) == found(reader) == sorted({*range(31)} - {4})
+
+
+def test_a_server_that_fails_while_it_is_filled_is_an_error_that_names_it(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus, "BATCH", 10)
+    with monkeypatch.context() as patch:
+        patch.setattr("fake_milvus.Client.insert", lambda *_, **__: 1 / 0)
+        with pytest.raises(ConnectionError, match=f"Milvus at {SERVER} failed while its collection was filled"):
+            Index.from_vectors(POINTS, out=tmp_path / "new", backend=f"milvus:{SERVER}")
+    assert not servers.collections[SERVER]
+    with Index.from_vectors(POINTS, out=tmp_path / "new", backend=f"milvus:{SERVER}") as index:
+        assert found(index) == list(range(40))
+
+
+def test_nothing_listens_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(milvus, "SECONDS", 1.0)
+    with pytest.raises(ConnectionError, match=r"Milvus at http://127\.0\.0\.1:9 does not answer .*is the server"):
+        Index.from_vectors(POINTS, out=tmp_path / "i", backend="milvus:http://127.0.0.1:9")
+
+
+def test_a_filter_of_many_ids_is_searched_exactly(
+    servers: Servers, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus, "MOST", 20)
+    with Index.open(folder) as index:
+        calls = servers.calls
+        assert len(index.search_vectors(POINTS[:1], 5, where={"id": list(range(25))})[0]) == 5
+        assert servers.calls == calls
