@@ -7,6 +7,7 @@
     python benchmarks/search.py --size 1000000 --dim 128 --milvus start --only exact ivf milvus   # the package's server
     python benchmarks/search.py --adds 100000       # instead: add items one by one, and measure the folder
     python benchmarks/search.py --size 1000000 --exact     # instead: exact search alone beside FAISS's flat index
+    OMP_WAIT_POLICY=passive python benchmarks/search.py --size 1000000 --dim 128 --server   # instead: Milvus and FAISS
 
 The data are synthetic: vectors of length one in groups of twenty, each a group's center and noise. Queries are new
 members of groups that are there. All sides get the same vectors, queries and number of threads.
@@ -24,13 +25,23 @@ waiting for the latest writes (consistency "Bounded").
 --exact has no index around the search: 1, 4 and 64 queries at a time, medians of calls that alternate. "CPU ms" is the
 CPU time of a call, which other work on the machine changes less; measure it with OMP_NUM_THREADS=1. With more threads
 leave FAISS out (--only exact), because its threads keep the cores busy after a call.
+
+--server compares the server of the package milvus with FAISS, without an index of nearfar around them: exact (flat),
+lists (IVF) and graph (HNSW) with the same settings. The knob is the lowest search effort of a ladder with which half of
+the queries reach a recall@10 of 95 %; recall and speed are those of the other half. Both answer the same queries in
+turns, one at a time and 64 at a time; a ratio is a time over that of FAISS. Milvus answers without waiting for the
+latest writes (consistency "Bounded"), and in rows "Strong" with waiting, as an index of nearfar asks it to. Vectors are
+inserted once, and all structures are built over the same segments. Then the server is started again, so that "GiB" is
+what searching needs: its resident memory and that of its children beyond an empty server, and of FAISS the growth of
+this process. "peak GiB" is the highest such value while the structure is built. "CPU ms" is the mean CPU time of a
+query, of this process and of the server; other work on the machine changes it less than the rates.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import resource
+import os
 import statistics
 import sys
 import tempfile
@@ -46,6 +57,7 @@ from common import Clock, parse, report, show_line
 from numpy.typing import NDArray
 
 from nearfar.search import Index
+from nearfar.search.backends import faiss as faiss_backend
 from nearfar.search.backends.exact import Exact
 
 COLUMNS = [
@@ -69,6 +81,30 @@ EXACT_COLUMNS = ["search", "vectors", "dim", "batch", "ms", "ratio", "CPU ms", "
 EXACT_TURNS = {1: 15, 4: 7, 64: 3}  # queries at a time, and calls of each search
 BACKENDS = ("exact", "faiss:flat", "faiss:ivf", "milvus", "faiss:hnsw")
 BATCH = 256
+SERVER_COLUMNS = [
+    "search",
+    "vectors",
+    "dim",
+    "insert s",
+    "build s",
+    "load s",
+    "recall@10",
+    "knob",
+    "queries/s, 1",
+    "ratio",
+    "queries/s, 64",
+    "batch ratio",
+    "CPU ms, 1",
+    "CPU ms, 64",
+    "GiB",
+    "peak GiB",
+    "segments",
+]
+SERVER_BATCH = 64
+INSERTED = 10_000  # vectors per request
+EFFORTS = [round(2 ** (half / 2)) for half in range(23)]  # 1, 1, 2, 3, 4, 6, 8, … 2,048
+WANTED = 95.0  # recall@10 in percent
+COLLECTION = "benchmark"
 EF = 128  # search effort of plain Milvus
 
 Vectors = NDArray[np.float32]
@@ -114,21 +150,54 @@ def plain_faiss(index: Index, points: Vectors) -> tuple[float | None, Search]:
     return time.perf_counter() - start, lambda queries: theirs.search(queries, K)[1]
 
 
+class MilvusProcess:
+    """The server of the package milvus, with its data in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._server: Any = None
+
+    def start(self) -> None:
+        from milvus import MilvusServer
+
+        self._server = MilvusServer(data_dir=self.folder)
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._server.listen_port}"
+
+    @property
+    def process(self) -> int:
+        return int(self._server.server_proc.pid)
+
+
+@contextmanager
+def milvus_process() -> Iterator[MilvusProcess]:
+    """A server that has been started; there can be one on a machine, so tests that want one wait."""
+    from filelock import FileLock
+
+    lock = FileLock(Path(tempfile.gettempdir()) / "nearfar-milvus.lock")
+    with lock, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        server = MilvusProcess(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
 @contextmanager
 def milvus_server(wanted: str | None) -> Iterator[tuple[str | None, int | None]]:
     """Start the server of the package milvus if wanted: its address and process id, or what was given."""
     if wanted != "start":
         yield wanted, None
         return
-    from milvus import MilvusServer
-
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        server = MilvusServer(data_dir=folder)
-        server.start()
-        try:
-            yield f"http://127.0.0.1:{server.listen_port}", server.server_proc.pid
-        finally:
-            server.stop()
+    with milvus_process() as server:
+        yield server.address, server.process
 
 
 def wait_for_milvus(index: Index) -> None:
@@ -156,10 +225,26 @@ def plain_milvus(index: Index) -> Search:
 
 
 def gibibytes(process: int | None = None) -> float:
-    """Resident memory of this process, and of another."""
+    """Resident memory of this process, and of another with its children."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    pages = [int(Path(f"/proc/{name}/statm").read_text().split()[1]) for name in ("self", process) if name]
-    return sum(pages) * resource.getpagesize() / 2**30
+    return resident("self") + (family(process) if process else 0.0)
+
+
+def resident(process: int | str, field: str = "VmRSS") -> float:
+    """Resident memory of a process in GiB; "VmHWM" is its peak."""
+    words = Path(f"/proc/{process}/status").read_text().split()
+    return int(words[words.index(f"{field}:") + 1]) / 2**20
+
+
+def family(process: int, field: str = "VmRSS") -> float:
+    """Resident memory of a process and its children, in GiB."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return resident(process, field) + sum(family(int(child), field) for child in children)
+
+
+def forget_peak(process: int | str) -> None:
+    """Let "VmHWM" start again from the memory of now."""
+    Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def by_index(index: Index) -> Search:
@@ -176,25 +261,43 @@ def recall(search: Search, queries: Vectors, truth: NDArray[np.int64]) -> float:
     return 100 * float(np.mean([len(set(a) & set(b)) / K for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
 
 
-def take_turns(searches: list[Search], queries: Vectors, budget: float) -> list[tuple[float, float]]:
+def take_turns(
+    searches: list[Search], queries: Vectors, budget: float, batch: int = BATCH, server: int | None = None
+) -> list[tuple[float, float, float, float]]:
     """Median ms of a single query and queries/s of a batch, for each search; they alternate query by query.
 
-    Half of the budget is spent on single queries, half on batches.
+    Half of the budget is spent on single queries, half on batches. Then the mean CPU ms of a query, single and in a
+    batch, of this process and of a server.
     """
     found = []
-    for size, least in ((1, 50), (BATCH, 5)):
+    cpu = []
+    for size, least in ((1, 50), (batch, 5)):
         times: list[list[float]] = [[] for _ in searches]
+        used = [0.0 for _ in searches]
         deadline, turn = time.perf_counter() + budget / 2, 0
         while turn < least or (time.perf_counter() < deadline and turn < 4000):
             start = size * turn % (len(queries) - size + 1)
             order = range(len(searches)) if turn % 2 else reversed(range(len(searches)))
             for place in order:
-                begin = time.perf_counter()
+                before, begin = cpu_seconds(server), time.perf_counter()
                 searches[place](queries[start : start + size])
                 times[place].append(time.perf_counter() - begin)
+                used[place] += cpu_seconds(server) - before
             turn += 1
         found.append([statistics.median(each) for each in times])
-    return [(1000 * one, BATCH / many) for one, many in zip(*found, strict=True)]
+        cpu.append([1000 * each / (turn * size) for each in used])
+    return [
+        (1000 * one, batch / many, alone, together) for one, many, alone, together in zip(*found, *cpu, strict=True)
+    ]
+
+
+def cpu_seconds(process: int | None) -> float:
+    """CPU time of this process, and of another in ticks of 10 ms."""
+    own = time.process_time()
+    if process is None:
+        return own
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return own + (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -229,7 +332,7 @@ def measure(
                 searches.append(plain_milvus(index))
             for row, search in zip(rows, searches, strict=True):
                 row["recall@10"] = recall(search, queries, truth)
-            for row, (ms, rate) in zip(rows, take_turns(searches, queries, budget), strict=True):
+            for row, (ms, rate, _, _) in zip(rows, take_turns(searches, queries, budget), strict=True):
                 row |= {"ms": ms, "queries/s": rate}
     if len(rows) == 2:
         rows[0]["ratio"] = rows[0]["ms"] / rows[1]["ms"]
@@ -268,6 +371,157 @@ def measure_exact(points: Vectors, queries: Vectors, only: list[str]) -> list[di
             show_line(row)
             rows.append(row)
     return rows
+
+
+class FaissBeside:
+    """FAISS with the settings of our backend."""
+
+    def __init__(self, kind: str, points: Vectors) -> None:
+        self.kind = kind
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        forget_peak("self")
+        before, start = resident("self"), time.perf_counter()
+        self._index = faiss_backend._trained(points, kind, "cosine")
+        self._index.add(points)
+        self.facts = {"build s": time.perf_counter() - start, "peak GiB": resident("self", "VmHWM") - before}
+        self.facts["GiB"] = gibibytes() - before
+
+    def searches_with(self, effort: int) -> Search:
+        faiss_backend.Faiss._turn(self, effort)  # type: ignore[arg-type]
+        return lambda queries: self._index.search(queries, K)[1]
+
+
+class MilvusBeside:
+    """A collection of a server, whose structure is replaced from kind to kind."""
+
+    def __init__(self, server: MilvusProcess, points: Vectors) -> None:
+        from pymilvus import DataType
+
+        self._server, self._count = server, len(points)
+        self._empty = family(server.process)
+        self._connect()
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=points.shape[1])
+        self._client.create_collection(COLLECTION, schema=schema)
+        start = time.perf_counter()
+        for first in range(0, len(points), INSERTED):
+            part = points[first : first + INSERTED]
+            self._client.insert(COLLECTION, [{"id": first + row, "vector": part[row]} for row in range(len(part))])
+            if first // INSERTED % 10 == 9:
+                say(f"Milvus has {first + len(part):,} of {len(points):,} vectors, {time.perf_counter() - start:.0f} s")
+        self._client.flush(COLLECTION)
+        self._insert_s = time.perf_counter() - start
+        job = self._client.compact(COLLECTION)  # now, and not while something is measured
+        while self._client.get_compaction_state(job) != "Completed":
+            time.sleep(1)
+        say(f"Milvus: inserted in {self._insert_s:.0f} s, an empty server has {self._empty:.2f} GiB")
+
+    def _connect(self) -> None:
+        from pymilvus import MilvusClient
+
+        self._client: Any = MilvusClient(uri=self._server.address)
+
+    def build(self, kind: str) -> None:
+        """Replace the structure, start the server again, and load the collection."""
+        if self._client.list_indexes(COLLECTION):
+            self._client.release_collection(COLLECTION)
+            self._client.drop_index(COLLECTION, "vector")
+        lists = round(4 * self._count**0.5)
+        links = {"M": faiss_backend.LINKS, "efConstruction": faiss_backend.BREADTH}
+        name, words = {"flat": ("FLAT", {}), "ivf": ("IVF_FLAT", {"nlist": lists}), "hnsw": ("HNSW", links)}[kind]
+        settings = self._client.prepare_index_params()
+        settings.add_index("vector", index_type=name, metric_type="IP", params=words)
+        forget_peak(self._server.process)
+        start = time.perf_counter()
+        self._client.create_index(COLLECTION, settings)
+        while self._client.describe_index(COLLECTION, "vector")["state"] != "Finished":
+            time.sleep(0.5)
+        self.facts = {
+            "insert s": self._insert_s,
+            "build s": time.perf_counter() - start,
+            "peak GiB": family(self._server.process, "VmHWM") - self._empty,
+        }
+        self._client.close()
+        self._server.stop()
+        self._server.start()
+        self._connect()
+        start = time.perf_counter()
+        self._client.load_collection(COLLECTION)
+        self.facts["load s"] = time.perf_counter() - start
+        self.facts["segments"] = len(self._client.list_persistent_segments(COLLECTION))
+
+    def measure_memory(self) -> None:
+        """After searches, which touch what is mapped."""
+        self.facts["GiB"] = family(self._server.process) - self._empty
+
+    def searches_with(self, effort: int, consistency: str = "Bounded") -> Search:
+        settings = {"params": {"nprobe": effort, "ef": max(effort, K)}}
+
+        def search(queries: Vectors) -> NDArray[np.int64]:
+            found = self._client.search(
+                COLLECTION, data=queries, limit=K, search_params=settings, consistency_level=consistency
+            )
+            return np.array([[hit["id"] for hit in hits] for hits in found])
+
+        return search
+
+
+def least_effort(side: FaissBeside | MilvusBeside, kind: str, queries: Vectors, truth: NDArray[np.int64]) -> int | None:
+    """The lowest effort with the wanted recall; None where everything is compared."""
+    if kind == "flat":
+        return None
+    efforts = [effort for effort in EFFORTS if effort >= (K if kind == "hnsw" else 1)]
+    return next((effort for effort in efforts if recall(side.searches_with(effort), queries, truth) >= WANTED), 2048)
+
+
+def measure_server(points: Vectors, queries: Vectors, budget: float, kinds: list[str]) -> list[dict[str, Any]]:
+    """Rows for plain FAISS and for a Milvus server, by kind of structure."""
+    truth = exact_neighbors(points, queries)
+    half = len(queries) // 2
+    rows: list[dict[str, Any]] = []
+    with milvus_process() as server:
+        milvus = MilvusBeside(server, points)
+        for kind in kinds:
+            say(f"{kind}: FAISS is built")
+            faiss = FaissBeside(kind, points)
+            say(f"{kind}: FAISS took {faiss.facts['build s']:.0f} s; Milvus is built")
+            milvus.build(kind)
+            say(f"{kind}: Milvus took {milvus.facts['build s']:.0f} s; both are searched")
+            efforts = [least_effort(side, kind, queries[:half], truth[:half]) for side in (faiss, milvus)]
+            searches = {
+                f"FAISS, {kind}": (efforts[0], faiss.searches_with(efforts[0] or 1)),
+                f"Milvus, {kind}": (efforts[1], milvus.searches_with(efforts[1] or 1)),
+                f"Milvus, {kind}, Strong": (efforts[1], milvus.searches_with(efforts[1] or 1, "Strong")),
+            }
+            some: list[dict[str, Any]] = [
+                {
+                    "search": name,
+                    "vectors": len(points),
+                    "dim": points.shape[1],
+                    "recall@10": recall(search, queries[half:], truth[half:]),
+                    "knob": effort,
+                }
+                for name, (effort, search) in searches.items()
+            ]
+            asked = [search for _, search in searches.values()]
+            turns = take_turns(asked, queries[half:], budget, SERVER_BATCH, server.process)
+            milvus.measure_memory()
+            some[0] |= faiss.facts
+            some[1] |= milvus.facts
+            del faiss, searches, asked
+            for row, (ms, rate, alone, together) in zip(some, turns, strict=True):
+                row |= {"queries/s, 1": 1000 / ms, "queries/s, 64": rate, "CPU ms, 1": alone, "CPU ms, 64": together}
+                if row is not some[0]:
+                    row["ratio"] = some[0]["queries/s, 1"] / row["queries/s, 1"]
+                    row["batch ratio"] = some[0]["queries/s, 64"] / row["queries/s, 64"]
+                show_line(row)
+            rows += some
+    return rows
+
+
+def say(words: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {words}", file=sys.stderr, flush=True)
 
 
 def folder_megabytes(folder: Path) -> float:
@@ -313,13 +567,19 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of searching, for each backend")
     parser.add_argument("--adds", type=int, default=0, help="measure this many adds, one by one, instead of searches")
     parser.add_argument("--exact", action="store_true", help="measure exact search without an index around it")
-    options = parse(parser, EXACT_COLUMNS if "--exact" in sys.argv else COLUMNS)
+    parser.add_argument("--server", action="store_true", help="measure a Milvus server beside FAISS, both alone")
+    columns = EXACT_COLUMNS if "--exact" in sys.argv else SERVER_COLUMNS if "--server" in sys.argv else COLUMNS
+    options = parse(parser, columns)
     if options.adds:
         report([measure_adds(options.adds, options.dim)], ADD_COLUMNS, Clock("cpu"), options.out)
         return
     points, queries = synthetic(options.size, options.dim)
     if options.exact:
         report(measure_exact(points, queries, options.only), EXACT_COLUMNS, Clock("cpu"), options.out)
+        return
+    if options.server:
+        kinds = [kind for kind in faiss_backend.KINDS if any(part in kind for part in options.only)]
+        report(measure_server(points, queries, options.budget, kinds), SERVER_COLUMNS, Clock("cpu"), options.out)
         return
     truth = exact_neighbors(points, queries)
     rows: list[dict[str, Any]] = []
