@@ -47,6 +47,7 @@ class Terms:
             "squared_hinge": [z]+², "softplus": log(1 + e^z). "none": there is none.
         scale: Factor of the values in the sum.
         shift: Added to them.
+        expected: Whether the loss uses ``Sums.expected``.
     """
 
     logit: str = "none"
@@ -56,6 +57,7 @@ class Terms:
     total: str = "none"
     scale: float = 1.0
     shift: float = 0.0
+    expected: bool = False
 
     def numbers(self) -> tuple[float, ...]:
         """Return the numbers that the kernels take."""
@@ -68,9 +70,11 @@ class Sums:
 
     Args:
         log: The log-sum-exp of the exponents; ``FLOOR`` without a pair.
-        expected: The mean of v with the weights of the softmax, which are constants; 0 without a pair.
+        expected: The mean of v with the weights of the softmax, which are constants; 0 without a pair, and if the
+            terms do not ask for it.
         total: The sum.
-        active: The number of terms of the sum that are not zero; for "softplus" the sum of the sigmoids.
+        active: The number of terms of the sum that are not zero. For "softplus" the sum of the sigmoids if there is a
+            shift, otherwise 0.
         number: The number of pairs.
     """
 
@@ -171,15 +175,6 @@ def mean_over(total: Tensor, count: Tensor) -> Tensor:
     """
     number = count.detach().sum()
     return total.sum() / masked(number, number > 0, 1.0)
-
-
-def wanted(pairs: int) -> bool:
-    """Whether the kernels are turned on for so many pairs.
-
-    Args:
-        pairs: Number of compared pairs.
-    """
-    return Setting.precision is not None and pairs >= Setting.smallest
 
 
 def applies(batch: TiledBatch) -> bool:

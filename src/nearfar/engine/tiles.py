@@ -877,6 +877,11 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
     return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
+def _fused(pairs: int) -> bool:
+    """Whether the fused kernels are turned on for so many pairs."""
+    return fused.Setting.precision is not None and pairs >= fused.Setting.smallest
+
+
 def _compute(
     loss: RowLoss, relations: Relations | None, inputs: Tensors, constants: Tensors, needed: Needed
 ) -> tuple[Tensor, Gradients]:
@@ -885,7 +890,7 @@ def _compute(
     batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
-    program = loss.fused_program() if fused.wanted(height * width) and fused.applies(batch) else None
+    program = loss.fused_program() if _fused(height * width) and fused.applies(batch) else None
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     few: Tile | None = None
     if isinstance(program, HardPairs):
@@ -958,7 +963,7 @@ def row_loss(
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
-        if settings is None or (fused.wanted(pairs) and isinstance(loss.fused_program(), SemiHardPairs)):
+        if settings is None or (_fused(pairs) and isinstance(loss.fused_program(), SemiHardPairs)):
             return None
         return settings, fused.Setting.precision, fused.Setting.smallest
 

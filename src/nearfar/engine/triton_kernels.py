@@ -64,6 +64,7 @@ SUM_BLOCKS = [
 PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)]
 STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2), Blocks(32, 32, 0, 32, 4, 1)]
 SPLIT_BLOCK = 1024
+SKIP = True
 SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
 
 
@@ -175,7 +176,7 @@ def _term(value, scale, shift, KIND: tl.constexpr):
 @jit
 def _accumulate(
     value, chosen, shift, top, mass, moment, total, active, count, a, b, c, e, f,
-    LOGIT: tl.constexpr, TOTAL: tl.constexpr,
+    LOGIT: tl.constexpr, TOTAL: tl.constexpr, EXPECTED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Add a block of columns to the sums of its rows."""
     if LOGIT != "none":
@@ -185,14 +186,22 @@ def _accumulate(
         power = tl.where(chosen, tl.exp(logit - new[:, None]), 0.0)
         old = tl.exp(top - new)
         mass = mass * old + tl.sum(power, 1)
-        moment = moment * old + tl.sum(power * value, 1)
+        if EXPECTED:
+            moment = moment * old + tl.sum(power * value, 1)
         top = new
     if TOTAL != "none":
         term, _, one = _term(value, e, f + shift[:, None], TOTAL)
         total += tl.sum(tl.where(chosen, term, 0.0), 1)
-        active += tl.sum(tl.where(chosen, one, 0.0), 1)
+        if TOTAL != "softplus" or SHIFTED:
+            active += tl.sum(tl.where(chosen, one, 0.0), 1)
     count += tl.sum(chosen.to(tl.float32), 1)
     return top, mass, moment, total, active, count
+
+
+@jit
+def _any(mask):
+    """Whether a block has a pair. Most blocks have no positive if there are many classes, and can skip them."""
+    return tl.max(mask.to(tl.int32)) > 0
 
 
 @jit
@@ -202,7 +211,8 @@ def _sums(
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, SHIFTED: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
-    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    P_EXPECTED: tl.constexpr, N_EXPECTED: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """Sums over the positives and over the negatives of each row, for one group of columns: [groups, 12, height]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -232,12 +242,15 @@ def _sums(
                 similarity = value if POWER == 0 else -value
                 pos = pos & (similarity < upper[:, None])
                 neg = neg & (similarity > lower[:, None])
-            p0, p1, p2, p3, p4, p5 = _accumulate(
-                value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL
-            )
+            if not SKIP or _any(pos):
+                p0, p1, p2, p3, p4, p5 = _accumulate(
+                    value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf,
+                    P_LOGIT, P_TOTAL, P_EXPECTED, SHIFTED,
+                )  # fmt: skip
             n0, n1, n2, n3, n4, n5 = _accumulate(
-                value, neg, n_shift, n0, n1, n2, n3, n4, n5, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL
-            )
+                value, neg, n_shift, n0, n1, n2, n3, n4, n5, na, nb, nc, ne, nf,
+                N_LOGIT, N_TOTAL, N_EXPECTED, SHIFTED,
+            )  # fmt: skip
     out += tl.program_id(1).to(tl.int64) * 12 * height
     tl.store(out + rows, p0, mask=within)
     tl.store(out + height + rows, p1, mask=within)
@@ -376,15 +389,18 @@ def _weights(
     value, similarity, pos, neg, upper, lower, p_shift, n_shift, p_log, n_log, p_by_log, n_by_log,
     p_by_total, n_by_total,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED: tl.constexpr,
-    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the values of a block, given the numbers of their anchors."""
     if BOUNDED:
         pos = pos & (similarity < upper)
         neg = neg & (similarity > lower)
-    pull = _side_weights(value, p_shift, p_log, p_by_log, p_by_total, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL)
     push = _side_weights(value, n_shift, n_log, n_by_log, n_by_total, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL)
-    return tl.where(pos, pull, tl.where(neg, push, 0.0))
+    weights = tl.where(neg, push, 0.0)
+    if not SKIP or _any(pos):
+        pull = _side_weights(value, p_shift, p_log, p_by_log, p_by_total, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL)
+        weights = tl.where(pos, pull, weights)
+    return weights
 
 
 @jit
@@ -392,7 +408,7 @@ def _by_dots(
     dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
-    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the dot products of a block, where rows, columns or both are anchors."""
     value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
@@ -404,14 +420,14 @@ def _by_dots(
         weights += _weights(
             value, similarity, pos, neg, r0[:, None], r1[:, None], r2[:, None], r3[:, None], r4[:, None],
             r5[:, None], r6[:, None], r7[:, None], r8[:, None], r9[:, None],
-            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
         )  # fmt: skip
     if FROM_COLUMNS:
         c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = _anchor_params(y_params, cols, width)
         weights += _weights(
             value, similarity, pos, neg, c0[None, :], c1[None, :], c2[None, :], c3[None, :], c4[None, :],
             c5[None, :], c6[None, :], c7[None, :], c8[None, :], c9[None, :],
-            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
         )  # fmt: skip
     if POWER == 1:  # up to 1.5e-15 vectors are equal, see Measure.to_dot
         weights = tl.where(value <= 1.5e-15, 0.0, -weights / value)
@@ -427,6 +443,7 @@ def _products(
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    SKIP: tl.constexpr,
 ):  # fmt: skip
     """Derivatives by the dot products times the columns, for one group of columns: [groups, height, dim]."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -441,7 +458,7 @@ def _products(
         weights = _by_dots(
             dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
             pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
         )  # fmt: skip
         if SUMS:
             sums += tl.sum(weights, 1)
@@ -464,7 +481,7 @@ def _strip(
     top, bottom, height, width, dim: tl.constexpr, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
-    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr,
 ):  # fmt: skip
     """Derivatives by the dot products of the rows from ``top`` to ``bottom``, [bottom − top, width].
 
@@ -481,7 +498,7 @@ def _strip(
         weights = _by_dots(
             left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, some,
             height, width, pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
         )  # fmt: skip
         inside = (rows < bottom)[:, None] & (some < width)[None, :]
         tl.store(out + here.to(tl.int64)[:, None] * width + some[None, :], weights, mask=inside)
@@ -659,8 +676,8 @@ def sums(
         out = params.new_empty(groups, 12, height)
         _sums[(programs, groups)](
             *pointers, params, out, height, width, dim, per_group, *numbers, BOUNDED=bounded, SHIFTED=shifted,
-            **kinds, **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps,
-            num_stages=blocks.stages,
+            P_EXPECTED=positives.expected, N_EXPECTED=negatives.expected, **kinds, **constants, BM=blocks.rows,
+            BN=blocks.columns, BK=blocks.inner, SKIP=SKIP, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return out
 
@@ -774,7 +791,12 @@ def products(
     dim, width = pointers[0].shape[1], len(pointers[1])
     numbers, kinds = _of_terms(positives, negatives)
     constants |= kinds
-    constants |= {"BOUNDED": bounded, "FROM_ROWS": both or not of_columns, "FROM_COLUMNS": both or of_columns}
+    constants |= {
+        "SKIP": SKIP,
+        "BOUNDED": bounded,
+        "FROM_ROWS": both or not of_columns,
+        "FROM_COLUMNS": both or of_columns,
+    }
     key = (*constants.values(), need_sums, dim)
     if comparison.precision == "float32":
         # A program holds the gradient by ``outer`` dimensions of its rows, so with more dimensions the fused product

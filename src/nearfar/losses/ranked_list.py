@@ -104,5 +104,5 @@ class RankedList(PairLoss):
             violation = math.exp(-half) * pos.number + (neg.log.detach() + half).exp()
             return mean_over(each * violation, violation)
 
-        terms = Terms(total="linear"), Terms("linear", -self.temperature)
+        terms = Terms(total="linear"), Terms("linear", -self.temperature, expected=True)
         return Program(*terms, loss, bounds=(-inner, -self.alpha))
