@@ -1,4 +1,4 @@
-"""What the README says is true: its code runs, its commands work, its table is complete."""
+"""What the README and its pages of losses and commands say is true: code runs, commands work, the table is complete."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from safetensors.torch import save_file
 
 import nearfar as nf
 from nearfar.cli import main
+from nearfar.cli.app import app
 from nearfar.losses import registry
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LOSSES = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+COMMAND_LINE = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
-COMMANDS = [shlex.split(line, comments=True)[1:] for block in blocks("sh") for line in block.splitlines()
+COMMANDS = [shlex.split(line, comments=True)[1:] for block in blocks(COMMAND_LINE, "sh") for line in block.splitlines()
             if line.startswith("nearfar ")]  # fmt: skip
 
 
@@ -31,9 +35,8 @@ def test_the_python_code_runs_from_top_to_bottom(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len(blocks("python")) >= 7
     names: dict[str, object] = {}
-    for block in blocks("python"):
+    for block in blocks(README, "python"):
         exec(compile(block, "README.md", "exec"), names)
     assert "RankedList(" in capsys.readouterr().out
 
@@ -56,21 +59,32 @@ def test_a_command_works(words: list[str], tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("key", nf.losses.names())
 def test_the_table_has_every_loss(key: str) -> None:
-    assert f"\n| `{key}` | {nf.losses.summary(key)} | {nf.losses.get(key).source} |\n" in README
+    assert f"\n| `{key}` | {nf.losses.summary(key)} | {nf.losses.get(key).source} |\n" in LOSSES
 
 
 def test_the_table_has_no_other() -> None:
-    assert re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE) == nf.losses.names()
+    assert re.findall(r"^\| `(\w+)` \|", LOSSES, flags=re.MULTILINE) == nf.losses.names()
 
 
 def test_every_mining_is_named() -> None:
     for name in nf.mining.names():
-        assert f"`{name}`" in README
+        assert f"`{name}`" in LOSSES
+
+
+def test_the_readme_counts_the_losses() -> None:
+    assert "**Forty losses, one signature.**" in README
+    assert len(nf.losses.names()) == 40
+
+
+def test_the_page_of_commands_names_every_command() -> None:
+    table = "\n".join(line for line in COMMAND_LINE.splitlines() if line.startswith("| `nearfar "))
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert {*re.findall(r"`(?:nearfar )?(\w+)`", table)} == {*commands}
 
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE)
+    targets = re.findall(r"`make (\w+)", README)
     assert targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
