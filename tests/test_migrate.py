@@ -258,3 +258,12 @@ def test_proxies_keep_their_values() -> None:
     found = nf.migrate.from_pml(theirs).loss
     assert torch.equal(found.proxies.flatten(0, 1), theirs.W.T)
     assert found.margin == pytest.approx(math.radians(28.6))
+
+
+@pytest.mark.parametrize("name", nf.mining.PML_MINERS)
+def test_a_miner_of_another_library_leads_to_ours(name: str) -> None:
+    assert hasattr(miners, name)
+    ours = nf.mining.PML_MINERS[name]
+    with pytest.raises(AttributeError, match=f"{name} is a class of pytorch-metric-learning; nearfar has {ours}$"):
+        getattr(nf.mining, name)
+    assert issubclass(getattr(nf.mining, ours.removeprefix("nf.mining.")), nf.mining.Mining)

@@ -13,7 +13,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Never
 
 import torch
 from torch import Tensor
@@ -21,6 +21,12 @@ from torch import Tensor
 from nearfar.engine import FLOOR, Tile, masked, positive_columns, scatter_mask
 from nearfar.utils.validation import check_constructor, number, one_of, refuse_unknown
 
+PML_MINERS = {  # classes of pytorch-metric-learning, and ours
+    "BatchHardMiner": "nf.mining.Hard",
+    "DistanceWeightedMiner": "nf.mining.DistanceWeighted",
+    "MultiSimilarityMiner": "nf.mining.ValidTriplet",
+    "TripletMarginMiner": "nf.mining.SemiHard",
+}
 CERTAIN = 2.0**52  # the integer that stands for a probability of one: finer than the resolution of float32
 
 
@@ -293,3 +299,9 @@ def create(mining: Choice, **settings: Any) -> Mining:
     refuse_unknown(f"mining {mining}", settings, inspect.signature(kind).parameters)
     made: Mining = kind(**settings)
     return made
+
+
+def __getattr__(name: str) -> Never:
+    if name in PML_MINERS:
+        raise AttributeError(f"{name} is a class of pytorch-metric-learning; nearfar has {PML_MINERS[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

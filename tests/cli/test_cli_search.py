@@ -252,3 +252,11 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(
     run(capsys, "calibrate", model, *words, "--criterion", "accuracy", "--index", tmp_path / "i")
     info = json.loads(run(capsys, "index", "info", tmp_path / "i", "--json", "-"))
     assert info["threshold"]["criterion"] == "accuracy"
+
+
+def test_a_network_that_is_not_known_leads_to_the_list(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(capsys, "index", "build", "resnet99", place / "photos", "-o", tmp_path / "my.index")
+    assert error.startswith("nearfar: resnet99 does not exist; needed is a folder with model.safetensors")
+    assert error.endswith("or the name of a network (nearfar weights list)")

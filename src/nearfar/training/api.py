@@ -149,6 +149,11 @@ def open_model(where: str | Path, *, download: bool = False) -> Embedder | Ensem
     """
     from nearfar.networks.weights import save
 
+    if len(Path(where).parts) == 1 and not Path(where).exists() and not save.is_network(where):
+        raise FileNotFoundError(
+            f"{where} does not exist; needed is a folder with {save.NAME} and model.json, or the name of a network "
+            "(nearfar weights list)"
+        )
     return read_model(where, lambda folder: save.load(folder, download=download))
 
 
