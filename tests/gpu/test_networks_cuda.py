@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from depthwise_cases import SHAPES, Shape, errors
+from depthwise_cases import SHAPES, Shape, errors, keeps_nan
 from torch import Tensor, nn
 
 import nearfar as nf
@@ -38,6 +38,10 @@ def test_a_depthwise_convolution(shape: Shape, dtype: torch.dtype) -> None:
     assert max(gradients) < WITH_JUMPS[dtype]
 
 
+def test_nan_stays_nan() -> None:
+    assert keeps_nan("cuda") == [True, True]
+
+
 @pytest.mark.parametrize("name", ["efficientnet_lite0", "mobilenet_v2"])
 def test_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -64,5 +68,6 @@ def test_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) >= 16
     model.double()
     expected = outcome(x.double())
-    worst = max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
-    assert worst < WITH_JUMPS[torch.float32]
+    embeddings, *gradients = (float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+    assert embeddings < 1e-4
+    assert max(gradients) < 0.02  # a ReLU6 at its bound may be rounded to either side

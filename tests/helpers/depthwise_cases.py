@@ -83,5 +83,19 @@ def errors(shape: Shape, dtype: torch.dtype, device: str, seed: int = 0) -> list
     return [float((a - b).norm() / b.norm().clamp(min=1.0)) for a, b in zip(found, expected, strict=True)]
 
 
+def keeps_nan(device: str) -> list[bool]:
+    """Whether NaN of an input, and of a weight, is in the result."""
+    found = []
+    for place in ("input", "weight"):
+        conv, norm = (layer.to(device) for layer in layers(SHAPES[0]))
+        x = torch.randn(2, 5, 9, 11, device=device).to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            (x[0, 0] if place == "input" else conv.weight[0, 0])[1, 1] = torch.nan
+        y = folded.conv_norm_relu6(x, conv, norm)
+        found.append(bool(y[0, 0].isnan().any()) and not y[0, 1].isnan().any())
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps([max(errors(shape, torch.float32, "cpu")) for shape in SHAPES]))
+    worst = [max(errors(shape, torch.float32, "cpu")) for shape in SHAPES]
+    print(json.dumps({"errors": worst, "nan": keeps_nan("cpu")}))

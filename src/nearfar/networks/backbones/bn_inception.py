@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
-from nearfar.networks.backbones.folded import conv_norm
+from nearfar.networks.backbones.folded import conv_norm, folded_pass
 from nearfar.networks.registry import register
 from nearfar.utils.preprocessing import CAFFE
 
@@ -75,6 +75,7 @@ class BNInception(Backbone):
         self.add_module(name, layer)
         self.add_module(f"{name}_bn", nn.BatchNorm2d(out_channels))
 
+    @folded_pass
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = F.max_pool2d(self._conv(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
         x = F.max_pool2d(self._conv(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)

@@ -15,6 +15,8 @@ from nearfar.networks.backbones.folded import (
     conv_norm_relu6,
     conv_scaled,
     depthwise,
+    folded_pass,
+    folds,
     has_kernel,
     scale_and_shift,
 )
@@ -65,12 +67,11 @@ class _Block(nn.Module):
         conv = self._depthwise_conv
         if not self.expands:
             return conv_norm_relu6(x, conv, self._bn1)
-        if not has_kernel(x, conv, self._bn0, self._bn1):
+        if not (folds(self._expand_conv, self._bn0) and has_kernel(x, conv, self._bn1)):
             y = conv_norm_relu6(x, self._expand_conv, self._bn0)
             return conv_norm_relu6(y, conv, self._bn1)
-        fixed = scale_and_shift(self._bn0)
-        assert fixed is not None
-        return depthwise(conv_scaled(x, self._expand_conv, fixed[0]), fixed[1], conv, self._bn1)
+        scale, shift = scale_and_shift(self._bn0)
+        return depthwise(conv_scaled(x, self._expand_conv, scale), shift, conv, self._bn1)
 
     def narrow(self, x: Tensor, wide: Tensor) -> Tensor:
         """Return the output of the block."""
@@ -115,6 +116,7 @@ class _EfficientNetLite(Backbone):
                 fan_out = layer.kernel_size[0] ** 2 * layer.out_channels / layer.groups
                 nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
 
+    @folded_pass
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = conv_norm_relu6(x, self._conv_stem, self._bn0)
         levels = {self.starts[LOW]: "low", self.starts[MID]: "mid"}

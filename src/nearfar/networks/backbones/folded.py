@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from nearfar.networks.backbones.base import FixedBatchNorm2d
+
+Maps = Callable[[Any, Tensor], dict[str, Tensor]]
+NORMS = (nn.BatchNorm2d, FixedBatchNorm2d)
+# Scales and shifts of the batch norms of a backbone during its pass.
+_OF_PASS: ContextVar[Mapping[nn.Module, tuple[Tensor, Tensor]]] = ContextVar("_OF_PASS", default=MappingProxyType({}))
 
 
 class SameConv(nn.Conv2d):
@@ -47,19 +58,18 @@ class SameConv(nn.Conv2d):
         return found
 
 
-def conv_norm(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+def conv_norm(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     """Convolve and normalize.
 
     Args:
         x: The maps.
-        conv: The convolution.
-        norm: The batch norm after it.
+        conv: The convolution, or a layer in its place.
+        norm: The batch norm after it, or a layer in its place.
     """
-    fixed = scale_and_shift(norm)
-    if fixed is None:
-        normed: Tensor = norm(conv(x))
-        return normed
-    return conv_scaled(x, conv, *fixed)
+    if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and folds(conv, norm):
+        return conv_scaled(x, conv, *scale_and_shift(norm))
+    normed: Tensor = norm(conv(x))
+    return normed
 
 
 def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -73,6 +83,8 @@ def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None 
     """
     if conv.bias is not None:
         shift = scale * conv.bias if shift is None else torch.addcmul(shift, scale, conv.bias)
+    if shift is not None:
+        shift = shift.to(conv.weight.dtype)
     found: Tensor = conv._conv_forward(x, _scaled(conv, scale), shift)
     return found
 
@@ -83,21 +95,21 @@ def relu6(x: Tensor) -> Tensor:
     Args:
         x: The values; not needed any more.
     """
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad):
+    if not (torch.is_grad_enabled() and x.requires_grad) or _is_recorded() or _is_transformed(x):
         return F.relu6(x, inplace=True)
     found: Tensor = _ReLU6.apply(x)  # type: ignore[no-untyped-call]
     return found
 
 
-def conv_norm_relu6(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+def conv_norm_relu6(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     """Convolve, normalize and limit to [0, 6].
 
     Args:
         x: The maps. Those of a depthwise convolution come from a ReLU6.
-        conv: A convolution without a bias.
-        norm: The batch norm after it.
+        conv: A convolution without a bias, or a layer in its place.
+        norm: The batch norm after it, or a layer in its place.
     """
-    if conv.groups > 1 and has_kernel(x, conv, norm):
+    if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and has_kernel(x, conv, norm):
         return depthwise(x, torch.zeros(x.shape[1], device=x.device), conv, norm)
     return relu6(conv_norm(x, conv, norm))
 
@@ -111,58 +123,119 @@ def depthwise(x: Tensor, before: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) 
         conv: A depthwise convolution without a bias.
         norm: The batch norm after it.
     """
-    fixed = scale_and_shift(norm)
-    assert fixed is not None
-    weight = _scaled(conv, fixed[0])
-    found: Tensor = _Depthwise.apply(x, weight, before, fixed[1], conv.stride[0], _zeros(conv, x))  # type: ignore[no-untyped-call]
+    scale, shift = scale_and_shift(norm)
+    weight = conv.weight * scale.view(-1, 1, 1, 1)
+    found: Tensor = _Depthwise.apply(x, weight, before, shift, conv.stride[0], _zeros(conv, x))  # type: ignore[no-untyped-call]
     return found
 
 
-def has_kernel(x: Tensor, conv: nn.Conv2d, *norms: nn.BatchNorm2d) -> bool:
-    """Whether :func:`depthwise` can be used: channels-last maps on a GPU with Triton, and batch norms that are fixed.
+def has_kernel(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
+    """Whether :func:`depthwise` can be used: channels-last maps on a GPU with Triton, and a batch norm that is fixed.
 
     Args:
-        x: The maps.
-        conv: The depthwise convolution.
-        norms: The batch norms around it.
+        x: The input of the convolution, or maps of the same type and layout.
+        conv: The convolution.
+        norm: The batch norm after it.
     """
-    if not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    if conv.groups == 1 or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return False
     from nearfar.networks.backbones.triton_depthwise import KERNELS
-    from nearfar.utils.kernels import usable
+    from nearfar.utils import kernels
 
     return (
         x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and conv.kernel_size[0] in KERNELS
         and x.is_contiguous(memory_format=torch.channels_last)
-        and usable(x.device)
-        and all(scale_and_shift(norm) is not None for norm in norms)
+        and conv.groups == conv.in_channels == conv.out_channels
+        and conv.kernel_size[0] == conv.kernel_size[1]
+        and conv.kernel_size[0] in KERNELS
+        and conv.stride[0] == conv.stride[1]
+        and conv.dilation == (1, 1)
+        and conv.bias is None
+        and not _is_transformed(x)
+        and kernels.usable(x.device)
+        and folds(conv, norm)
     )
 
 
-def scale_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor] | None:
-    """Return what a batch norm multiplies each channel by and adds to it; None if that may change or must be recorded.
+def folds(conv: nn.Module, norm: nn.Module) -> bool:
+    """Whether a convolution and the batch norm after it can be computed as one convolution.
+
+    What the batch norm does must not change during the pass nor be recorded, and there must be nothing else to do when
+    the layers are called: no hooks, which also recompute pruned or normalized weights, and no other layers in their
+    place, such as adapters.
+
+    Args:
+        conv: The convolution.
+        norm: The batch norm.
+    """
+    return is_plain(conv, nn.Conv2d, SameConv) and is_plain(norm, *NORMS) and not _is_recorded() and _is_fixed(norm)
+
+
+def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether calling a layer is nothing but the forward pass of one of some classes, without hooks.
+
+    Args:
+        layer: The layer.
+        kinds: The classes; their subclasses do not count.
+    """
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) in kinds and "forward" not in vars(layer) and not any(hooks)
+
+
+def scale_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Return what a batch norm that is fixed multiplies each channel by and adds to it.
+
+    This is computed in each pass: PyTorch does not tell whether a tensor was changed by way of ``data``.
 
     Args:
         norm: The batch norm.
     """
-    mean, variance, weight, bias = norm.running_mean, norm.running_var, norm.weight, norm.bias
-    if norm.training or mean is None or variance is None or torch.compiler.is_compiling() or _is_traced():
-        return None
-    tensors = (mean, variance, weight, bias)
-    if any(type(tensor) not in (Tensor, nn.Parameter) or tensor.is_inference() for tensor in tensors):
-        return None  # a norm without parameters, or tensors that only stand for others
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return None
-    key = tuple((tensor.data_ptr(), tensor._version, tensor.dtype, tensor.device) for tensor in tensors)
-    known = vars(norm).get("_folded")
-    if known is None or known[0] != key:
-        with torch.inference_mode(False), torch.no_grad():
-            scale = weight / torch.sqrt(variance + norm.eps)
-            shift = bias - mean * scale
-        known = (key, scale, shift)
-        vars(norm)["_folded"] = known
-    return known[1], known[2]
+    known = _OF_PASS.get().get(norm)
+    return _scales_and_shifts([norm])[0] if known is None else known
+
+
+def folded_pass(maps: Maps) -> Maps:
+    """Decorate ``maps`` of a backbone: scales and shifts of all its batch norms are computed at once in each pass.
+
+    Args:
+        maps: The method.
+    """
+
+    @wraps(maps)
+    def computed(self: Any, x: Tensor) -> dict[str, Tensor]:
+        if _is_recorded():
+            return maps(self, x)
+        norms = [layer for layer in self.modules() if type(layer) in NORMS and _is_fixed(layer)]
+        kinds = {(norm.weight.dtype, norm.weight.device, norm.eps) for norm in norms}
+        together = zip(norms, _scales_and_shifts(norms), strict=True) if len(kinds) == 1 else ()
+        token = _OF_PASS.set(dict(together))
+        try:
+            return maps(self, x)
+        finally:
+            _OF_PASS.reset(token)
+
+    return computed
+
+
+def _scales_and_shifts(norms: list[nn.BatchNorm2d]) -> list[tuple[Tensor, Tensor]]:
+    """What each of some batch norms of one type, device and ε multiplies channels by and adds to them."""
+    together = zip(*((norm.running_mean, norm.running_var, norm.weight, norm.bias) for norm in norms), strict=True)
+    mean, variance, weight, bias = (torch.cat(tensors) for tensors in together)
+    if weight.dtype in (torch.bfloat16, torch.float16):  # a batch norm computes in float32
+        mean, variance, weight, bias = mean.float(), variance.float(), weight.float(), bias.float()
+    scale = weight / torch.sqrt(variance + norms[0].eps)
+    shift = torch.addcmul(bias, mean, scale, value=-1)
+    sizes = [norm.num_features for norm in norms]
+    return list(zip(torch.split(scale, sizes), torch.split(shift, sizes), strict=True))
+
+
+def _is_fixed(norm: nn.Module) -> bool:
+    """Whether a batch norm does not learn in this pass."""
+    tensors = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    if norm.training or any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors):
+        return False  # in training, without parameters, or tensors that only stand for others
+    grad = torch.is_grad_enabled()
+    return not any(tensor.is_inference() or (grad and tensor.requires_grad) for tensor in tensors)  # type: ignore[operator]
 
 
 def _zeros(conv: nn.Conv2d, x: Tensor) -> tuple[int, ...]:
@@ -174,12 +247,18 @@ def _zeros(conv: nn.Conv2d, x: Tensor) -> tuple[int, ...]:
     return right, right, down, down
 
 
-def _is_traced() -> bool:
-    return bool(torch._C._get_tracing_state())
+def _is_recorded() -> bool:
+    """Whether the pass is compiled, exported or traced, where batch norms shall stay what they are."""
+    return torch.compiler.is_compiling() or bool(torch._C._get_tracing_state())
+
+
+def _is_transformed(x: Tensor) -> bool:
+    """Whether a function of ``torch.func`` is applied, which knows PyTorch's operations alone."""
+    return type(x) not in (Tensor, nn.Parameter) or bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def _scaled(conv: nn.Conv2d, scale: Tensor) -> Tensor:
-    return conv.weight * scale.view(-1, 1, 1, 1)
+    return (conv.weight * scale.view(-1, 1, 1, 1)).to(conv.weight.dtype)
 
 
 class _ReLU6(torch.autograd.Function):
@@ -190,7 +269,6 @@ class _ReLU6(torch.autograd.Function):
         return x
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _through_relu6(gradient, *ctx.saved_tensors)
 

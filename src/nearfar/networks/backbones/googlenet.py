@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
-from nearfar.networks.backbones.folded import conv_norm
+from nearfar.networks.backbones.folded import conv_norm, folded_pass
 from nearfar.networks.registry import register
 from nearfar.utils.preprocessing import Normalization
 
@@ -80,6 +80,7 @@ class GoogLeNet(Backbone):
             if isinstance(layer, nn.Conv2d):
                 nn.init.trunc_normal_(layer.weight, std=0.01, a=-2, b=2)
 
+    @folded_pass
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = _halve(self.conv1(x))
         x = _halve(self.conv3(self.conv2(x)))

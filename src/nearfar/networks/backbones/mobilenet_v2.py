@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
-from nearfar.networks.backbones.folded import conv_norm_relu6
+from nearfar.networks.backbones.folded import conv_norm_relu6, folded_pass, is_plain
 from nearfar.networks.registry import register
 
 # Stages: expansion, channels, blocks, stride of the first block.
@@ -23,10 +23,11 @@ class _Conv(nn.Sequential):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        conv, norm = self[0], self[1]
-        assert isinstance(conv, nn.Conv2d)
-        assert isinstance(norm, nn.BatchNorm2d)
-        return conv_norm_relu6(x, conv, norm)
+        if len(self) == 3 and is_plain(self[2], nn.ReLU6):
+            return conv_norm_relu6(x, self[0], self[1])
+        for layer in self:  # some were added or replaced
+            x = layer(x)
+        return x
 
 
 class _Inverted(nn.Module):
@@ -71,6 +72,7 @@ class MobileNetV2(Backbone):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out")
 
+    @folded_pass
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         first, second = self.features[LOW], self.features[MID]
         assert isinstance(first, _Inverted)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nearfar.networks.backbones.base import Backbone, by_level
-from nearfar.networks.backbones.folded import conv_norm
+from nearfar.networks.backbones.folded import conv_norm, folded_pass
 from nearfar.networks.registry import register
 
 
@@ -18,8 +18,6 @@ class _Shortcut(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         conv, norm = self
-        assert isinstance(conv, nn.Conv2d)
-        assert isinstance(norm, nn.BatchNorm2d)
         return conv_norm(x, conv, norm)
 
 
@@ -91,6 +89,7 @@ class _ResNet(Backbone):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
+    @folded_pass
     def maps(self, x: Tensor) -> dict[str, Tensor]:
         x = self.maxpool(F.relu(conv_norm(x, self.conv1, self.bn1), inplace=True))
         low = self.layer2(self.layer1(x))

@@ -63,7 +63,14 @@ def _pixels(maps, image, row, column, height, width, channels, channel, outside)
 def _clamped(x, image, row, column, height, width, channels, channel, low):
     """relu6(x + shift) − shift, where ``low`` is −shift; in the padding also −shift."""
     values = _pixels(x, image, row, column, height, width, channels, channel, -1e30)
-    return tl.minimum(tl.maximum(values, low[None, :]), (low + 6.0)[None, :])
+    return _limited(values, low[None, :], (low + 6.0)[None, :])
+
+
+@jit_sides
+def _limited(values, low, high):
+    """The values between two bounds; NaN stays NaN, so that a training that diverges is noticed."""
+    values = tl.maximum(values, low, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(values, high, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit_sides
@@ -105,7 +112,7 @@ def _forward(
             total = sums
     rest = tl.load(after + channel, there, 0.0) + shift * every
     for member in tl.static_range(GROUP):
-        found = tl.minimum(tl.maximum(total[member] + rest[None, :], 0.0), 6.0)
+        found = _limited(total[member] + rest[None, :], 0.0, 6.0)
         _store(y, found, image, row, column + member, rows, columns, channels, channel)
 
 
