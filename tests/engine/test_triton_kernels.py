@@ -20,7 +20,7 @@ from fused_cases import CASES, OTHERS, make_batch, outcome
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import fused
+from nearfar.engine import fused, tiles
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 ACCURACY = 1e-5
@@ -139,6 +139,13 @@ def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap"])
 def test_losses_without_a_program(key: str) -> None:
     assert nf.losses.create(key).fused_program() is None
+
+
+def test_semi_hard_mining_uses_the_kernels_where_steps_are_not_recorded() -> None:
+    triplet, raw = nf.losses.Triplet(), nf.losses.Raw()
+    assert tiles._fused_program(raw, 1 << 24) is not None
+    assert tiles._fused_program(triplet, 1 << 26) is None
+    assert tiles._fused_program(triplet, (1 << 26) + 1) == fused.SemiHardPairs()
 
 
 @interprets

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST_RECORDED = 1 << 26  # pairs: larger batches keep a GPU busy without a CUDA graph
+
 Tensors = Sequence[Tensor | None]
 Gradients = list[Tensor | None]
 Needed = tuple[bool, ...]

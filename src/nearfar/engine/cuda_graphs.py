@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from nearfar.engine.autograd import Gradients, LossComputation, Needed, StoredGradients, Tensors
+from nearfar.engine.autograd import MOST_RECORDED, Gradients, LossComputation, Needed, StoredGradients, Tensors
 
 CALLS_BEFORE_CAPTURE = 2
-MOST_PAIRS = 1 << 26  # larger batches keep a GPU busy without a recording
 MOST_SHAPES = 16  # a loss that gets more shapes than this discards its recordings
 FAILED = -1  # in the place of a recording: it was not possible
 
@@ -74,7 +73,7 @@ _recordings: weakref.WeakKeyDictionary[object, dict[tuple[Hashable, ...], Record
 def replay(computation: LossComputation, inputs: Tensors, needed: Needed) -> tuple[Tensor, StoredGradients] | None:
     """Replay a computation, recording it first if it is due; None if it has to be computed without a graph."""
     first = inputs[0]
-    if computation.owner is None or first is None or not needed[0] or computation.pairs > MOST_PAIRS:
+    if computation.owner is None or first is None or not needed[0] or computation.pairs > MOST_RECORDED:
         return None
     settings = computation.graph_key()
     if settings is None or torch.cuda.is_current_stream_capturing():

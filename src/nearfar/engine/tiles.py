@@ -22,7 +22,15 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from nearfar.engine import fused
-from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable, no_compile
+from nearfar.engine.autograd import (
+    MOST_RECORDED,
+    Gradients,
+    LossComputation,
+    Needed,
+    Tensors,
+    differentiable,
+    no_compile,
+)
 from nearfar.engine.fused import HardPairs, Program, SemiHardPairs
 from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan
 from nearfar.engine.measures import create as measure
@@ -877,9 +885,15 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
     return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
-def _fused(pairs: int) -> bool:
-    """Whether the fused kernels are turned on for so many pairs."""
-    return fused.Setting.precision is not None and pairs >= fused.Setting.smallest
+def _fused_program(loss: RowLoss, pairs: int) -> Program | HardPairs | SemiHardPairs | None:
+    """How the fused kernels compute a loss; None if they cannot, or are not to be used for so many pairs."""
+    setting = fused.Setting
+    if setting.precision is None or pairs < setting.smallest:
+        return None
+    program = loss.fused_program()
+    if isinstance(program, SemiHardPairs) and setting.smallest == fused.AUTOMATIC and pairs <= MOST_RECORDED:
+        return None  # the host waits, so there is no CUDA graph, which is faster
+    return program
 
 
 def _compute(
@@ -890,7 +904,9 @@ def _compute(
     batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
-    program = loss.fused_program() if _fused(height * width) and fused.applies(batch) else None
+    program = _fused_program(loss, height * width)
+    if program is not None and not fused.applies(batch):
+        program = None
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     few: Tile | None = None
     if isinstance(program, HardPairs):
@@ -963,7 +979,7 @@ def row_loss(
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
-        if settings is None or (_fused(pairs) and isinstance(loss.fused_program(), SemiHardPairs)):
+        if settings is None or isinstance(_fused_program(loss, pairs), SemiHardPairs):
             return None
         return settings, fused.Setting.precision, fused.Setting.smallest
 

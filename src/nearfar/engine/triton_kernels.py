@@ -64,7 +64,6 @@ SUM_BLOCKS = [
 PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)]
 STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2), Blocks(32, 32, 0, 32, 4, 1)]
 SPLIT_BLOCK = 1024
-SKIP = True
 SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
 
 
@@ -212,7 +211,7 @@ def _sums(
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, SHIFTED: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     P_EXPECTED: tl.constexpr, N_EXPECTED: tl.constexpr,
-    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Sums over the positives and over the negatives of each row, for one group of columns: [groups, 12, height]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -242,7 +241,7 @@ def _sums(
                 similarity = value if POWER == 0 else -value
                 pos = pos & (similarity < upper[:, None])
                 neg = neg & (similarity > lower[:, None])
-            if not SKIP or _any(pos):
+            if _any(pos):
                 p0, p1, p2, p3, p4, p5 = _accumulate(
                     value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf,
                     P_LOGIT, P_TOTAL, P_EXPECTED, SHIFTED,
@@ -389,7 +388,7 @@ def _weights(
     value, similarity, pos, neg, upper, lower, p_shift, n_shift, p_log, n_log, p_by_log, n_by_log,
     p_by_total, n_by_total,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED: tl.constexpr,
-    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr, SKIP: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the values of a block, given the numbers of their anchors."""
     if BOUNDED:
@@ -397,7 +396,7 @@ def _weights(
         neg = neg & (similarity > lower)
     push = _side_weights(value, n_shift, n_log, n_by_log, n_by_total, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL)
     weights = tl.where(neg, push, 0.0)
-    if not SKIP or _any(pos):
+    if _any(pos):
         pull = _side_weights(value, p_shift, p_log, p_by_log, p_by_total, pa, pb, pc, pe, pf, P_LOGIT, P_TOTAL)
         weights = tl.where(pos, pull, weights)
     return weights
@@ -408,7 +407,7 @@ def _by_dots(
     dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
-    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr, SKIP: tl.constexpr,
+    P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the dot products of a block, where rows, columns or both are anchors."""
     value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
@@ -420,14 +419,14 @@ def _by_dots(
         weights += _weights(
             value, similarity, pos, neg, r0[:, None], r1[:, None], r2[:, None], r3[:, None], r4[:, None],
             r5[:, None], r6[:, None], r7[:, None], r8[:, None], r9[:, None],
-            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
     if FROM_COLUMNS:
         c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = _anchor_params(y_params, cols, width)
         weights += _weights(
             value, similarity, pos, neg, c0[None, :], c1[None, :], c2[None, :], c3[None, :], c4[None, :],
             c5[None, :], c6[None, :], c7[None, :], c8[None, :], c9[None, :],
-            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
     if POWER == 1:  # up to 1.5e-15 vectors are equal, see Measure.to_dot
         weights = tl.where(value <= 1.5e-15, 0.0, -weights / value)
@@ -443,7 +442,7 @@ def _products(
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    SKIP: tl.constexpr,
+   
 ):  # fmt: skip
     """Derivatives by the dot products times the columns, for one group of columns: [groups, height, dim]."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
@@ -458,7 +457,7 @@ def _products(
         weights = _by_dots(
             dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
             pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
         if SUMS:
             sums += tl.sum(weights, 1)
@@ -481,7 +480,7 @@ def _strip(
     top, bottom, height, width, dim: tl.constexpr, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
-    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Derivatives by the dot products of the rows from ``top`` to ``bottom``, [bottom − top, width].
 
@@ -498,7 +497,7 @@ def _strip(
         weights = _by_dots(
             left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, some,
             height, width, pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL, SKIP,
+            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
         inside = (rows < bottom)[:, None] & (some < width)[None, :]
         tl.store(out + here.to(tl.int64)[:, None] * width + some[None, :], weights, mask=inside)
@@ -677,7 +676,7 @@ def sums(
         _sums[(programs, groups)](
             *pointers, params, out, height, width, dim, per_group, *numbers, BOUNDED=bounded, SHIFTED=shifted,
             P_EXPECTED=positives.expected, N_EXPECTED=negatives.expected, **kinds, **constants, BM=blocks.rows,
-            BN=blocks.columns, BK=blocks.inner, SKIP=SKIP, num_warps=blocks.warps, num_stages=blocks.stages,
+            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return out
 
@@ -792,7 +791,6 @@ def products(
     numbers, kinds = _of_terms(positives, negatives)
     constants |= kinds
     constants |= {
-        "SKIP": SKIP,
         "BOUNDED": bounded,
         "FROM_ROWS": both or not of_columns,
         "FROM_COLUMNS": both or of_columns,
