@@ -442,7 +442,6 @@ def _products(
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-   
 ):  # fmt: skip
     """Derivatives by the dot products times the columns, for one group of columns: [groups, height, dim]."""
     rows = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
