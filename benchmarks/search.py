@@ -34,7 +34,8 @@ latest writes (consistency "Bounded"), and in rows "Strong" with waiting, as an 
 inserted once, and all structures are built over the same segments. Then the server is started again, so that "GiB" is
 what searching needs: its resident memory and that of its children beyond an empty server, and of FAISS the growth of
 this process. "peak GiB" is the highest such value while the structure is built. "CPU ms" is the mean CPU time of a
-query, of this process and of the server; other work on the machine changes it less than the rates.
+query, of this process and, for Milvus, of the server with what it does beside; other work on the machine changes it
+less than the rates.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -262,12 +263,12 @@ def recall(search: Search, queries: Vectors, truth: NDArray[np.int64]) -> float:
 
 
 def take_turns(
-    searches: list[Search], queries: Vectors, budget: float, batch: int = BATCH, server: int | None = None
+    searches: list[Search], queries: Vectors, budget: float, batch: int = BATCH, servers: Sequence[int | None] = ()
 ) -> list[tuple[float, float, float, float]]:
     """Median ms of a single query and queries/s of a batch, for each search; they alternate query by query.
 
     Half of the budget is spent on single queries, half on batches. Then the mean CPU ms of a query, single and in a
-    batch, of this process and of a server.
+    batch, of this process and of the server that answers (``servers``, by search).
     """
     found = []
     cpu = []
@@ -279,6 +280,7 @@ def take_turns(
             start = size * turn % (len(queries) - size + 1)
             order = range(len(searches)) if turn % 2 else reversed(range(len(searches)))
             for place in order:
+                server = servers[place] if servers else None
                 before, begin = cpu_seconds(server), time.perf_counter()
                 searches[place](queries[start : start + size])
                 times[place].append(time.perf_counter() - begin)
@@ -505,7 +507,7 @@ def measure_server(points: Vectors, queries: Vectors, budget: float, kinds: list
                 for name, (effort, search) in searches.items()
             ]
             asked = [search for _, search in searches.values()]
-            turns = take_turns(asked, queries[half:], budget, SERVER_BATCH, server.process)
+            turns = take_turns(asked, queries[half:], budget, SERVER_BATCH, [None, server.process, server.process])
             milvus.measure_memory()
             some[0] |= faiss.facts
             some[1] |= milvus.facts
