@@ -109,7 +109,7 @@ def test_what_processes_tell_each_other(ranks: list[dict[str, Any]]) -> None:
 def test_unequal_shares_and_unequal_draws_are_refused(ranks: list[dict[str, Any]]) -> None:
     counts = ", ".join(str(2 + rank) for rank in range(len(ranks)))
     for found in (found["refused"] for found in ranks):
-        assert found.keys() == {"rows", "share", "seed", "masks", "pairs", "kind"}
+        assert found.keys() == {"rows", "share", "seed", "masks", "pairs", "kind", "grades"}
         for name in ("rows", "share"):
             assert found[name].startswith(f"the processes have {counts} rows; all must have the same number")
         assert found["seed"].startswith("seed is None and Group may draw random numbers")
@@ -117,6 +117,7 @@ def test_unequal_shares_and_unequal_draws_are_refused(ranks: list[dict[str, Any]
             f"positives has shape (2, 2); with {len(ranks)} processes needed is [2, {2 * len(ranks)}]"
         )
         assert found["pairs"] == "right ranges from 2 to 2; allowed are the rows of embeddings, 0 to 1"
+        assert found["grades"] == "grades are given in some processes only; give them in all, or in none"
         assert found["kind"].startswith("labels is a Unknown; several processes share labels, Pairs, Triplets, Masks")
 
 

@@ -400,7 +400,10 @@ def _gather_lists(world: World, given: Supervision, embeddings: Tensor, *parts: 
     start, device = world.rank * len(embeddings), embeddings.device
     shifts = [start if part.dtype == torch.long else 0 for part in parts]
     own = torch.stack([part.to(device).double() + shift for part, shift in zip(parts, shifts, strict=True)], dim=1)
-    longest = int(world.stack(torch.tensor(len(own), device=device)).max())
+    sizes = world.stack(torch.tensor(own.shape, device=device))
+    if bool((sizes[:, 1] != len(parts)).any()):
+        raise ValueError("grades are given in some processes only; give them in all, or in none")
+    longest = int(sizes[:, 0].max())
     padded = own.new_full((longest, len(parts)), -1)
     padded[: len(own)] = own
     everyone = world.stack(padded).flatten(0, 1)

