@@ -81,7 +81,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     "hierarchical_triplet": {"margin": MARGIN, "num_classes": (None, 12), "levels": (1, 16)},
     "quadruplet": {"margin": MARGIN, "second_margin": MARGIN},
     "histogram": {"bins": (1, 2, 100, 5000)},
-    "smooth_ap": {"temperature": TEMPERATURE},
+    "smooth_ap": {"temperature": TEMPERATURE, "max_positives": (None, 10_000)},
     "fast_ap": {"bins": (1, 2, 10, 5000)},
     "softmax": {"sample_rate": SAMPLE_RATE},
     "normalized_softmax": {"temperature": TEMPERATURE, "sample_rate": SAMPLE_RATE},

@@ -30,7 +30,7 @@ def names(kind: str) -> list[str]:
 
     Example:
         >>> names("recipe")[:2], names("grid")[0]
-        (['folder', 'cars196/group'], 'cub')
+        (['folder', 'cars196/fast_multi_similarity'], 'cars196')
     """
     top = folder(kind)
     found = (file.relative_to(top).with_suffix("").as_posix() for file in top.rglob("*.toml"))
