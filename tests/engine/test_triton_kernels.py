@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fused_cases import CASES, OTHERS, make_batch, outcome
+from fused_cases import CASES, OTHERS, errors, make_batch, outcome
 from torch import Tensor
 
 import nearfar as nf
@@ -139,6 +139,26 @@ def test_a_cpu_uses_pytorch(turned_on: None, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("key", ["n_pair", "tuplet_margin", "lifted_structure", "margin", "smooth_ap"])
 def test_losses_without_a_program(key: str) -> None:
     assert nf.losses.create(key).fused_program() is None
+
+
+@pytest.mark.parametrize("name", ["raw", "triplet, hard"])
+def test_kernels_that_fail_are_turned_off_with_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise fused.KernelError("no such GPU")
+
+    monkeypatch.setattr(fused, "applies", lambda batch: True)
+    monkeypatch.setattr(fused, "evaluate", fail)
+    monkeypatch.setattr(fused, "hard_columns", fail)
+    monkeypatch.setattr(fused.Setting, "precision", "float32")
+    monkeypatch.setattr(fused.Setting, "smallest", 0)
+    batch = make_batch(12, 4)
+    with pytest.raises(fused.KernelError, match="no such GPU"):  # they were asked for
+        outcome(CASES[name](), batch, torch.float32)
+    monkeypatch.setattr(fused, "AUTOMATIC", 0)
+    with pytest.warns(UserWarning, match="so PyTorch is used: no such GPU"):
+        found = outcome(CASES[name](), batch, torch.float32)
+    assert fused.Setting.precision is None
+    assert max(errors(found, outcome(CASES[name](), batch, torch.float64))) < ACCURACY
 
 
 def test_semi_hard_mining_uses_the_kernels_where_steps_are_not_recorded() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -140,6 +141,22 @@ class Setting:
 
     precision: ClassVar[str | None] = "float32"
     smallest: ClassVar[int] = AUTOMATIC
+
+
+class KernelError(RuntimeError):
+    """Triton cannot compile a kernel for this GPU, or the GPU has no room for it."""
+
+
+def give_up(error: KernelError) -> None:
+    """Use PyTorch from now on, with a warning; raise the error if the kernels were turned on explicitly.
+
+    Args:
+        error: Why.
+    """
+    if Setting.smallest != AUTOMATIC:
+        raise error
+    warnings.warn(f"the fused kernels do not work on this GPU, so PyTorch is used: {error}", stacklevel=2)
+    Setting.precision = None
 
 
 def use_triton(enabled: bool | None = True, *, precision: str = "float32") -> None:

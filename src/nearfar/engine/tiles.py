@@ -896,6 +896,17 @@ def _fused_program(loss: RowLoss, pairs: int) -> Program | HardPairs | SemiHardP
     return program
 
 
+def _by_kernels(
+    program: Program | HardPairs | SemiHardPairs, batch: TiledBatch, *, differentiate: bool
+) -> tuple[Tile | None, LossAndWeights[Any] | None]:
+    """What the fused kernels contribute: a tile of the few pairs that matter, or all of the result."""
+    if isinstance(program, HardPairs):
+        return batch.hard_tile(), None
+    if isinstance(program, SemiHardPairs):
+        return batch.semi_hard_tile(), None
+    return None, LossAndWeights(*fused.evaluate(program, batch, differentiate=differentiate))
+
+
 def _compute(
     loss: RowLoss, relations: Relations | None, inputs: Tensors, constants: Tensors, needed: Needed
 ) -> tuple[Tensor, Gradients]:
@@ -907,20 +918,22 @@ def _compute(
     program = _fused_program(loss, height * width)
     if program is not None and not fused.applies(batch):
         program = None
-    selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     few: Tile | None = None
-    if isinstance(program, HardPairs):
-        few = batch.hard_tile()
-    elif isinstance(program, SemiHardPairs):
-        few = batch.semi_hard_tile()
-    elif selects:
+    found: LossAndWeights[Any] | None = None
+    if program is not None:
+        try:
+            few, found = _by_kernels(program, batch, differentiate=any(needed))
+        except fused.KernelError as error:
+            fused.give_up(error)
+    selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
+    if found is None and few is None and selects:
         few = batch.selected_tile()
-    if few is not None:
+    if found is not None:
+        result = found
+    elif few is not None:
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
             accumulator = FewColumnsGradient if any(needed) else None
-            result: LossAndWeights[Any] = _evaluate_tile(batch, few, accumulator)
-    elif isinstance(program, Program):
-        result = LossAndWeights(*fused.evaluate(program, batch, differentiate=any(needed)))
+            result = _evaluate_tile(batch, few, accumulator)
     elif not any(needed):
         result = evaluate(batch, slices, None)
     elif batch.pairs is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from nearfar.engine.fused import KernelError
 from nearfar.utils.kernels import interpreted, jit, processors
 
 try:
@@ -639,7 +640,11 @@ def _launch(kernel: Any, choices: list[Blocks], key: tuple[Any, ...], start: Cal
             return start(blocks)
         except triton.runtime.errors.OutOfResources:
             _too_large.add((kernel, blocks, key))
-    raise RuntimeError("the GPU has no room for the Triton kernels: turn them off by nearfar.engine.use_triton(False)")
+        except (KernelError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # versions of Triton differ in what they raise
+            raise KernelError(f"Triton failed: {error}") from error
+    raise KernelError("the GPU has no room for the Triton kernels; nearfar.engine.use_triton(False) turns them off")
 
 
 def _of_terms(positives: Terms, negatives: Terms) -> tuple[tuple[float, ...], dict[str, str]]:
