@@ -17,6 +17,7 @@ except ImportError:  # this module can be read without it, not run
     triton = tl = None
 
 OLDEST = (8, 0)  # compute capability: bfloat16 and TF32
+OLDEST_TRITON = (3, 6)  # the oldest version that has run the kernels; earlier ones lack parts of the language
 
 
 def jit(function: Callable[..., Any] | None = None, *, one_kernel_for: Sequence[str] = ()) -> Any:
@@ -44,9 +45,17 @@ def interpreted() -> bool:
     return triton is not None and not isinstance(_add_one, triton.JITFunction)
 
 
+def triton_version() -> tuple[int, int]:
+    """Return major and minor version of Triton."""
+    major, minor, *_ = triton.__version__.split(".")
+    return int(major), int(minor)
+
+
 @cache
 def usable(device: torch.device) -> bool:
     """Whether Triton works on a device; it needs a C compiler on top of a GPU. Warns if it should work and does not.
+
+    Versions of Triton before ``OLDEST_TRITON`` are not used.
 
     Args:
         device: The device.
@@ -54,6 +63,8 @@ def usable(device: torch.device) -> bool:
     if interpreted():
         return True
     if triton is None or device.type != "cuda" or torch.cuda.get_device_capability(device) < OLDEST:
+        return False
+    if triton_version() < OLDEST_TRITON:
         return False
     try:
         with torch.cuda.device(device):
