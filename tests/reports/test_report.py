@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from PIL import Image
 import nearfar as nf
 from nearfar.reports import charts, gallery
 from nearfar.reports.run_data import measured, metric_points
-from nearfar.reports.run_report import report
+from nearfar.reports.run_report import _curves, report
 from nearfar.training.run.reader import read_run
 
 VOID = {"meta", "img", "br"}
@@ -243,6 +244,17 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 def test_curves_are_read_from_the_log(digits: Path) -> None:
     assert metric_points(read_run(digits).log, "test", "recall@1") == [(1.0, 0.5), (2.0, 0.6), (3.0, 0.7)]
+
+
+def test_a_curve_starts_before_the_training_and_has_two_points_at_least(digits: Path) -> None:
+    run = read_run(digits)
+    once = [{"epoch": 4, "metrics": {"test": {"recall@1": 0.7}}}]
+    alone = replace(run, log=once, metrics={"test": {"recall@1": 0.7}})
+    assert _curves(alone) == []
+    before = replace(alone, metrics={"before": {"recall@1": 0.5}, **alone.metrics})
+    ((title, chart),) = _curves(before)
+    assert title == "Recall@1"
+    assert chart.count("<circle") == 2
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e12, 3e12], [0.0, 0.0, 1e-300]])

@@ -121,7 +121,7 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
 
 
 def _curves(run: RunData) -> list[tuple[str, str]]:
-    """Charts of the loss, and of recall@1 of all measured parts."""
+    """Charts of the loss, and of recall@1 of all measured parts, if one was measured at least twice."""
     charts = []
     points = loss_points(run.log)
     if points:
@@ -129,12 +129,16 @@ def _curves(run: RunData) -> list[tuple[str, str]]:
         if len(points) >= 40:
             lines = [Line("loss", points, faint=True), Line("average", smoothed(points, max(5, len(points) // 25)))]
         charts.append(("Loss", line_chart(lines, title="Loss by step", x="step", y="loss")))
+    by_part = {part: metric_points(run.log, part, "recall@1") for part in PARTS}
+    before = run.metrics.get("before", {}).get("recall@1")
+    if before is not None and by_part["test"]:
+        by_part["test"] = [(0.0, before), *by_part["test"]]
     lines = [
         Line(part, found, color=color, dots=True)
-        for color, part in enumerate(PARTS, start=1)
-        if (found := metric_points(run.log, part, "recall@1"))
+        for color, (part, found) in enumerate(by_part.items(), start=1)
+        if found
     ]
-    if lines:
+    if any(len(found) > 1 for found in by_part.values()):
         chart = line_chart(lines, title="Recall@1 by epoch", x="epoch", y="recall@1", percent=True)
         charts.append(("Recall@1", chart))
     return charts
