@@ -127,7 +127,7 @@ class SemiHardPairs:
     """
 
 
-MOST_POSITIVES = 15
+MOST_POSITIVES = 15  # a kernel compares all negatives with each of them
 AUTOMATIC = 1 << 24  # pairs: from here on the kernels were faster than PyTorch for every loss, or as fast
 
 
@@ -162,8 +162,8 @@ def give_up(error: KernelError) -> None:
 def use_triton(enabled: bool | None = True, *, precision: str = "float32") -> None:
     """Say whether pair losses on a GPU are computed by fused Triton kernels, in this process.
 
-    By default they are, in float32, for batches of at least 4,096 × 4,096 pairs, if Triton is installed. Losses and
-    inputs that the kernels cannot compute always use PyTorch.
+    By default they are, in float32, for batches of at least 4,096 × 4,096 pairs, if Triton 3.6 or later is
+    installed. Losses and inputs that the kernels cannot compute always use PyTorch.
 
     Args:
         enabled: True: for batches of every size. False: never. None: for large batches, as by default.

@@ -145,6 +145,18 @@ def _masks(x_labels, y_labels, own, rows, cols, height, width, OWN: tl.constexpr
 
 
 @jit
+def _compared(
+    dots, x_squares, y_squares, x_labels, y_labels, own, rows, cols, height, width,
+    POWER: tl.constexpr, OWN: tl.constexpr,
+):  # fmt: skip
+    """Values and similarities (minus the distance for distances) of a block, its positives and its negatives."""
+    value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
+    similarity = value if POWER == 0 else -value
+    pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
+    return value, similarity, pos, neg
+
+
+@jit
 def _logit(value, scale, optimum, delta, KIND: tl.constexpr):
     """The exponents of a log-sum-exp, and their derivatives up to ``scale``."""
     if KIND == "circle":
@@ -234,12 +246,11 @@ def _sums(
         left, right = _left_and_right(dots, BM, BN)
         for side in tl.static_range(2):
             some = start + side * (BN // 2) + tl.arange(0, BN // 2)
-            value = _values(
-                left if side == 0 else right, x_squares, y_squares, rows, some, height, width, POWER
+            value, similarity, pos, neg = _compared(
+                left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, rows, some, height, width,
+                POWER, OWN,
             )  # fmt: skip
-            pos, neg = _masks(x_labels, y_labels, own, rows, some, height, width, OWN)
             if BOUNDED:
-                similarity = value if POWER == 0 else -value
                 pos = pos & (similarity < upper[:, None])
                 neg = neg & (similarity > lower[:, None])
             if _any(pos):
@@ -287,11 +298,10 @@ def _extremes(
         for side in tl.static_range(2):
             begin = start + side * (BN // 2)
             some = begin + tl.arange(0, BN // 2)
-            value = _values(
-                left if side == 0 else right, x_squares, y_squares, rows, some, height, width, POWER
+            _, similarity, pos, neg = _compared(
+                left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, rows, some, height, width,
+                POWER, OWN,
             )  # fmt: skip
-            similarity = value if POWER == 0 else -value
-            pos, neg = _masks(x_labels, y_labels, own, rows, some, height, width, OWN)
             lows, highs = tl.where(pos, similarity, float("inf")), tl.where(neg, similarity, float("-inf"))
             if WHERE:
                 low, low_at = tl.min(lows, 1, return_indices=True)
@@ -333,11 +343,10 @@ def _semi_hard(
         for side in tl.static_range(2):
             begin = start + side * (BN // 2)
             some = begin + tl.arange(0, BN // 2)
-            value = _values(
-                left if side == 0 else right, x_squares, y_squares, rows, some, height, width, POWER
+            _, similarity, _, neg = _compared(
+                left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, rows, some, height, width,
+                POWER, OWN,
             )  # fmt: skip
-            similarity = value if POWER == 0 else -value
-            _, neg = _masks(x_labels, y_labels, own, rows, some, height, width, OWN)
             for slot in tl.static_range(BOUNDS + 1):
                 if slot < BOUNDS:
                     bound = tl.load(bounds + slot * height + rows, mask=rows < height, other=float("-inf"))
@@ -411,9 +420,9 @@ def _by_dots(
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the dot products of a block, where rows, columns or both are anchors."""
-    value = _values(dots, x_squares, y_squares, rows, cols, height, width, POWER)
-    similarity = value if POWER == 0 else -value
-    pos, neg = _masks(x_labels, y_labels, own, rows, cols, height, width, OWN)
+    value, similarity, pos, neg = _compared(
+        dots, x_squares, y_squares, x_labels, y_labels, own, rows, cols, height, width, POWER, OWN
+    )
     weights = value * 0.0
     if FROM_ROWS:
         r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 = _anchor_params(x_params, rows, height)
