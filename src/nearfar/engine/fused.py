@@ -147,7 +147,7 @@ class KernelError(RuntimeError):
     """Triton cannot compile a kernel for this GPU, or the GPU has no room for it."""
 
 
-def give_up(error: KernelError) -> None:
+def fall_back(error: KernelError) -> None:
     """Use PyTorch from now on, with a warning; raise the error if the kernels were turned on explicitly.
 
     Args:

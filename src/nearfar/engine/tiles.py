@@ -924,7 +924,7 @@ def _compute(
         try:
             few, found = _by_kernels(program, batch, differentiate=any(needed))
         except fused.KernelError as error:
-            fused.give_up(error)
+            fused.fall_back(error)
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     if found is None and few is None and selects:
         few = batch.selected_tile()

@@ -25,7 +25,7 @@ BATCH = 1000  # vectors per request
 MOST = 16_384  # limit of Milvus for neighbors, and for queries; and of ours for the ids of a filter
 FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
 SECONDS = 10.0  # for one request
-PATIENCE = 120.0  # seconds for requests whose time grows with the collection: load, count, flush
+LONG_SECONDS = 120.0  # for requests whose time grows with the collection: load, count, flush
 METRICS = {"cosine": "COSINE", "euclidean": "L2"}  # as Milvus calls the measures
 REST = 30.0  # seconds without requests after a search that failed
 
@@ -262,7 +262,7 @@ class Milvus(Backend):
     def save(self, folder: Path, ids: Ids, vectors: Vectors) -> dict[str, Any]:
         """Flush the collection, after it was compared with the vectors; Milvus keeps its own files."""
         self.settle(ids, vectors)
-        self._client.flush(self.collection, timeout=PATIENCE)
+        self._client.flush(self.collection, timeout=LONG_SECONDS)
         return {"collection": self.collection}
 
     def renew(self, folder: Path, ids: Ids, vectors: Vectors, facts: Mapping[str, Any]) -> Milvus:
@@ -302,9 +302,9 @@ class Milvus(Backend):
 
     def _held(self) -> int:
         """The number of vectors in the collection, with all that was written."""
-        self._client.load_collection(self.collection, timeout=PATIENCE)
+        self._client.load_collection(self.collection, timeout=LONG_SECONDS)
         found = self._client.query(
-            self.collection, filter="", output_fields=["count(*)"], consistency_level="Strong", timeout=PATIENCE
+            self.collection, filter="", output_fields=["count(*)"], consistency_level="Strong", timeout=LONG_SECONDS
         )
         return int(found[0]["count(*)"])
 
