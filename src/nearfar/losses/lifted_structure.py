@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +16,7 @@ from nearfar.engine import (
     Terms,
     Tile,
     count,
+    masked,
     positive_columns,
     row_logsumexp,
 )
@@ -24,6 +24,8 @@ from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number
+
+CHUNK = 1 << 21  # positives whose slopes are computed at once
 
 
 @register
@@ -73,33 +75,41 @@ class LiftedStructure(PairLoss):
         own = self.column_values(tile)
         theirs = own.value if tile.column_values is None else tile.column_values
         columns, filled = positive_columns(tile.positives)
-        every = filled is tile.positives  # on a GPU
-        near, ends = (tile.values, theirs) if every else (tile.values.gather(1, columns), theirs[columns])
-        here = own.value.unsqueeze(1)
-        hinge = torch.logaddexp(here, ends).add_(near).relu_().mul_(filled)
-        if self.squared:
-            total, slopes = 0.5 * torch.linalg.vector_norm(hinge, dim=1).square_(), hinge
-        else:
-            total, slopes = 0.5 * hinge.sum(dim=1), hinge.sign_().mul_(0.5)
-        by_own, by_theirs = torch.empty_like(own.value), torch.zeros_like(theirs)
-        # Where there is a slot for every column, an eighth of the rows at a time, so that `share` takes little memory.
-        step = math.ceil(len(slopes) / 8) if every else len(slopes)
-        for start in range(0, len(slopes), step):
-            some = slice(start, start + step)
-            share = (here[some] - (ends if every else ends[some])).sigmoid_().mul_(slopes[some])
+        every = filled is tile.positives  # on a GPU, where every column has a slot
+        ((scale, weights),) = own.parts  # zero at the positives, so there is room for their slopes
+        slopes = weights if every else torch.empty_like(filled, dtype=weights.dtype)
+        total, by_own, by_theirs = torch.empty_like(own.value), torch.empty_like(own.value), torch.zeros_like(theirs)
+        rows = max(1, CHUNK // filled.shape[1])
+        chunks = [slice(start, start + rows) for start in range(0, len(filled), rows)]
+        for some in chunks:
+            here = own.value[some].unsqueeze(1)
+            near = tile.values[some] if every else tile.values[some].gather(1, columns[some])
+            ends = theirs if every else theirs[columns[some]]
+            hinge = torch.logaddexp(here, ends).add_(near).relu_().mul_(filled[some])
+            if self.squared:
+                total[some] = 0.5 * torch.linalg.vector_norm(hinge, dim=1).square_()
+            else:
+                total[some] = 0.5 * hinge.sum(dim=1)
+                hinge.sign_().mul_(0.5)
+            share = (here - ends).sigmoid_().mul_(hinge)
             by_own[some] = share.sum(dim=1)
-            other = torch.sub(slopes[some], share, out=share)
+            other = torch.sub(hinge, share, out=share)
             if every:
                 by_theirs += other.sum(dim=0)
+                slopes[some] += hinge
             else:
                 by_theirs.index_add_(0, columns[some].flatten(), other.flatten())
+                slopes[some] = hinge
         if tile.column_values is None:
             by_own += by_theirs
-        ((scale, weights),) = own.parts  # zero at the positives
-        weights.mul_(scale * by_own.unsqueeze(1))
-        weights = weights.add_(slopes) if every else weights.scatter_add_(1, columns, slopes)
+        by_own = scale * by_own.unsqueeze(1)
+        if every:
+            for some in chunks:
+                weights[some] *= masked(by_own[some], ~filled[some], 1.0)
+        else:
+            weights.mul_(by_own).scatter_add_(1, columns, slopes)
         row = Row(total, [(1.0, weights)], by_column_values=None if tile.column_values is None else by_theirs)
-        return [Mean(row, count(filled, hinge))]
+        return [Mean(row, count(filled, total))]
 
 
 @register
