@@ -93,7 +93,7 @@ def make_batch(
 
     embeddings, labels = members(size)
     labels[0] = classes - 1
-    first, second = (labels == labels[5]).nonzero()[:2, 0]
+    first, second = (labels == labels.mode().values).nonzero()[:2, 0]
     if equal:
         embeddings[second] = embeddings[first]
     if not gallery:
