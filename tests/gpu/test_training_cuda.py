@@ -238,7 +238,8 @@ def test_a_short_last_batch_is_filled_and_embeds_as_alone() -> None:
     assert found.embeddings.shape == (11, 32)
     assert found.labels.tolist() == LABELS[:11].tolist()
     alone = embeddings.embed(model, loader, rows[8:], batch_size=4)
-    torch.testing.assert_close(found.embeddings[8:], alone.embeddings, rtol=1e-3, atol=1e-4)
+    # Batches of other sizes are convolved by other algorithms, in TF32.
+    torch.testing.assert_close(found.embeddings[8:], alone.embeddings, rtol=1e-2, atol=1e-3)
 
 
 def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
