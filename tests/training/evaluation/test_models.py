@@ -122,6 +122,19 @@ def test_independent_members_are_trained_and_concatenated_with_length_one(tmp_pa
     assert torch.allclose(found.view(3, 2, -1).norm(dim=2), torch.tensor(0.5).sqrt())
 
 
+def test_runs_that_are_to_be_concatenated_raw_are_an_ensemble_as_they_are(tmp_path: Path) -> None:
+    file = vectors(tmp_path)
+    raw = {"network__normalize": False, "network__concatenation": "raw", "evaluation__measure": "euclidean"}
+    for seed in range(2):
+        train(recipe(file, training__epochs=1, training__seed=seed, **raw), tmp_path / f"{seed}")
+    runs = [tmp_path / "0", tmp_path / "1"]
+    ensemble = nf.networks.Ensemble([nf.load(run) for run in runs], normalize=False).eval()
+    points, labels = held_out(file)
+    with torch.no_grad():
+        expected = nf.metrics.retrieval(ensemble(points), labels, ks=(1, 2), measure="euclidean")
+    assert nf.evaluate(runs, device="cpu")["retrieval"] == pytest.approx(expected)
+
+
 @torch.no_grad()
 def test_an_ensemble_of_runs_is_that_of_their_networks(place: Path) -> None:
     runs = [place / "seed0", place / "seed1"]

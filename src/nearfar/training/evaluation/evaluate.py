@@ -353,7 +353,12 @@ def load_ensemble(
     }
     for run in runs if world is None or world.is_main else ():
         _record_look(run, data)
-    return _with_settings(runs[0], concatenate(each), each)
+    return _with_settings(runs[0], concatenate(each, normalize=not _is_raw(runs[0])), each)
+
+
+def _is_raw(where: Path) -> bool:
+    """Whether the recipe of a run says that embeddings are concatenated as they are."""
+    return RunFolder(where).recipe.is_file() and load_recipe(where).network.concatenation == "raw"
 
 
 def _record_look(where: Path, data: str | None) -> None:
@@ -364,19 +369,20 @@ def _record_look(where: Path, data: str | None) -> None:
         record_look(run, "evaluate")
 
 
-def concatenate(each: Mapping[str, EmbeddingSet]) -> EmbeddingSet:
-    """Concatenate the embeddings of several models, normalized so that all have the same weight.
+def concatenate(each: Mapping[str, EmbeddingSet], *, normalize: bool = True) -> EmbeddingSet:
+    """Concatenate the embeddings of several models.
 
     Args:
         each: Embeddings of the same images, by the names of the models.
+        normalize: Normalize the embeddings of each model, so that all have the same weight.
     """
     (first, one), *others = each.items()
     for name, other in others:
         if not (_same_rows(one, other) and _same_rows(one.gallery, other.gallery)):
             raise ValueError(f"{name} and {first} are not tested on the same images; an ensemble needs one split")
     galleries = [found.gallery for found in each.values() if found.gallery is not None]
-    joined = _concatenate_normalized(list(each.values()))
-    return replace(joined, gallery=_concatenate_normalized(galleries) if galleries else None)
+    joined = _concatenate(list(each.values()), normalize)
+    return replace(joined, gallery=_concatenate(galleries, normalize) if galleries else None)
 
 
 def level_dims(where: str | Path) -> dict[str, int]:
@@ -496,9 +502,10 @@ def _check_same_data(runs: Sequence[Path]) -> None:
             )
 
 
-def _concatenate_normalized(parts: Sequence[EmbeddingSet]) -> EmbeddingSet:
+def _concatenate(parts: Sequence[EmbeddingSet], normalize: bool) -> EmbeddingSet:
     device = parts[0].embeddings.device
-    return replace(parts[0], embeddings=ensemble.concatenate([part.embeddings.to(device) for part in parts]))
+    found = [part.embeddings.to(device) for part in parts]
+    return replace(parts[0], embeddings=ensemble.concatenate(found, normalize=normalize))
 
 
 def _same_rows(one: EmbeddingSet | None, other: EmbeddingSet | None) -> bool:

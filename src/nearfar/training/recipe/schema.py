@@ -306,7 +306,7 @@ class NetworkSection(Section):
     independent: bool = False
     """Members of an ensemble get batches of their own, as if each was trained alone; otherwise they share them."""
     concatenation: Literal["normalized", "raw"] = "normalized"
-    """How members are concatenated: each with length 1, or as it is."""
+    """How members are concatenated: each with length 1, or as it is; also by ``nearfar evaluate --ensemble``."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the backbone; ``in_dim``, ``channels`` and ``size`` come from the data if not given."""
 
