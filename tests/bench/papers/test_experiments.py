@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 
 from nearfar.bench import papers
+from nearfar.bench.grid import grid
+from nearfar.bench.grid.cells import expand
 from nearfar.bench.papers.experiments import PaperExperiment, experiment, experiments
+from nearfar.bench.tuning import space
 from nearfar.cli import app, main
+from nearfar.training import load_recipe
 
 ROOT = Path(__file__).parents[3]
 ALL = pytest.mark.parametrize("one", experiments(), ids=lambda one: one.id)
@@ -38,21 +46,54 @@ def test_an_experiment_has_commands_or_a_reason(one: PaperExperiment, tmp_path: 
 
 @ALL
 def test_commands_are_understood(one: PaperExperiment, tmp_path: Path) -> None:
-    """They are parsed with all their options, and not run."""
+    """They are parsed with all their options, their recipes, grids and spaces are read, and nothing is run."""
     program = typer.main.get_command(app)
     for words in words_of(one, tmp_path) if one.lines else ():
         command, rest = program, list(words)
         while hasattr(command, "commands"):
             command = command.commands[rest.pop(0)]
-        command.make_context(command.name, rest)
+        given = command.make_context(command.name, rest).params
+        if words[0] in ("train", "tune"):
+            recipe = load_recipe(given["recipe"], overrides=given["settings"] or ())
+            if words[0] == "tune":
+                searched = space.load(given["space"])
+                space.check(searched, recipe)
+                # Every setting starts at a value that the command names, not at one that the thesis found.
+                named = {text.partition("=")[0] for text in given["settings"]} - {"split.name"}
+                assert {one.key for one in searched} == named
+        elif words[:2] == ("bench", "run"):
+            assert expand(grid.load(given["grid"]), only=given["only"] or ())
 
 
-def test_every_printed_table_of_own_results_is_an_experiment() -> None:
-    """Tables that are listed under the number of another are named in its title."""
-    told = " ".join(f"{one.id} {one.title}" for one in experiments())
-    for document in ("group", "ranked_list"):
-        for number in {table.id.split("-")[0] for table in papers.document(document).tables}:
-            assert f"{document}:table{number}" in told or f"Table {number}" in told, (document, number)
+def test_every_table_and_figure_of_the_papers_is_listed_once() -> None:
+    last: dict[str, dict[str, Any]] = {
+        "nra": {"figure": 4, "table": ["I", "II"]},
+        "unified_view": {"figure": 2, "table": 3},
+        "thesis": {"figure": 32, "table": 21},
+        "ranked_list": {"figure": 3, "table": 7},
+        "group": {"figure": 8, "table": 2},
+    }
+    printed = [
+        f"{key}:{kind}{number}"
+        for key, kinds in last.items()
+        for kind, numbers in kinds.items()
+        for number in (range(1, numbers + 1) if isinstance(numbers, int) else numbers)
+    ]
+    assert sorted(each for one in experiments() for each in (one.id, *one.also)) == sorted(printed)
+    assert all(experiment(each).document == each.partition(":")[0] for each in printed)
+
+
+def test_every_published_table_is_an_experiment() -> None:
+    for document in papers.documents():
+        for table in document.tables:
+            number = re.match(r"\d+|[IVX]+", table.id)
+            assert number, table.id
+            experiment(f"{document.key}:table{number[0]}")
+
+
+def test_a_command_that_uses_a_run_is_left_out_with_it() -> None:
+    commands = experiment("group:figure3").commands(out="o", data={"sop": "s"})
+    assert [words[:2] for words in commands] == [("train", "sop/group"), ("report", "o/sop-group")]
 
 
 def test_only_commands_with_data_are_run() -> None:
@@ -85,6 +126,9 @@ def test_the_command_lists_all_and_prints_those_of_one(capsys: pytest.CaptureFix
     assert call() == 0
     printed = capsys.readouterr().out
     assert all(one.id in printed for one in experiments())
+    assert "Ranked List Loss for Deep Metric Learning (ranked_list)" in printed
+    assert "thesis:figure3 to figure13  Perceptron" in printed
+    assert "nearfar papers run unified_view:table2 --data cub=CUB --data cars196=CARS196" in printed
     assert call("run", "nra:figure4", "--data", "digits folder", "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
     assert shlex.split(lines[0])[:5] == ["nearfar", "train", "mnist/softmax", "--data", "digits folder"]
@@ -95,4 +139,25 @@ def test_the_command_lists_all_and_prints_those_of_one(capsys: pytest.CaptureFix
 def test_the_command_runs_what_it_prints(tmp_path: Path) -> None:
     assert call("run", "unified_view:figure1", "--out", str(tmp_path / "found")) == 0
     assert (tmp_path / "found" / "pair-weights.png").stat().st_size > 1000
-    assert call("run", "nra:tableII") == 1
+    assert call("run", "unified_view:figure2") == 1
+
+
+def test_the_same_command_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def start(words: list[str], check: bool) -> SimpleNamespace:
+        started.append(words)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    for name, files in (("cub", ["recipe.toml", "metrics.json"]), ("cars196", ["recipe.toml"])):
+        folder = tmp_path / f"{name}-raw_valid_triplet"
+        folder.mkdir()
+        for file in files:
+            (folder / file).touch()
+    data = [word for name in ("cub", "cars196") for word in ("--data", f"{name}=x")]
+    assert call("run", "unified_view:table2", "--out", str(tmp_path), *data) == 0
+    assert [words[3:] for words in started] == [["train", "--resume", str(tmp_path / "cars196-raw_valid_triplet")]]
+    assert "finished already: nearfar train cub/raw_valid_triplet" in capsys.readouterr().out

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from nearfar.utils.validation import known
 
@@ -24,27 +25,47 @@ _DATA = re.compile(r"{data:(\w+)}")
 
 
 @dataclass(frozen=True)
+class Line:
+    """A command of an experiment.
+
+    Args:
+        text: The command without "nearfar", with {out} and {data:NAME} in it.
+        datasets: The datasets that must be given for it to run.
+    """
+
+    text: str
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PaperExperiment:
-    """A table or figure of a paper, and how it is made.
+    """Tables and figures of a paper, and how they are made.
 
     Args:
         id: Paper and number, such as "group:table2".
         title: What it shows.
-        lines: Commands of nearfar, with {out} and {data:NAME} in them.
+        lines: The commands.
+        also: Ids of other tables and figures of the paper that the same commands make.
         result: Where our result is; None if there is none yet.
         reason: Why there is no command; None if there is one.
     """
 
     id: str
     title: str
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
+    also: tuple[str, ...] = ()
     result: str | None = None
     reason: str | None = None
 
     @property
+    def document(self) -> str:
+        """Key of the paper."""
+        return self.id.partition(":")[0]
+
+    @property
     def datasets(self) -> tuple[str, ...]:
         """The datasets that the commands need."""
-        return tuple(dict.fromkeys(name for line in self.lines for name in _DATA.findall(line)))
+        return tuple(dict.fromkeys(name for line in self.lines for name in line.datasets))
 
     def commands(self, *, out: str, data: Mapping[str, str]) -> list[tuple[str, ...]]:
         """Return the words of the commands that need no other datasets than the given ones.
@@ -61,11 +82,11 @@ class PaperExperiment:
         for name in data:
             if name not in self.datasets:
                 raise ValueError(f"data has {name!r}; {self.id} uses {', '.join(self.datasets) or 'no data'}")
-        found = [line for line in self.lines if all(name in data for name in _DATA.findall(line))]
-        if not any(_DATA.search(line) for line in found) and self.datasets:
+        found = [line for line in self.lines if all(name in data for name in line.datasets)]
+        if self.datasets and not any(line.datasets for line in found):
             raise ValueError(f"{self.id} needs data: {', '.join(f'{name}=ROOT' for name in self.datasets)}")
         values = {"{out}": out} | {f"{{data:{name}}}": root for name, root in data.items()}
-        return [tuple(_filled(word, values) for word in shlex.split(line)) for line in found]
+        return [tuple(_filled(word, values) for word in shlex.split(line.text)) for line in found]
 
 
 @cache
@@ -73,32 +94,47 @@ def experiments() -> tuple[PaperExperiment, ...]:
     """Return all experiments, in the order of the papers."""
     table = tomllib.loads(files(__package__).joinpath("experiments.toml").read_text(encoding="utf-8"))
     return tuple(
-        PaperExperiment(one["id"], one["title"], _lines(one), one.get("result"), one.get("reason"))
+        PaperExperiment(
+            id=one["id"],
+            title=one["title"],
+            lines=_lines(one),
+            also=tuple(f"{one['id'].partition(':')[0]}:{number}" for number in one.get("also", ())),
+            result=one.get("result"),
+            reason=one.get("reason"),
+        )
         for one in table["experiments"]
     )
 
 
 def experiment(id: str) -> PaperExperiment:
-    """Return an experiment.
+    """Return the experiment that makes a table or figure.
 
     Args:
         id: Paper and number, such as "group:table2".
+
+    Example:
+        >>> experiment("thesis:figure28").id
+        'thesis:table6'
     """
-    by_id = {one.id: one for one in experiments()}
+    by_id = {each: one for one in experiments() for each in (one.id, *one.also)}
     return known("experiment", id, by_id)
 
 
-def _lines(one: Mapping[str, object]) -> tuple[str, ...]:
-    """The commands as given, or one for each dataset and name."""
+def _lines(one: Mapping[str, Any]) -> tuple[Line, ...]:
+    """The commands as given, or some for each dataset and name."""
     if "each" not in one:
-        return tuple(one.get("commands", ()))  # type: ignore[arg-type]
-    each, data, names = str(one["each"]), one["data"], one["names"]
-    assert isinstance(data, list)
-    assert isinstance(names, list)
+        return tuple(Line(text, tuple(_DATA.findall(text))) for text in one.get("commands", ()))
+    each = one["each"] if isinstance(one["each"], list) else [one["each"]]
     return tuple(
-        each.replace("{data:root}", f"{{data:{place}}}").replace("{data}", place).replace("{name}", name)
-        for place in data
-        for name in names
+        dict.fromkeys(
+            Line(
+                text.replace("{data:root}", f"{{data:{place}}}").replace("{data}", place).replace("{name}", name),
+                (place,),
+            )
+            for place in one["data"]
+            for name in one["names"]
+            for text in each
+        )
     )
 
 
