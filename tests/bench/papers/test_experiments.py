@@ -96,6 +96,16 @@ def test_a_command_that_uses_a_run_is_left_out_with_it() -> None:
     assert [words[:2] for words in commands] == [("train", "sop/group"), ("report", "o/sop-group")]
 
 
+def test_curves_of_training_and_test_are_measured_during_training() -> None:
+    """Figures 6 to 8 of Group Loss; by default the test classes are evaluated at the end only."""
+    recipes = [cell.recipe for cell in expand(grid.load("group_overfitting")) if cell.what == "train"]
+    words = experiment("group:figure8").commands(out="o", data={"sop": "s"})[0]
+    recipes.append(load_recipe(words[1], overrides=[words[n + 1] for n, word in enumerate(words) if word == "--set"]))
+    for recipe in recipes:
+        assert recipe.evaluation.train_recall
+        assert 0 < recipe.evaluation.test_every == recipe.evaluation.every
+
+
 def test_only_commands_with_data_are_run() -> None:
     found = experiment("group:table2")
     commands = found.commands(out="o", data={"cub": "my birds"})
