@@ -25,7 +25,7 @@ _DATA = re.compile(r"{data:(\w+)}")
 
 
 @dataclass(frozen=True)
-class Line:
+class PaperCommand:
     """A command of an experiment.
 
     Args:
@@ -52,7 +52,7 @@ class PaperExperiment:
 
     id: str
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[PaperCommand, ...]
     also: tuple[str, ...] = ()
     result: str | None = None
     reason: str | None = None
@@ -120,14 +120,14 @@ def experiment(id: str) -> PaperExperiment:
     return known("experiment", id, by_id)
 
 
-def _lines(one: Mapping[str, Any]) -> tuple[Line, ...]:
+def _lines(one: Mapping[str, Any]) -> tuple[PaperCommand, ...]:
     """The commands as given, or some for each dataset and name."""
     if "each" not in one:
-        return tuple(Line(text, tuple(_DATA.findall(text))) for text in one.get("commands", ()))
+        return tuple(PaperCommand(text, tuple(_DATA.findall(text))) for text in one.get("commands", ()))
     each = one["each"] if isinstance(one["each"], list) else [one["each"]]
     return tuple(
         dict.fromkeys(
-            Line(
+            PaperCommand(
                 text.replace("{data:root}", f"{{data:{place}}}").replace("{data}", place).replace("{name}", name),
                 (place,),
             )
