@@ -97,6 +97,12 @@ def test_a_gallery_without_gradient_is_read_in_chunks() -> None:
 
 
 @interprets
+def test_dot_products_that_do_not_fit_into_memory_are_computed_in_each_pass() -> None:
+    found = worst(size=37, dim=16, only=[*FEW, "contrastive, pairs", "margin, all"], chunk=20)
+    assert max(found.values()) < ACCURACY, found
+
+
+@interprets
 @pytest.mark.parametrize("gallery", [0, 50])
 def test_one_product_of_tf32_keeps_the_weights_on_the_chip(gallery: int) -> None:
     found = worst(size=37, dim=16, gallery=gallery, only=FEW, precision="tf32")  # the interpreter does not round
@@ -118,7 +124,7 @@ def test_bfloat16_rounds_the_vectors() -> None:
 def test_every_kernel_compiles_for_hopper() -> None:
     found = in_process("fused_compile.py", interpret=False)
     assert {kernel.split(",")[0] for kernel in found} == {
-        "_split", "_sums", "_extremes", "_semi_hard", "_products", "_strip", "_times_columns",
+        "_split", "_all_dots", "_merge", "_sums", "_extremes", "_semi_hard", "_products", "_strip", "_times_columns",
     }  # fmt: skip
     assert max(found.values()) <= 227 * 1024, found  # shared memory that a program can have
 

@@ -59,6 +59,14 @@ def test_a_gallery_without_gradient_is_read_in_chunks(name: str) -> None:
     assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda", chunk=500))) < limit(name)
 
 
+@pytest.mark.parametrize("name", ["multi_similarity", "contrastive, distance", "nt_xent", "circle", "margin, all"])
+def test_dot_products_that_do_not_fit_into_memory(name: str) -> None:
+    batch = make_batch(1000, DIM, classes=200)
+    with kernels():
+        found = outcome(CASES[name](), batch, torch.float32, "cuda", chunk=500)
+    assert max(errors(found, outcome(CASES[name](), batch, torch.float64, "cuda"))) < limit(name)
+
+
 @pytest.mark.parametrize("name", ["multi_similarity", "triplet, hard"])
 def test_nan_in_a_chunk_of_a_gallery_makes_the_loss_nan(name: str) -> None:
     batch = make_batch(300, 16, gallery=700, classes=20)

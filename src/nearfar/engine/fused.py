@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine.measures import Measure
-from nearfar.engine.rows import FLOOR, masked
+from nearfar.engine.rows import masked
 from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
@@ -238,32 +238,27 @@ def evaluate(
         batch: The batch.
         differentiate: False: only the loss.
     """
-    compared = _Comparisons(batch)
-    height, zeros = batch.height, batch.embeddings.new_zeros
+    passes = 1 + differentiate + (program.valid_triplet is not None) + (program.shift == "negatives")
+    compared = _Comparisons(batch, keep=passes > 1)
     positives, negatives = program.positives, program.negatives
-    params = zeros(10, height)
-    bounded = program.valid_triplet is not None or program.bounds != (math.inf, -math.inf)
-    params[0], params[1] = program.bounds
+    nothing = batch.embeddings.new_zeros(batch.height)
+    bounds = shifts = anchor_values = None
     if program.valid_triplet is not None:
-        (minus_far, near), _ = compared.extremes(need_columns=False)
-        params[0], params[1] = near + program.valid_triplet, -minus_far - program.valid_triplet
-
-    anchor_values = None
+        bounds = compared.extremes() + program.valid_triplet
+    elif program.bounds != (math.inf, -math.inf):
+        upper, lower = program.bounds
+        bounds = torch.stack([nothing - lower, nothing + upper])
     if program.shift == "anchor_values":
         assert batch.anchor_values is not None
         anchor_values = batch.anchor_values.detach().requires_grad_(differentiate)
-        params[2], params[3] = -anchor_values.detach(), anchor_values.detach()
-    shifted = anchor_values is not None
+        shifts = torch.stack([-anchor_values.detach(), anchor_values.detach()])
     if program.shift == "negatives":
         # The sum over the positives depends on that over the negatives: two passes.
-        found = compared.sums(Terms(), negatives, params[:4], bounded=bounded, shifted=False)
-        of_negatives = _sums(found[:, 6:])
-        params[2] = of_negatives.log
-        found = compared.sums(positives, Terms(), params[:4], bounded=bounded, shifted=True)
-        of_positives = _sums(found[:, :6])
+        _, of_negatives = compared.sums(Terms(), negatives, bounds, None)
+        shifts = torch.stack([of_negatives.log, nothing])
+        of_positives, _ = compared.sums(positives, Terms(), bounds, shifts)
     else:
-        found = compared.sums(positives, negatives, params[:4], bounded=bounded, shifted=shifted)
-        of_positives, of_negatives = _sums(found[:, :6]), _sums(found[:, 6:])
+        of_positives, of_negatives = compared.sums(positives, negatives, bounds, shifts)
 
     with torch.set_grad_enabled(differentiate):
         leaves = [
@@ -284,16 +279,22 @@ def evaluate(
     if not differentiate:
         return loss, None, None
     wanted = leaves if anchor_values is None else [*leaves, anchor_values]
-    slopes = [
-        torch.zeros_like(leaf) if slope is None else slope
-        for leaf, slope in zip(wanted, torch.autograd.grad(loss, wanted, allow_unused=True), strict=True)
-    ]
-    params[4], params[5] = of_positives.log, of_negatives.log
-    params[6] = slopes[0] * positives.logit_scale + slopes[1]
-    params[7] = slopes[3] * negatives.logit_scale + slopes[4]
-    params[8], params[9] = slopes[2], slopes[5]
-    gradient = _gradient(program, batch, compared, params, bounded=bounded)
+    slopes = torch.autograd.grad(loss, wanted, allow_unused=True)
+    p_by_log, n_by_log = _by_logits(positives, *slopes[:2]), _by_logits(negatives, *slopes[3:5])
+    absent = nothing, nothing
+    numbers = [
+        *(absent if bounds is None else bounds), *(absent if shifts is None else shifts),
+        of_positives.log, of_negatives.log, p_by_log, n_by_log, slopes[2], slopes[5],
+    ]  # fmt: skip
+    params = torch.stack([nothing if each is None else each for each in numbers])
+    gradient = _gradient(program, batch, compared, params, bounded=bounds is not None)
     return loss.detach(), gradient, None if anchor_values is None else slopes[6]
+
+
+def _by_logits(terms: Terms, by_log: Tensor | None, by_expected: Tensor | None) -> Tensor | None:
+    """The derivative by the values, up to their share of the softmax, given those by its log-sum-exp and its mean."""
+    found = None if by_log is None else by_log * terms.logit_scale
+    return by_expected if found is None else found if by_expected is None else found + by_expected
 
 
 def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
@@ -305,7 +306,7 @@ def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
     Returns:
         The two columns, and whether there is such a column, [m, 2] each.
     """
-    similarity, columns = _Comparisons(batch).extremes()
+    similarity, columns = _Comparisons(batch).extreme_columns()
     return columns.T.contiguous(), similarity.T.isfinite()
 
 
@@ -316,9 +317,10 @@ class _Comparisons:
 
     Args:
         batch: The batch.
+        keep: Whether dot products are kept for later passes, if all of them fit into the memory of a strip of weights.
     """
 
-    def __init__(self, batch: TiledBatch) -> None:
+    def __init__(self, batch: TiledBatch, *, keep: bool = False) -> None:
         assert batch.labels is not None
         assert batch.column_labels is not None
         self.batch = batch
@@ -328,6 +330,8 @@ class _Comparisons:
         if batch.gallery is not None and not batch.columns_need_grad:
             chunk = max(1, batch.loss.memory_budget // (2 * batch.embeddings.element_size() * dim))
         self.chunks = [slice(start, min(start + chunk, width)) for start in range(0, width, chunk)]
+        fits = 4 * batch.height * width <= batch.loss.memory_budget // 2
+        self.keep = keep and fits and len(self.chunks) == 1 and Setting.precision == "float32"
         self._whole: Comparison | None = None
 
     def __iter__(self) -> Iterator[Comparison]:
@@ -347,20 +351,23 @@ class _Comparisons:
             columns = _vectors(batch, batch.column_chunk(chunk), batch.column_labels[chunk])
         assert Setting.precision is not None
         power = batch.loss.comparison.power
-        return Comparison(self.anchors, columns, own, batch.gallery is None, power, Setting.precision)
+        compared = Comparison(self.anchors, columns, own, batch.gallery is None, power, Setting.precision)
+        return compared.with_dots() if self.keep else compared
 
-    def extremes(self, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
-        """Compute what ``triton_kernels.extremes`` does over all columns.
-
-        Args:
-            need_columns: False: the columns may be anything.
-        """
+    def extremes(self) -> Tensor:
+        """Return minus the smallest similarity of a positive and the largest of a negative, [2, m]; −∞ if none."""
         from nearfar.engine import triton_kernels as kernels
 
-        return self._best([kernels.extremes(each, need_columns=need_columns) for each in self])
+        return _joined([kernels.extremes(each, need_columns=False)[0] for each in self]).amax(dim=0)
+
+    def extreme_columns(self) -> tuple[Tensor, Tensor]:
+        """Return the same numbers and their columns, [2, m] each."""
+        from nearfar.engine import triton_kernels as kernels
+
+        return self._best([kernels.extremes(each) for each in self])
 
     def semi_hard(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute what ``triton_kernels.semi_hard`` does over all columns.
+        """Return what ``triton_kernels.semi_hard`` finds over all columns, [k + 1, m] each.
 
         Args:
             bounds: Bounds of the similarity, [k, m].
@@ -370,29 +377,33 @@ class _Comparisons:
         return self._best([kernels.semi_hard(each, bounds) for each in self])
 
     def _best(self, found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Merge the best scores of the chunks, and their columns."""
-        from nearfar.engine.triton_kernels import best_of
+        """The best scores of all groups of all chunks, [k, m], and their columns."""
+        best, group = _joined([scores for scores, _ in found]).max(dim=0)
+        pairs = zip(self.chunks, found, strict=True)
+        columns = _joined([where + chunk.start if chunk.start else where for chunk, (_, where) in pairs])
+        return best, columns.gather(0, group.unsqueeze(0)).squeeze(0).long()
 
-        if len(found) == 1:
-            return found[0]
-        columns = [where + chunk.start for chunk, (_, where) in zip(self.chunks, found, strict=True)]
-        return best_of(torch.stack([scores for scores, _ in found]), torch.stack(columns))
-
-    def sums(self, positives: Terms, negatives: Terms, params: Tensor, *, bounded: bool, shifted: bool) -> Tensor:
-        """Compute what ``triton_kernels.sums`` does over all columns.
+    def sums(
+        self, positives: Terms, negatives: Terms, bounds: Tensor | None, shifts: Tensor | None
+    ) -> tuple[Sums, Sums]:
+        """Return the sums over positives and negatives of all columns.
 
         Args:
             positives: The terms of the positives.
             negatives: The terms of the negatives.
-            params: Bounds and shifts of each anchor, [4, m].
-            bounded: Whether the bounds are used.
-            shifted: Whether the shifts are used.
+            bounds: Bounds of each anchor, see ``triton_kernels.sums``.
+            shifts: Shifts of each anchor.
         """
         from nearfar.engine import triton_kernels as kernels
 
-        terms = positives, negatives, params
-        found = [kernels.sums(each, *terms, bounded=bounded, shifted=shifted) for each in self]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        found = _joined([kernels.sums(each, positives, negatives, bounds, shifts) for each in self])
+        of_positives, of_negatives = kernels.merge(found)
+        return Sums(*of_positives), Sums(*of_negatives)
+
+
+def _joined(groups: list[Tensor]) -> Tensor:
+    """The groups of all chunks; no copy of a single one."""
+    return groups[0] if len(groups) == 1 else torch.cat(groups)
 
 
 def _vectors(batch: TiledBatch, prepared: PreparedVectors, labels: Tensor) -> KernelVectors:
@@ -449,18 +460,6 @@ def semi_hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None
     nothing = torch.zeros_like(present)
     masks = torch.cat([filled, nothing], dim=1), torch.cat([torch.zeros_like(filled), present], dim=1)
     return torch.cat([positives, negatives], dim=1), *masks
-
-
-def _sums(found: Tensor) -> Sums:
-    """Merge the sums of groups of columns, [groups, 6, m]."""
-    tops = found[:, 0]
-    top = tops.amax(dim=0)
-    factors = (tops - top).exp()
-    mass, moment = (found[:, 1] * factors).sum(dim=0), (found[:, 2] * factors).sum(dim=0)
-    filled = mass > 0
-    mass = masked(mass, filled, 1.0)
-    total, active, count = found[:, 3:].sum(dim=0)
-    return Sums(masked(top + mass.log(), filled, FLOOR), masked(moment / mass, filled), total, active, count)
 
 
 def _gradient(

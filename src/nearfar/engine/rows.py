@@ -72,7 +72,14 @@ def ordinals(labels: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a number as a tensor that is shared by all callers.
+
+    Args:
+        value: The number.
+        dtype: Its dtype.
+        device: Its device.
+    """
     return torch.full((), value, dtype=dtype, device=device)
 
 
@@ -86,7 +93,7 @@ def masked(values: Tensor, mask: Tensor, otherwise: float = 0.0) -> Tensor:
         mask: Boolean tensor that broadcasts with the values.
         otherwise: The constant outside the mask.
     """
-    return torch.where(mask, values, _constant(otherwise, values.dtype, values.device))
+    return torch.where(mask, values, constant(otherwise, values.dtype, values.device))
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

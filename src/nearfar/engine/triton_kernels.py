@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engine.fused import KernelError
+from nearfar.engine.rows import constant
 from nearfar.utils.kernels import interpreted, jit, processors
 
 try:
@@ -62,9 +63,11 @@ SUM_BLOCKS = [
     Blocks(64, 64, 32, 0, 4, 2),
     Blocks(32, 32, 32, 0, 4, 1),
 ]
+KEPT_BLOCKS = [Blocks(16, 64, 0, 0, 4, 1)]  # where the dot products are read instead of computed
 PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)]
 STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2), Blocks(32, 32, 0, 32, 4, 1)]
 SPLIT_BLOCK = 1024
+MERGE_BLOCK = 128
 SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
 
 
@@ -109,9 +112,39 @@ def _dots(
 
 
 @jit
-def _left_and_right(block, BM: tl.constexpr, BN: tl.constexpr):
-    """The halves of a block: what follows on them, one after the other, needs fewer registers."""
-    return tl.split(tl.permute(tl.reshape(block, [BM, 2, BN // 2]), [0, 2, 1]))
+def _all_dots(
+    x, y, x_rest, y_rest, x_unit, y_unit, out, height, width, dim: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The dot products of all rows and columns, [height, width]."""
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+    inside = (rows < height)[:, None] & (cols < width)[None, :]
+    tl.store(out + rows.to(tl.int64)[:, None] * width + cols[None, :], dots, mask=inside)
+
+
+@jit
+def _left_and_right(
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
+    """The dot products of a block of rows with the left and with the right half of a block of columns.
+
+    What follows on the halves, one after the other, needs fewer registers than the whole. If PRODUCT is "kept", they
+    are read from the matrix of all dot products.
+    """
+    if PRODUCT == "kept":
+        here = kept + rows.to(tl.int64)[:, None] * width
+        some = start + tl.arange(0, BN // 2)
+        others = some + BN // 2
+        left = tl.load(here + some[None, :], mask=(rows < height)[:, None] & (some < width)[None, :], other=0.0)
+        right = tl.load(here + others[None, :], mask=(rows < height)[:, None] & (others < width)[None, :], other=0.0)
+    else:
+        cols = start + tl.arange(0, BN)
+        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
+        left, right = tl.split(tl.permute(tl.reshape(dots, [BM, 2, BN // 2]), [0, 2, 1]))
+    return left, right
 
 
 @jit
@@ -218,7 +251,7 @@ def _any(mask):
 
 @jit
 def _sums(
-    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, x_params, out,
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, x_bounds, x_shifts, out,
     height, width, dim: tl.constexpr, per_group,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, SHIFTED: tl.constexpr,
@@ -230,20 +263,20 @@ def _sums(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     within = rows < height
     zero = tl.zeros([BM], dtype=tl.float32)
-    upper, lower, p_shift, n_shift = zero, zero, zero, zero
+    n_bound, p_bound, p_shift, n_shift = zero, zero, zero, zero
     if BOUNDED:
-        upper = tl.load(x_params + rows, mask=within, other=0.0)
-        lower = tl.load(x_params + height + rows, mask=within, other=0.0)
+        n_bound = tl.load(x_bounds + rows, mask=within, other=0.0)
+        p_bound = tl.load(x_bounds + height + rows, mask=within, other=0.0)
     if SHIFTED:
-        p_shift = tl.load(x_params + 2 * height + rows, mask=within, other=0.0)
-        n_shift = tl.load(x_params + 3 * height + rows, mask=within, other=0.0)
+        p_shift = tl.load(x_shifts + rows, mask=within, other=0.0)
+        n_shift = tl.load(x_shifts + height + rows, mask=within, other=0.0)
     p0, p1, p2, p3, p4, p5 = zero - 1e30, zero, zero, zero, zero, zero
     n0, n1, n2, n3, n4, n5 = zero - 1e30, zero, zero, zero, zero, zero
     first = tl.program_id(1) * per_group
     for start in range(first, tl.minimum(first + per_group, width), BN):
-        cols = start + tl.arange(0, BN)
-        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-        left, right = _left_and_right(dots, BM, BN)
+        left, right = _left_and_right(
+            x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim, BM, BN, BK, PRODUCT
+        )
         for side in tl.static_range(2):
             some = start + side * (BN // 2) + tl.arange(0, BN // 2)
             value, similarity, pos, neg = _compared(
@@ -251,8 +284,8 @@ def _sums(
                 POWER, OWN,
             )  # fmt: skip
             if BOUNDED:
-                pos = pos & (similarity < upper[:, None])
-                neg = neg & (similarity > lower[:, None])
+                pos = pos & (similarity < p_bound[:, None])
+                neg = neg & (-similarity < n_bound[:, None])
             if _any(pos):
                 p0, p1, p2, p3, p4, p5 = _accumulate(
                     value, pos, p_shift, p0, p1, p2, p3, p4, p5, pa, pb, pc, pe, pf,
@@ -278,8 +311,36 @@ def _sums(
 
 
 @jit
+def _merge(parts, out, groups, height, BLOCK: tl.constexpr):
+    """The log-sum-exp, the expected value and the three sums of positives or of negatives over all groups, see sums."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    within = rows < height
+    first = parts + tl.program_id(1) * 6 * height + rows
+    top = tl.full([BLOCK], -1e30, dtype=tl.float32)
+    for group in range(groups):
+        top = tl.maximum(top, tl.load(first + group * 12 * height, mask=within, other=-1e30))
+    zero = tl.zeros([BLOCK], dtype=tl.float32)
+    mass, moment, total, active, count = zero, zero, zero, zero, zero
+    for group in range(groups):
+        here = first + group * 12 * height
+        factor = tl.exp(tl.load(here, mask=within, other=-1e30) - top)
+        mass += factor * tl.load(here + height, mask=within, other=0.0)
+        moment += factor * tl.load(here + 2 * height, mask=within, other=0.0)
+        total += tl.load(here + 3 * height, mask=within, other=0.0)
+        active += tl.load(here + 4 * height, mask=within, other=0.0)
+        count += tl.load(here + 5 * height, mask=within, other=0.0)
+    some = tl.where(mass > 0.0, mass, 1.0)
+    out += tl.program_id(1) * 5 * height + rows
+    tl.store(out, tl.where(mass > 0.0, top + tl.log(some), -1e30), mask=within)
+    tl.store(out + height, moment / some, mask=within)
+    tl.store(out + 2 * height, total, mask=within)
+    tl.store(out + 3 * height, active, mask=within)
+    tl.store(out + 4 * height, count, mask=within)
+
+
+@jit
 def _extremes(
-    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, out, where,
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, out, where,
     height, width, dim: tl.constexpr, per_group,
     POWER: tl.constexpr, OWN: tl.constexpr, WHERE: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -292,9 +353,9 @@ def _extremes(
     far_at, near_at = tl.zeros([BM], dtype=tl.int32), tl.zeros([BM], dtype=tl.int32)
     first = tl.program_id(1) * per_group
     for start in range(first, tl.minimum(first + per_group, width), BN):
-        cols = start + tl.arange(0, BN)
-        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-        left, right = _left_and_right(dots, BM, BN)
+        left, right = _left_and_right(
+            x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim, BM, BN, BK, PRODUCT
+        )
         for side in tl.static_range(2):
             begin = start + side * (BN // 2)
             some = begin + tl.arange(0, BN // 2)
@@ -322,7 +383,7 @@ def _extremes(
 
 @jit
 def _semi_hard(
-    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, bounds, out, where,
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, bounds, out, where,
     height, width, dim: tl.constexpr, per_group,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDS: tl.constexpr, SLOTS: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -337,9 +398,9 @@ def _semi_hard(
     at = tl.zeros([BM, SLOTS], dtype=tl.int32)
     first = tl.program_id(1) * per_group
     for start in range(first, tl.minimum(first + per_group, width), BN):
-        cols = start + tl.arange(0, BN)
-        dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-        left, right = _left_and_right(dots, BM, BN)
+        left, right = _left_and_right(
+            x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim, BM, BN, BK, PRODUCT
+        )
         for side in tl.static_range(2):
             begin = start + side * (BN // 2)
             some = begin + tl.arange(0, BN // 2)
@@ -395,15 +456,15 @@ def _anchor_params(x_params, members, count):
 
 @jit
 def _weights(
-    value, similarity, pos, neg, upper, lower, p_shift, n_shift, p_log, n_log, p_by_log, n_by_log,
+    value, similarity, pos, neg, n_bound, p_bound, p_shift, n_shift, p_log, n_log, p_by_log, n_by_log,
     p_by_total, n_by_total,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the values of a block, given the numbers of their anchors."""
     if BOUNDED:
-        pos = pos & (similarity < upper)
-        neg = neg & (similarity > lower)
+        pos = pos & (similarity < p_bound)
+        neg = neg & (-similarity < n_bound)
     push = _side_weights(value, n_shift, n_log, n_by_log, n_by_total, na, nb, nc, ne, nf, N_LOGIT, N_TOTAL)
     weights = tl.where(neg, push, 0.0)
     if _any(pos):
@@ -447,7 +508,7 @@ def _by_dots(
 
 @jit
 def _products(
-    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params,
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params,
     out, out_sums, height, width, dim: tl.constexpr, per_group, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
@@ -485,8 +546,8 @@ def _products(
 
 @jit
 def _strip(
-    x, y, x_rest, y_rest, x_unit, y_unit, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, out, peaks,
-    top, bottom, height, width, dim: tl.constexpr, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params,
+    out, peaks, top, bottom, height, width, dim: tl.constexpr, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
     POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -497,9 +558,10 @@ def _strip(
     """
     here = tl.program_id(1) * BM + tl.arange(0, BM)
     start = tl.program_id(0) * BN
-    rows, cols = top + here, start + tl.arange(0, BN)
-    dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-    left, right = _left_and_right(dots, BM, BN)
+    rows = top + here
+    left, right = _left_and_right(
+        x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim, BM, BN, BK, PRODUCT
+    )
     peak = tl.zeros([BM], dtype=tl.float32)
     for side in tl.static_range(2):
         some = start + side * (BN // 2) + tl.arange(0, BN // 2)
@@ -577,14 +639,16 @@ def halves(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor
     """
     if largest is None:
         _, exponent = torch.frexp(torch.linalg.vector_norm(points, ord=float("inf")))
+        # The bounds keep the factor and its inverse finite.
+        factor = torch.ldexp(points.new_ones(()), 10 - exponent.clamp(-100, 100))
+        unit = factor.reciprocal()
     else:
-        exponent = torch.full((), math.frexp(largest)[1], device=points.device)
-    # The bounds keep the factor and its inverse finite.
-    factor = torch.ldexp(points.new_ones(()), 10 - exponent.clamp(-100, 100))
+        unit = constant(2.0 ** (math.frexp(largest)[1] - 10), points.dtype, points.device)
+        factor = constant(2.0 ** (10 - math.frexp(largest)[1]), points.dtype, points.device)
     parts = torch.empty(2, *points.shape, dtype=torch.float16, device=points.device)
     grid = (-(-points.numel() // SPLIT_BLOCK),)
     _split[grid](points, factor, parts[0], parts[1], points.numel(), BLOCK=SPLIT_BLOCK)
-    return parts[0], parts[1], factor.reciprocal()
+    return parts[0], parts[1], unit
 
 
 @dataclass(frozen=True)
@@ -598,6 +662,7 @@ class Comparison:
         same: Whether anchors and columns are the same.
         power: 0 for dot products, 1 for Euclidean distances, 2 for squared distances.
         precision: "float32", "tf32" or "bfloat16".
+        dots: All dot products, [m, n], which ``products`` overwrites; None: each kernel computes them.
     """
 
     rows: KernelVectors
@@ -606,10 +671,11 @@ class Comparison:
     same: bool
     power: int
     precision: str
+    dots: Tensor | None = None
 
     def transposed(self) -> Comparison:
         """Return the comparison with columns as rows."""
-        return replace(self, rows=self.columns, columns=self.rows)
+        return replace(self, rows=self.columns, columns=self.rows, dots=None)
 
     def arguments(self, *, transposed: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return pointers and constants for a kernel.
@@ -617,14 +683,30 @@ class Comparison:
         Args:
             transposed: Whether ``own`` belongs to the columns.
         """
-        pointers = (*_interleaved(self.rows, self.columns), self.rows.labels if self.own is None else self.own)
+        rows, columns = self.rows, self.columns
+        pointers = (
+            rows.points, columns.points, rows.rest, columns.rest, rows.unit, columns.unit,
+            rows.points if self.dots is None else self.dots, rows.squares, columns.squares, rows.labels, columns.labels,
+            rows.labels if self.own is None else self.own,
+        )  # fmt: skip
         own = "diagonal" if self.same else "none" if self.own is None else "columns" if transposed else "rows"
-        return pointers, {"POWER": self.power, "OWN": own, "PRODUCT": PRODUCTS[self.precision]}
+        product = PRODUCTS[self.precision] if self.dots is None else "kept"
+        return pointers, {"POWER": self.power, "OWN": own, "PRODUCT": product}
 
+    def with_dots(self) -> Comparison:
+        """Return the comparison with all dot products computed."""
+        (height, dim), width = self.rows.points.shape, len(self.columns.points)
+        pointers, constants = self.arguments()
+        dots = torch.empty(height, width, device=self.rows.points.device)
 
-def _interleaved(rows: KernelVectors, columns: KernelVectors) -> tuple[Tensor, ...]:
-    halves_of_both = rows.points, columns.points, rows.rest, columns.rest, rows.unit, columns.unit
-    return *halves_of_both, rows.squares, columns.squares, rows.labels, columns.labels
+        def start(blocks: Blocks) -> None:
+            _all_dots[(-(-width // blocks.columns), -(-height // blocks.rows))](
+                *pointers[:6], dots, height, width, dim, PRODUCT=constants["PRODUCT"], BM=blocks.rows,
+                BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+            )  # fmt: skip
+
+        _launch(_all_dots, SUM_BLOCKS, (constants["PRODUCT"],), start)
+        return replace(self, dots=dots)
 
 
 def _groups(programs: int, width: int, block: int, device: torch.device, most: int) -> tuple[int, int]:
@@ -656,6 +738,10 @@ def _launch(kernel: Any, choices: list[Blocks], key: tuple[Any, ...], start: Cal
     raise KernelError("the GPU has no room for the Triton kernels; nearfar.engine.use_triton(False) turns them off")
 
 
+def _sum_blocks(constants: dict[str, Any]) -> list[Blocks]:
+    return KEPT_BLOCKS if constants["PRODUCT"] == "kept" else SUM_BLOCKS
+
+
 def _of_terms(positives: Terms, negatives: Terms) -> tuple[tuple[float, ...], dict[str, str]]:
     """Numbers and constants of the kernels that describe the terms."""
     kinds = {
@@ -665,7 +751,7 @@ def _of_terms(positives: Terms, negatives: Terms) -> tuple[tuple[float, ...], di
 
 
 def sums(
-    comparison: Comparison, positives: Terms, negatives: Terms, params: Tensor, *, bounded: bool, shifted: bool
+    comparison: Comparison, positives: Terms, negatives: Terms, bounds: Tensor | None, shifts: Tensor | None
 ) -> Tensor:
     """Compute six sums over the positives and six over the negatives of each row, [groups, 12, m].
 
@@ -673,27 +759,47 @@ def sums(
         comparison: What is compared.
         positives: The terms of the positives.
         negatives: The terms of the negatives.
-        params: Upper and lower bounds of the selected similarities, and shifts of both terms, [4, m].
-        bounded: Whether the bounds are used.
-        shifted: Whether the shifts are used.
+        bounds: Upper bounds of minus the similarity of negatives and of the similarity of positives, [2, m].
+        shifts: Shifts of the sums of positives and of negatives, [2, m].
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
     numbers, kinds = _of_terms(positives, negatives)
+    device = comparison.rows.points.device
+    # Any tensor will do where there are none.
+    of_rows = [pointers[0] if each is None else each for each in (bounds, shifts)]
+    constants |= kinds
+    constants |= {"BOUNDED": bounds is not None, "SHIFTED": shifts is not None}
 
     def start(blocks: Blocks) -> Tensor:
         programs = -(-height // blocks.rows)
         most = max(1, PARTIAL_BYTES // (48 * height))
-        groups, per_group = _groups(programs, width, blocks.columns, params.device, most)
-        out = params.new_empty(groups, 12, height)
+        groups, per_group = _groups(programs, width, blocks.columns, device, most)
+        out = torch.empty(groups, 12, height, device=device)
         _sums[(programs, groups)](
-            *pointers, params, out, height, width, dim, per_group, *numbers, BOUNDED=bounded, SHIFTED=shifted,
-            P_EXPECTED=positives.expected, N_EXPECTED=negatives.expected, **kinds, **constants, BM=blocks.rows,
-            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+            *pointers, *of_rows, out, height, width, dim, per_group, *numbers, P_EXPECTED=positives.expected,
+            N_EXPECTED=negatives.expected, **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner,
+            num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return out
 
-    return _launch(_sums, SUM_BLOCKS, (*constants.values(), *kinds.values()), start)
+    return _launch(_sums, _sum_blocks(constants), tuple(constants.values()), start)
+
+
+def merge(parts: Tensor) -> Tensor:
+    """Merge the sums of groups of columns, [groups, 12, m].
+
+    Args:
+        parts: What ``sums`` computed.
+
+    Returns:
+        The log-sum-exp, the expected value, the sum, and the numbers of active and of all pairs, for the positives and
+        for the negatives, [2, 5, m].
+    """
+    groups, _, height = parts.shape
+    out = parts.new_empty(2, 5, height)
+    _merge[(-(-height // MERGE_BLOCK), 2)](parts, out, groups, height, BLOCK=MERGE_BLOCK)
+    return out
 
 
 def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
@@ -706,8 +812,8 @@ def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tens
         need_columns: False: the columns may be anything.
 
     Returns:
-        The similarities, negated for the positive, and the columns, [2, m] each. The similarity is −∞ without a
-        positive, or without a negative.
+        The similarities, negated for the positive, and the columns, [groups, 2, m] each. The similarity is −∞ in a
+        group of columns without a positive, or without a negative.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -723,9 +829,9 @@ def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tens
             *pointers, out, where, height, width, dim, per_group, WHERE=need_columns, **constants, BM=blocks.rows,
             BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
-        return best_of(out, where)
+        return out, where
 
-    return _launch(_extremes, SUM_BLOCKS, (*constants.values(), need_columns), start)
+    return _launch(_extremes, _sum_blocks(constants), (*constants.values(), need_columns), start)
 
 
 def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
@@ -736,8 +842,8 @@ def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
         bounds: Bounds of the similarity, [k, m].
 
     Returns:
-        The similarities, negated for the least similar negative, and the columns, [k + 1, m] each. The similarity is
-        −∞ where there is no such negative.
+        The similarities, negated for the least similar negative, and the columns, [groups, k + 1, m] each. The
+        similarity is −∞ in a group of columns without such a negative.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -754,20 +860,9 @@ def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
             *pointers, bounds, out, where, height, width, dim, per_group, **constants, BM=blocks.rows,
             BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
-        return best_of(out[:, : count + 1], where[:, : count + 1])
+        return out[:, : count + 1], where[:, : count + 1]
 
-    return _launch(_semi_hard, SUM_BLOCKS, tuple(constants.values()), start)
-
-
-def best_of(scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the largest scores of groups of columns, and where they are: [groups, k, m] to [k, m], each.
-
-    Args:
-        scores: The scores.
-        columns: The column of each.
-    """
-    best, group = scores.max(dim=0)
-    return best, columns.gather(0, group.unsqueeze(0)).squeeze(0).long()
+    return _launch(_semi_hard, _sum_blocks(constants), tuple(constants.values()), start)
 
 
 def products(
@@ -788,8 +883,8 @@ def products(
         comparison: What is compared.
         positives: The terms of the positives.
         negatives: The terms of the negatives.
-        params: Ten numbers of each anchor, [10, m]: bounds, shifts, log-sum-exps, and derivatives by these and by
-            the totals.
+        params: Ten numbers of each anchor, [10, m]: bounds and shifts as for ``sums``, log-sum-exps, and derivatives by
+            these and by the totals.
         bounded: Whether the bounds are used.
         of_columns: True: the gradient by the columns.
         both: True: the sum of the gradients by rows and by columns, which are the same.
@@ -814,7 +909,7 @@ def products(
         # computes all similarities again for each part of them. Three products cost more than a strip in memory.
         rows = max(1, budget // (4 * width))
         start = partial(_by_strips, pointers, params, numbers, constants, rows=rows, need_sums=need_sums)
-        return _launch(_strip, SUM_BLOCKS, key, start)
+        return _launch(_strip, _sum_blocks(constants), key, start)
     start = partial(_fused, pointers, params, numbers, constants, need_sums=need_sums)
     return _launch(_products, PRODUCT_BLOCKS, key, start)
 
@@ -834,7 +929,7 @@ def _fused(
     most = max(1, PARTIAL_BYTES // (4 * height * dim))
     groups, per_group = _groups(programs[0] * programs[1], width, blocks.columns, params.device, most)
     out = params.new_empty(groups, height, dim)
-    out_sums = params.new_zeros(groups, height if need_sums else 0)
+    out_sums = params.new_empty(groups, height if need_sums else 0)
     _products[(*programs, groups)](
         *pointers, params, params, out, out_sums, height, width, dim, per_group, *numbers, SUMS=need_sums, **constants,
         BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, BD=outer, num_warps=blocks.warps, num_stages=blocks.stages,
@@ -853,11 +948,12 @@ def _by_strips(
     need_sums: bool,
 ) -> tuple[Tensor, Tensor]:
     (height, dim), width = pointers[0].shape, len(pointers[1])
-    _, columns, _, rest, _, unit, *_ = pointers
+    _, columns, _, rest, _, unit, kept, *_ = pointers
     rows = max(1, rows // blocks.rows) * blocks.rows
-    strip = params.new_empty(min(rows, height), width)
+    # Each program reads and writes its own block, so the weights can take the place of the dot products.
+    strip = kept if constants["PRODUCT"] == "kept" else params.new_empty(min(rows, height), width)
     peaks = torch.zeros(height, dtype=torch.int32, device=params.device)
-    out, out_sums = params.new_empty(height, dim), params.new_zeros(height if need_sums else 0)
+    out, out_sums = params.new_empty(height, dim), params.new_empty(height if need_sums else 0)
     for top in range(0, height, rows):
         some = slice(top, min(top + rows, height))
         weights = strip[: some.stop - top]
