@@ -31,7 +31,7 @@ from nearfar.engine import triton_kernels
 SIZES = (180, 1024, 4096, 16384, 65536)
 LOSSES = (
     "multi_similarity", "raw", "contrastive", "binomial_deviance", "sup_con", "nt_xent", "lifted_structure_generalized",
-    "ranked_list", "circle", "triplet, hard", "margin, hard",
+    "ranked_list", "circle", "triplet, all", "triplet, hard", "triplet, semi-hard", "margin, hard",
 )  # fmt: skip
 COLUMNS = [
     "loss", "batch", "gallery", "precision", "ms", "pytorch ms", "peer ms", "MiB", "pytorch MiB", "peer MiB", "error",

@@ -32,6 +32,7 @@ FEW = [
     "ranked_list",
     "circle",
     "triplet, hard",
+    "triplet, all",
 ]
 
 
@@ -124,7 +125,8 @@ def test_bfloat16_rounds_the_vectors() -> None:
 def test_every_kernel_compiles_for_hopper() -> None:
     found = in_process("fused_compile.py", interpret=False)
     assert {kernel.split(",")[0] for kernel in found} == {
-        "_split", "_all_dots", "_merge", "_sums", "_extremes", "_semi_hard", "_products", "_strip", "_times_columns",
+        "_split", "_all_dots", "_merge", "_sums", "_extremes", "_semi_hard", "_triplets", "_products", "_strip",
+        "_times_columns",
     }  # fmt: skip
     assert max(found.values()) <= 227 * 1024, found  # shared memory that a program can have
 
@@ -167,17 +169,27 @@ def test_kernels_that_fail_are_turned_off_with_a_warning(name: str, monkeypatch:
     assert max(errors(found, outcome(CASES[name](), batch, torch.float64))) < ACCURACY
 
 
-def test_semi_hard_mining_uses_the_kernels_where_steps_are_not_recorded() -> None:
-    triplet, raw = nf.losses.Triplet(), nf.losses.Raw()
-    assert tiles._fused_program(raw, 1 << 24) is not None
+@pytest.mark.parametrize(
+    ("mining", "program"), [("semi_hard", fused.SemiHardPairs()), ("all", fused.AllTriplets(0.1, False, False))]
+)
+def test_kernels_that_wait_for_the_gpu_are_used_where_steps_are_not_recorded(mining: str, program: Any) -> None:
+    triplet = nf.losses.Triplet(mining=mining)
+    assert tiles._fused_program(nf.losses.Raw(), 1 << 24) is not None
     assert tiles._fused_program(triplet, 1 << 26) is None
-    assert tiles._fused_program(triplet, (1 << 26) + 1) == fused.SemiHardPairs()
+    assert tiles._fused_program(triplet, (1 << 26) + 1) == program
+    triplet.cuda_graph = False
+    assert tiles._fused_program(triplet, 1 << 24) == program
 
 
 @interprets
 def test_semi_hard_mining_of_many_positives_uses_pytorch() -> None:
     found = worst(size=130, dim=16, only=["triplet, semi_hard"], most_positives=5)
     assert found["triplet, semi_hard"] < ACCURACY
+
+
+@interprets
+def test_all_triplets_of_many_positives_use_pytorch() -> None:
+    assert worst(size=130, dim=16, only=["triplet, all"], most_positives=5) == {"triplet, all": float("inf")}
 
 
 def test_a_learned_temperature_has_no_program() -> None:

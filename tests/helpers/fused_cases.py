@@ -57,12 +57,18 @@ CASES: dict[str, Callable[[], Loss]] = {
     "raw, semi_hard": lambda: Raw(mining="semi_hard"),
     "triplet, semi_hard": Triplet,
     "triplet, semi_hard, active": lambda: Triplet(mining=SemiHard(fallback="none"), average="active", form="distance"),
+    "triplet, all": lambda: Triplet(mining="all"),
+    "triplet, all, active": lambda: Triplet(mining="all", average="active", form="distance"),
+    "triplet, all, soft": lambda: Triplet(mining="all", soft_margin=True),
+    "triplet, all, soft, raw vectors": lambda: Triplet(
+        mining="all", form="squared_distance", soft_margin=True, normalize=False
+    ),
     "triplet, hard": lambda: Triplet(mining="hard"),
     "triplet, hard, distance": lambda: Triplet(mining="hard", form="distance", normalize=False),
     "triplet, hard, soft": lambda: Triplet(mining="hard", form="squared_distance", soft_margin=True),
 }
 OTHERS: dict[str, Callable[[], Loss]] = {  # have none
-    "triplet, all": lambda: Triplet(mining="all"),
+    "triplet, valid_triplet": lambda: Triplet(mining="valid_triplet"),
     "triplet, hard, snr": lambda: Triplet(mining="hard", form="snr"),
     "contrastive, snr": lambda: Contrastive(form="snr"),
     "nt_xent, learned": lambda: NTXent(learn_temperature=True),
@@ -93,8 +99,8 @@ def make_batch(
 
     embeddings, labels = members(size)
     labels[0] = classes - 1
-    first, second = (labels == labels.mode().values).nonzero()[:2, 0]
     if equal:
+        first, second = (labels.unsqueeze(1) == labels).triu(1).nonzero()[0]
         embeddings[second] = embeddings[first]
     if not gallery:
         return Batch(embeddings, labels, None, None, None)
@@ -137,7 +143,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> list[float]:
 def kernels(precision: str = "float32") -> Iterator[list[str]]:
     """Use the kernels; yields what they were called for."""
     called: list[str] = []
-    originals = fused.evaluate, fused.hard_columns, fused.semi_hard_columns
+    originals = fused.evaluate, fused.hard_columns, fused.semi_hard_columns, fused.all_triplets
 
     def spy(original: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(*arguments: Any, **named: Any) -> Any:
@@ -147,11 +153,11 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
         return replacement
 
     nf.engine.use_triton(precision=precision)
-    fused.evaluate, fused.hard_columns, fused.semi_hard_columns = map(spy, originals)
+    fused.evaluate, fused.hard_columns, fused.semi_hard_columns, fused.all_triplets = map(spy, originals)
     try:
         yield called
     finally:
-        fused.evaluate, fused.hard_columns, fused.semi_hard_columns = originals
+        fused.evaluate, fused.hard_columns, fused.semi_hard_columns, fused.all_triplets = originals
         nf.engine.use_triton(None)
 
 

@@ -20,7 +20,8 @@ from nearfar.engine.tiles import TiledBatch
 
 # Each measure, and most kinds of terms.
 CHOSEN = [("multi_similarity", "float32"), ("circle", "tf32"), ("contrastive, distance, raw vectors", "bfloat16"),
-          ("margin, all", "float32"), ("nt_xent", "bfloat16"), ("triplet, semi_hard", "float32")]  # fmt: skip
+          ("margin, all", "float32"), ("nt_xent", "bfloat16"), ("triplet, semi_hard", "float32"),
+          ("triplet, all", "float32"), ("triplet, all, soft", "tf32")]  # fmt: skip
 
 
 class Driver:

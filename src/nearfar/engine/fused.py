@@ -28,7 +28,7 @@ from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
     from nearfar.engine.measures import PreparedVectors
-    from nearfar.engine.tiles import TiledBatch
+    from nearfar.engine.tiles import Tile, TiledBatch
     from nearfar.engine.triton_kernels import Comparison, KernelVectors
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -127,6 +127,25 @@ class SemiHardPairs:
     """
 
 
+@dataclass(frozen=True)
+class AllTriplets:
+    """Says that a loss is the mean of [x]+ over all triplets, with x = s_n − s_p + margin.
+
+    A kernel sums over the negatives of each positive, and another one computes the weights of the negatives. The host
+    waits for the largest number of positives; with more than ``MOST_POSITIVES``, PyTorch computes everything.
+
+    Args:
+        margin: The margin.
+        soft: True: log(1 + e^x) instead of [x]+.
+        active: True: the mean over the triplets with a loss above zero.
+    """
+
+    margin: float
+    soft: bool
+    active: bool
+
+
+FusedProgram = Program | HardPairs | SemiHardPairs | AllTriplets
 MOST_POSITIVES = 15  # a kernel compares all negatives with each of them
 AUTOMATIC = 1 << 24  # pairs: from here on the kernels were faster than PyTorch for every loss, or as fast
 
@@ -223,6 +242,18 @@ class FusedGradient:
     by_anchors: Tensor
     by_columns: Tensor | None
 
+    def scale(self, factor: Tensor) -> None:
+        """Multiply both by a number."""
+        self.by_anchors.mul_(factor)
+        if self.by_columns is not None:
+            self.by_columns.mul_(factor)
+
+    def add(self, by_anchors: Tensor, by_columns: Tensor | None) -> None:
+        """Add other gradients."""
+        self.by_anchors.add_(by_anchors)
+        if self.by_columns is not None and by_columns is not None:
+            self.by_columns.add_(by_columns)
+
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared gallery."""
         return self.by_anchors, self.by_columns
@@ -287,7 +318,7 @@ def evaluate(
         of_positives.log, of_negatives.log, p_by_log, n_by_log, slopes[2], slopes[5],
     ]  # fmt: skip
     params = torch.stack([nothing if each is None else each for each in numbers])
-    gradient = _gradient(program, batch, compared, params, bounded=bounds is not None)
+    gradient = _gradient(positives, negatives, batch, compared, params, bounded=bounds is not None)
     return loss.detach(), gradient, None if anchor_values is None else slopes[6]
 
 
@@ -400,6 +431,18 @@ class _Comparisons:
         of_positives, of_negatives = kernels.merge(found)
         return Sums(*of_positives), Sums(*of_negatives)
 
+    def triplets(self, terms: Terms, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums over the negatives of all columns, and those of the derivatives, [k, m] each.
+
+        Args:
+            terms: What is summed, see ``triton_kernels.triplets``.
+            thresholds: Thresholds of the similarity, [k, m].
+        """
+        from nearfar.engine import triton_kernels as kernels
+
+        total, slopes = _joined([kernels.triplets(each, terms, thresholds) for each in self]).sum(dim=0)
+        return total, slopes
+
 
 def _joined(groups: list[Tensor]) -> Tensor:
     """The groups of all chunks; no copy of a single one."""
@@ -439,6 +482,30 @@ def semi_hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None
         The columns and the masks of the positives and negatives among them, [m, k] each, where each column counts
         once; None if an anchor has more than ``MOST_POSITIVES`` positives.
     """
+    listed = listed_positives(batch)
+    if listed is None:
+        return None
+    positives, filled, _ = listed
+    bounds = masked(batch.listed_similarity(positives), filled, -math.inf)
+    scores, found = _Comparisons(batch).semi_hard(bounds.T.contiguous())
+    negatives, present = found.T, scores.T.isfinite()
+    repeats = (negatives.unsqueeze(2) == negatives.unsqueeze(1)).tril(-1) & present.unsqueeze(1)
+    present &= ~repeats.any(dim=2)
+    nothing = torch.zeros_like(present)
+    masks = torch.cat([filled, nothing], dim=1), torch.cat([torch.zeros_like(filled), present], dim=1)
+    return torch.cat([positives, negatives], dim=1), *masks
+
+
+def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """List the positives of each anchor.
+
+    Args:
+        batch: The batch.
+
+    Returns:
+        Their columns and which of these places are filled, [m, k] each, and the number of negatives, [m]; None if an
+        anchor has more than ``MOST_POSITIVES`` positives.
+    """
     assert batch.labels is not None
     assert batch.column_labels is not None
     members, order = batch.column_labels.sort(stable=True)
@@ -452,18 +519,44 @@ def semi_hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None
     filled = slots < last.unsqueeze(1)
     if own is not None:
         filled &= positives != own.unsqueeze(1)
-    bounds = masked(batch.listed_similarity(positives), filled, -math.inf)
-    scores, found = _Comparisons(batch).semi_hard(bounds.T.contiguous())
-    negatives, present = found.T, scores.T.isfinite()
-    repeats = (negatives.unsqueeze(2) == negatives.unsqueeze(1)).tril(-1) & present.unsqueeze(1)
-    present &= ~repeats.any(dim=2)
-    nothing = torch.zeros_like(present)
-    masks = torch.cat([filled, nothing], dim=1), torch.cat([torch.zeros_like(filled), present], dim=1)
-    return torch.cat([positives, negatives], dim=1), *masks
+    return positives, filled, batch.width - (last - first)
+
+
+def all_triplets(
+    program: AllTriplets, batch: TiledBatch, positives: Tile, negatives: Tensor, *, differentiate: bool
+) -> tuple[Tensor, FusedGradient | None, Tensor]:
+    """Compute the mean over all triplets, its gradient through the negatives, and its derivative by the positives.
+
+    Args:
+        program: What to compute.
+        batch: The batch.
+        positives: All anchors against their positives.
+        negatives: The number of negatives of each anchor, [m].
+        differentiate: False: only the loss.
+    """
+    compared, terms = _Comparisons(batch, keep=differentiate), Terms(total="softplus" if program.soft else "hinge")
+    filled = positives.positives
+    thresholds = masked(positives.similarity - program.margin, filled, math.inf).T.contiguous()
+    total, slopes = compared.triplets(terms, thresholds)
+    # The slope of [x]+ is one for each active triplet.
+    count = slopes.sum() if program.active and not program.soft else (filled.sum(dim=1) * negatives).sum()
+    factor = masked(count, count > 0, 1).to(total.dtype).reciprocal()
+    gradient = None
+    if differentiate:
+        gradient = _gradient(Terms(), terms, batch, compared, thresholds, triplets=True)
+        gradient.scale(factor)
+    return total.sum() * factor, gradient, slopes.T * (factor if positives.measure.is_distance else -factor)
 
 
 def _gradient(
-    program: Program, batch: TiledBatch, compared: _Comparisons, params: Tensor, *, bounded: bool
+    positives: Terms,
+    negatives: Terms,
+    batch: TiledBatch,
+    compared: _Comparisons,
+    params: Tensor,
+    *,
+    bounded: bool = False,
+    triplets: bool = False,
 ) -> FusedGradient:
     from nearfar.engine.triton_kernels import products
 
@@ -473,8 +566,8 @@ def _gradient(
         total = sums = None
         for each in compared:
             product, row_sums = products(
-                each, program.positives, program.negatives, params, bounded=bounded, of_columns=of_columns, both=both,
-                need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
+                each, positives, negatives, params, bounded=bounded, triplets=triplets, of_columns=of_columns,
+                both=both, need_sums=measure.has_own_part, budget=batch.loss.memory_budget // 2,
             )  # fmt: skip
             total = product if total is None else total.add_(product)
             sums = row_sums if sums is None else sums.add_(row_sums)

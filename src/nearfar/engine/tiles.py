@@ -31,7 +31,7 @@ from nearfar.engine.autograd import (
     differentiable,
     no_compile,
 )
-from nearfar.engine.fused import HardPairs, Program, SemiHardPairs
+from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, SemiHardPairs
 from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
@@ -175,7 +175,7 @@ class RowLoss:
         """Return all settings that decide what the loss computes; None if it must not be recorded as a CUDA graph."""
         return None
 
-    def fused_program(self) -> Program | HardPairs | SemiHardPairs | None:
+    def fused_program(self) -> FusedProgram | None:
         """Return how the fused kernels compute the loss; None if they cannot."""
         return None
 
@@ -375,12 +375,12 @@ class TiledBatch:
         """Return the tile of all anchors against their least similar positive and most similar negative."""
         columns, present = fused.hard_columns(self)
         first = torch.arange(2, device=columns.device) == 0
-        return self._few_columns(columns, present & first, present & ~first)
+        return self.few_columns(columns, present & first, present & ~first)
 
     def semi_hard_tile(self) -> Tile | None:
         """Return the tile of all anchors against the pairs that semi-hard mining can select; None if they are many."""
         found = fused.semi_hard_columns(self)
-        return None if found is None else self._few_columns(*found)
+        return None if found is None else self.few_columns(*found)
 
     def listed_similarity(self, columns: Tensor) -> Tensor:
         """Return the similarity of each anchor to some columns of its own, [m, k]; minus the distance for distances."""
@@ -402,10 +402,10 @@ class TiledBatch:
             parts.append((columns, tile.positives.gather(1, columns), tile.negatives.gather(1, columns)))
             del tile  # the next one uses its memory
         columns, positives, negatives = (torch.cat(each) for each in zip(*parts, strict=True))
-        return self._few_columns(columns, positives, negatives)
+        return self.few_columns(columns, positives, negatives)
 
-    def _few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
-        """The tile of all anchors against a few columns of their own, [m, k], with masks of these."""
+    def few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
+        """Return the tile of all anchors against a few columns of their own, [m, k], with masks of these."""
         values, every = self._listed(columns), slice(0, self.height)
         tile = Tile(values, positives, negatives, every, self.loss.comparison, self.embeddings.shape[1])
         tile.columns, tile.anchor_values = columns, self.anchor_values
@@ -674,6 +674,7 @@ class FewColumnsGradient(ListWeights):
         return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
 
+WAITING = SemiHardPairs, AllTriplets  # the host waits for the number of positives, so there is no CUDA graph
 A = TypeVar("A", bound=Accumulator)
 Leaves = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -885,26 +886,44 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
     return value.detach(), (by_values, by_anchor_values, by_column_values)
 
 
-def _fused_program(loss: RowLoss, pairs: int) -> Program | HardPairs | SemiHardPairs | None:
+def _fused_program(loss: RowLoss, pairs: int) -> FusedProgram | None:
     """How the fused kernels compute a loss; None if they cannot, or are not to be used for so many pairs."""
     setting = fused.Setting
     if setting.precision is None or pairs < setting.smallest:
         return None
     program = loss.fused_program()
-    if isinstance(program, SemiHardPairs) and setting.smallest == fused.AUTOMATIC and pairs <= MOST_RECORDED:
-        return None  # the host waits, so there is no CUDA graph, which is faster
+    recorded = setting.smallest == fused.AUTOMATIC and pairs <= MOST_RECORDED and loss.graph_key() is not None
+    if isinstance(program, WAITING) and recorded:
+        return None  # a CUDA graph of PyTorch's kernels is faster
     return program
 
 
 def _by_kernels(
-    program: Program | HardPairs | SemiHardPairs, batch: TiledBatch, *, differentiate: bool
+    program: FusedProgram, batch: TiledBatch, *, differentiate: bool
 ) -> tuple[Tile | None, LossAndWeights[Any] | None]:
     """What the fused kernels contribute: a tile of the few pairs that matter, or all of the result."""
     if isinstance(program, HardPairs):
         return batch.hard_tile(), None
     if isinstance(program, SemiHardPairs):
         return batch.semi_hard_tile(), None
+    if isinstance(program, AllTriplets):
+        return None, _all_triplets(program, batch, differentiate=differentiate)
     return None, LossAndWeights(*fused.evaluate(program, batch, differentiate=differentiate))
+
+
+def _all_triplets(program: AllTriplets, batch: TiledBatch, *, differentiate: bool) -> LossAndWeights[Any] | None:
+    """The loss of all triplets; None if there are too many positives to list them."""
+    listed = fused.listed_positives(batch)
+    if listed is None:
+        return None
+    columns, filled, negatives = listed
+    positives = batch.few_columns(columns, filled, torch.zeros_like(filled))
+    loss, gradient, weights = fused.all_triplets(program, batch, positives, negatives, differentiate=differentiate)
+    if gradient is not None:
+        of_positives = FewColumnsGradient(batch)
+        of_positives.add(weights, positives)
+        gradient.add(*of_positives.gradients())
+    return LossAndWeights(loss, gradient)
 
 
 def _compute(
@@ -992,7 +1011,7 @@ def row_loss(
 
     def graph_key() -> Hashable:
         settings = loss.graph_key()
-        if settings is None or isinstance(_fused_program(loss, pairs), SemiHardPairs):
+        if settings is None or isinstance(_fused_program(loss, pairs), WAITING):
             return None
         return settings, fused.Setting.precision, fused.Setting.smallest
 

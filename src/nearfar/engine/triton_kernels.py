@@ -63,7 +63,7 @@ SUM_BLOCKS = [
     Blocks(64, 64, 32, 0, 4, 2),
     Blocks(32, 32, 32, 0, 4, 1),
 ]
-KEPT_BLOCKS = [Blocks(16, 64, 0, 0, 4, 1)]  # where the dot products are read instead of computed
+KEPT_BLOCKS = [Blocks(32, 64, 0, 0, 8, 1)]  # where the dot products are read instead of computed
 PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)]
 STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2), Blocks(32, 32, 0, 32, 4, 1)]
 SPLIT_BLOCK = 1024
@@ -425,6 +425,54 @@ def _semi_hard(
 
 
 @jit
+def _triplets(
+    x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, thresholds, out,
+    height, width, dim: tl.constexpr, per_group, count,
+    POWER: tl.constexpr, OWN: tl.constexpr, TOTAL: tl.constexpr, SLOTS: tl.constexpr,
+    PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Sums over the negatives of each row for each of its thresholds: the terms and their derivatives.
+
+    Written are [groups, 2, count, height] numbers.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    slots = tl.arange(0, SLOTS)[None, :]
+    total, slopes = tl.zeros([BM, SLOTS], dtype=tl.float32), tl.zeros([BM, SLOTS], dtype=tl.float32)
+    first = tl.program_id(1) * per_group
+    for start in range(first, tl.minimum(first + per_group, width), BN):
+        left, right = _left_and_right(
+            x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim, BM, BN, BK, PRODUCT
+        )
+        for side in tl.static_range(2):
+            some = start + side * (BN // 2) + tl.arange(0, BN // 2)
+            _, similarity, _, neg = _compared(
+                left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, rows, some, height, width,
+                POWER, OWN,
+            )  # fmt: skip
+            for slot in range(count):
+                threshold = tl.load(thresholds + slot * height + rows, mask=rows < height, other=float("inf"))
+                term, slope, _active = _term(similarity, 1.0, -threshold[:, None], TOTAL)
+                here = slots == slot
+                total += tl.where(here, tl.sum(tl.where(neg, term, 0.0), 1)[:, None], 0.0)
+                slopes += tl.where(here, tl.sum(tl.where(neg, slope, 0.0), 1)[:, None], 0.0)
+    place = (tl.program_id(1).to(tl.int64) * 2 * count + slots) * height + rows[:, None]
+    within = (rows < height)[:, None] & (slots < count)
+    tl.store(out + place, total, mask=within)
+    tl.store(out + place + count * height, slopes, mask=within)
+
+
+@jit
+def _triplet_weights(similarity, neg, thresholds, anchors, size, count, ROWS: tl.constexpr, TOTAL: tl.constexpr):
+    """The derivative by the similarities of negatives of the sum over all triplets of anchors in rows or columns."""
+    weights = similarity * 0.0
+    for slot in range(count):
+        threshold = tl.load(thresholds + slot * size + anchors, mask=anchors < size, other=float("inf"))
+        _, slope, _ = _term(similarity, 1.0, -threshold[:, None] if ROWS else -threshold[None, :], TOTAL)
+        weights += slope
+    return tl.where(neg, weights, 0.0)
+
+
+@jit
 def _side_weights(value, shift, log, by_log, by_total, a, b, c, e, f, LOGIT: tl.constexpr, TOTAL: tl.constexpr):
     """The derivative by the values of one side."""
     weights = value * 0.0
@@ -475,9 +523,10 @@ def _weights(
 
 @jit
 def _by_dots(
-    dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
+    dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, count,
     pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
-    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, TRIPLETS: tl.constexpr,
+    FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
 ):  # fmt: skip
     """The derivative of the loss by the dot products of a block, where rows, columns or both are anchors."""
@@ -485,14 +534,21 @@ def _by_dots(
         dots, x_squares, y_squares, x_labels, y_labels, own, rows, cols, height, width, POWER, OWN
     )
     weights = value * 0.0
-    if FROM_ROWS:
+    if TRIPLETS:
+        if FROM_ROWS:
+            weights += _triplet_weights(similarity, neg, x_params, rows, height, count, True, N_TOTAL)
+        if FROM_COLUMNS:
+            weights += _triplet_weights(similarity, neg, y_params, cols, width, count, False, N_TOTAL)
+        if POWER > 0:
+            weights = -weights
+    if FROM_ROWS and not TRIPLETS:
         r0, r1, r2, r3, r4, r5, r6, r7, r8, r9 = _anchor_params(x_params, rows, height)
         weights += _weights(
             value, similarity, pos, neg, r0[:, None], r1[:, None], r2[:, None], r3[:, None], r4[:, None],
             r5[:, None], r6[:, None], r7[:, None], r8[:, None], r9[:, None],
             pa, pb, pc, pe, pf, na, nb, nc, ne, nf, BOUNDED, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
-    if FROM_COLUMNS:
+    if FROM_COLUMNS and not TRIPLETS:
         c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 = _anchor_params(y_params, cols, width)
         weights += _weights(
             value, similarity, pos, neg, c0[None, :], c1[None, :], c2[None, :], c3[None, :], c4[None, :],
@@ -509,8 +565,9 @@ def _by_dots(
 @jit
 def _products(
     x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params,
-    out, out_sums, height, width, dim: tl.constexpr, per_group, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
-    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
+    out, out_sums, height, width, dim: tl.constexpr, per_group, count, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, TRIPLETS: tl.constexpr,
+    FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     SUMS: tl.constexpr, P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -525,8 +582,8 @@ def _products(
         cols = start + tl.arange(0, BN)
         dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
         weights = _by_dots(
-            dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width,
-            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
+            dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, cols, height, width, count,
+            pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, TRIPLETS, FROM_ROWS, FROM_COLUMNS,
             P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
         if SUMS:
@@ -547,8 +604,9 @@ def _products(
 @jit
 def _strip(
     x, y, x_rest, y_rest, x_unit, y_unit, kept, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params,
-    out, peaks, top, bottom, height, width, dim: tl.constexpr, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
-    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
+    out, peaks, top, bottom, height, width, dim: tl.constexpr, count, pa, pb, pc, pe, pf, na, nb, nc, ne, nf,
+    POWER: tl.constexpr, OWN: tl.constexpr, BOUNDED: tl.constexpr, TRIPLETS: tl.constexpr,
+    FROM_ROWS: tl.constexpr, FROM_COLUMNS: tl.constexpr,
     P_LOGIT: tl.constexpr, P_TOTAL: tl.constexpr, N_LOGIT: tl.constexpr, N_TOTAL: tl.constexpr,
     PRODUCT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -567,8 +625,8 @@ def _strip(
         some = start + side * (BN // 2) + tl.arange(0, BN // 2)
         weights = _by_dots(
             left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, some,
-            height, width, pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, FROM_ROWS, FROM_COLUMNS,
-            P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
+            height, width, count, pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, TRIPLETS,
+            FROM_ROWS, FROM_COLUMNS, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
         inside = (rows < bottom)[:, None] & (some < width)[None, :]
         tl.store(out + here.to(tl.int64)[:, None] * width + some[None, :], weights, mask=inside)
@@ -865,6 +923,36 @@ def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
     return _launch(_semi_hard, _sum_blocks(constants), tuple(constants.values()), start)
 
 
+def triplets(comparison: Comparison, terms: Terms, thresholds: Tensor) -> Tensor:
+    """Sum over the negatives of each anchor what their similarity is above each of its thresholds.
+
+    Args:
+        comparison: What is compared.
+        terms: Their ``total`` says what is summed.
+        thresholds: Thresholds of the similarity, [k, m].
+
+    Returns:
+        The sums, and the sums of the derivatives of their terms, [groups, 2, k, m].
+    """
+    (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
+    pointers, constants = comparison.arguments()
+    count = len(thresholds)
+    constants |= {"TOTAL": terms.total, "SLOTS": triton.next_power_of_2(count)}
+
+    def start(blocks: Blocks) -> Tensor:
+        programs = -(-height // blocks.rows)
+        most = max(1, PARTIAL_BYTES // (8 * count * height))
+        groups, per_group = _groups(programs, width, blocks.columns, thresholds.device, most)
+        out = thresholds.new_empty(groups, 2, count, height)
+        _triplets[(programs, groups)](
+            *pointers, thresholds, out, height, width, dim, per_group, count, **constants, BM=blocks.rows,
+            BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        return out
+
+    return _launch(_triplets, _sum_blocks(constants), tuple(constants.values()), start)
+
+
 def products(
     comparison: Comparison,
     positives: Terms,
@@ -872,6 +960,7 @@ def products(
     params: Tensor,
     *,
     bounded: bool,
+    triplets: bool,
     of_columns: bool,
     both: bool,
     need_sums: bool,
@@ -886,6 +975,7 @@ def products(
         params: Ten numbers of each anchor, [10, m]: bounds and shifts as for ``sums``, log-sum-exps, and derivatives by
             these and by the totals.
         bounded: Whether the bounds are used.
+        triplets: Whether the parameters are thresholds of each anchor instead, and the terms those of ``triplets``.
         of_columns: True: the gradient by the columns.
         both: True: the sum of the gradients by rows and by columns, which are the same.
         need_sums: Whether the sums of the derivatives are needed.
@@ -900,6 +990,7 @@ def products(
     constants |= kinds
     constants |= {
         "BOUNDED": bounded,
+        "TRIPLETS": triplets,
         "FROM_ROWS": both or not of_columns,
         "FROM_COLUMNS": both or of_columns,
     }
@@ -931,8 +1022,9 @@ def _fused(
     out = params.new_empty(groups, height, dim)
     out_sums = params.new_empty(groups, height if need_sums else 0)
     _products[(*programs, groups)](
-        *pointers, params, params, out, out_sums, height, width, dim, per_group, *numbers, SUMS=need_sums, **constants,
-        BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, BD=outer, num_warps=blocks.warps, num_stages=blocks.stages,
+        *pointers, params, params, out, out_sums, height, width, dim, per_group, len(params), *numbers, SUMS=need_sums,
+        **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, BD=outer, num_warps=blocks.warps,
+        num_stages=blocks.stages,
     )  # fmt: skip
     return (out[0], out_sums[0]) if groups == 1 else (out.sum(dim=0), out_sums.sum(dim=0))
 
@@ -958,8 +1050,9 @@ def _by_strips(
         some = slice(top, min(top + rows, height))
         weights = strip[: some.stop - top]
         _strip[(-(-width // blocks.columns), -(-len(weights) // blocks.rows))](
-            *pointers, params, params, weights, peaks[some], top, some.stop, height, width, dim, *numbers, **constants,
-            BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+            *pointers, params, params, weights, peaks[some], top, some.stop, height, width, dim, len(params), *numbers,
+            **constants, BM=blocks.rows, BN=blocks.columns, BK=blocks.inner, num_warps=blocks.warps,
+            num_stages=blocks.stages,
         )  # fmt: skip
         of_strip = weights, peaks[some].view(torch.float32), columns, rest, unit
         _launch(_times_columns, STRIP_BLOCKS, (dim,), partial(_multiply, of_strip, out[some]))

@@ -13,7 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import HardPairs, Mean, Program, Row, RowLoss, SemiHardPairs, Tile, pair_weights, row_loss
+from nearfar.engine import (
+    AllTriplets,
+    FusedProgram,
+    HardPairs,
+    Mean,
+    Program,
+    Row,
+    RowLoss,
+    SemiHardPairs,
+    Tile,
+    pair_weights,
+    row_loss,
+)
 from nearfar.losses.foreign import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
@@ -272,7 +284,7 @@ class PairLoss(Loss, RowLoss):
         """Mine, then call ``rows``. Losses that need more of the tile than its values override this."""
         return self.rows(tile.values, *self.mining.select(tile))
 
-    def program(self) -> Program | None:
+    def program(self) -> Program | AllTriplets | None:
         """Return the loss without its mining as sums over rows, for the fused kernels; None if it has no such form.
 
         It is not inherited: a subclass may compute something else. A class that defines it uses the pairs of its
@@ -280,7 +292,7 @@ class PairLoss(Loss, RowLoss):
         """
         return None
 
-    def fused_program(self) -> Program | HardPairs | SemiHardPairs | None:
+    def fused_program(self) -> FusedProgram | None:
         if "program" not in vars(type(self)):
             return None
         if type(self.mining) is minings.Hard:
@@ -290,7 +302,7 @@ class PairLoss(Loss, RowLoss):
         program = self.program()
         if program is None or type(self.mining) is minings.All:
             return program
-        if type(self.mining) is minings.ValidTriplet:
+        if isinstance(program, Program) and type(self.mining) is minings.ValidTriplet:
             return replace(program, valid_triplet=self.mining.margin)
         return None
 

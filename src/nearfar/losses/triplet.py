@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Row, Tile, count, masked, positive_columns, row_sum, slot_chunks
+from nearfar.engine import AllTriplets, Mean, Row, Tile, count, masked, positive_columns, row_sum, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice, MinedTriplets, TripletMining
@@ -44,9 +44,9 @@ class Triplet(PairLoss):
 
     Differences:
         With a soft margin every triplet has a loss, so both averages are the same. The time of "all" and
-        "valid_triplet" then grows with the number of triplets, on a GPU with the cube of the batch; the memory does
-        not. The soft-margin paper uses the form "distance". The paper of "snr" also adds a regularizer:
-        ``Regularized(loss, "zero_mean")``.
+        "valid_triplet" then grows with the number of triplets, on a GPU with the cube of the batch unless a fused
+        kernel computes it; the memory does not. The soft-margin paper uses the form "distance". The paper of "snr" also
+        adds a regularizer: ``Regularized(loss, "zero_mean")``.
 
     Reference:
         Schroff et al., "FaceNet: A Unified Embedding for Face Recognition and Clustering", CVPR 2015. Thesis 2.17
@@ -114,8 +114,8 @@ class Triplet(PairLoss):
             active = math.prod((count(mask, sim) for mask in chosen), start=torch.ones_like(active))
         return [Mean(total, active)]
 
-    def program(self) -> None:
-        """Triplets are no sums over pairs; the fused kernels find hard triplets only."""
+    def program(self) -> AllTriplets:
+        return AllTriplets(self.margin, self.soft_margin, self.average == "active")
 
 
 def listed_triplets(sim: Tensor, triplets: MinedTriplets, margin: float, *, soft: bool) -> tuple[Row, Tensor]:
