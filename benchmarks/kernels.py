@@ -10,7 +10,7 @@
 Forward and backward, four embeddings per class. The candidates take turns; times are medians. Memory is the peak minus
 the memory before the call. The error is that of the gradient by the embeddings against float64, in batches up to 4,096.
 Embeddings of a gallery get no gradient. --sum-blocks, --kept-blocks, --strip-blocks and --product-blocks replace the
-first choice of blocks: rows, columns, inner and outer dimensions, warps, stages.
+first choice of blocks: rows, columns, inner and outer dimensions, warps, stages, programs of a multiprocessor (or 1).
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ def main() -> None:
     parser.add_argument("--precision", default="float32", help="float32, tf32, bfloat16, separated by commas")
     parser.add_argument("--only", default="", help="only losses whose name contains this")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each comparison")
-    parser.add_argument("--sum-blocks", type=blocks, help="six numbers, separated by commas")
-    parser.add_argument("--kept-blocks", type=blocks, help="six numbers, separated by commas")
-    parser.add_argument("--strip-blocks", type=blocks, help="six numbers, separated by commas")
-    parser.add_argument("--product-blocks", type=blocks, help="six numbers, separated by commas")
+    parser.add_argument("--sum-blocks", type=blocks, help="six or seven numbers, separated by commas")
+    parser.add_argument("--kept-blocks", type=blocks, help="six or seven numbers, separated by commas")
+    parser.add_argument("--strip-blocks", type=blocks, help="six or seven numbers, separated by commas")
+    parser.add_argument("--product-blocks", type=blocks, help="six or seven numbers, separated by commas")
     options = parse(parser, COLUMNS)
     warnings.filterwarnings("ignore")
     if options.sum_blocks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -46,6 +46,7 @@ class Blocks:
         outer: Dimensions of the gradient that one program computes.
         warps: Warps of a program.
         stages: Stages of its software pipeline.
+        resident: Programs that a multiprocessor runs at a time.
     """
 
     rows: int
@@ -54,21 +55,22 @@ class Blocks:
     outer: int
     warps: int
     stages: int
+    resident: int = 1
 
 
 # The first that the GPU has room for is used.
 SUM_BLOCKS = [
     Blocks(128, 128, 64, 0, 8, 3),
     Blocks(128, 128, 32, 0, 8, 3),
-    Blocks(64, 64, 32, 0, 4, 2),
-    Blocks(32, 32, 32, 0, 4, 1),
+    Blocks(64, 64, 32, 0, 4, 2, 2),
+    Blocks(32, 32, 32, 0, 4, 1, 2),
 ]
-KEPT_BLOCKS = [Blocks(32, 64, 0, 0, 8, 1)]  # where the dot products are read instead of computed
-PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2), Blocks(32, 32, 32, 64, 4, 1)]
-STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2), Blocks(32, 32, 0, 32, 4, 1)]
+KEPT_BLOCKS = [Blocks(32, 64, 0, 0, 8, 1, 2)]  # where the dot products are read instead of computed
+PRODUCT_BLOCKS = [Blocks(64, 64, 32, 256, 8, 2), Blocks(64, 32, 32, 128, 4, 2, 2), Blocks(32, 32, 32, 64, 4, 1, 2)]
+STRIP_BLOCKS = [Blocks(128, 64, 0, 128, 8, 3), Blocks(64, 64, 0, 64, 4, 2, 2), Blocks(32, 32, 0, 32, 4, 1, 2)]
 SPLIT_BLOCK = 1024
 MERGE_BLOCK = 128
-SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1)  # for the interpreter: several blocks of a small batch
+SMALL_BLOCKS = Blocks(16, 32, 16, 32, 1, 1, 4)  # for the interpreter: several blocks of a small batch
 
 
 @jit
@@ -767,11 +769,16 @@ class Comparison:
         return replace(self, dots=dots)
 
 
-def _groups(programs: int, width: int, block: int, device: torch.device, most: int) -> tuple[int, int]:
-    """How many groups of columns keep the GPU busy, at most ``most``, and the number of columns of each."""
-    blocks = -(-width // block)
-    groups = max(1, min(blocks, most, -(-2 * processors(device) // programs)))
-    per_group = -(-blocks // groups) * block
+@cache
+def _groups(programs: int, width: int, blocks: Blocks, device: torch.device, most: int) -> tuple[int, int]:
+    """How many groups of columns take the least time, at most ``most``, and the number of columns of each."""
+    steps, room = -(-width // blocks.columns), blocks.resident * processors(device)
+
+    def time(groups: int) -> int:
+        return -(-programs * groups // room) * -(-steps // groups)
+
+    groups = min(range(1, max(1, min(steps, most, -(-2 * room // programs))) + 1), key=time)
+    per_group = -(-steps // groups) * blocks.columns
     return -(-width // per_group), per_group
 
 
@@ -832,7 +839,7 @@ def sums(
     def start(blocks: Blocks) -> Tensor:
         programs = -(-height // blocks.rows)
         most = max(1, PARTIAL_BYTES // (48 * height))
-        groups, per_group = _groups(programs, width, blocks.columns, device, most)
+        groups, per_group = _groups(programs, width, blocks, device, most)
         out = torch.empty(groups, 12, height, device=device)
         _sums[(programs, groups)](
             *pointers, *of_rows, out, height, width, dim, per_group, *numbers, P_EXPECTED=positives.expected,
@@ -880,7 +887,7 @@ def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tens
     def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
         programs = -(-height // blocks.rows)
         most = max(1, PARTIAL_BYTES // (16 * height))
-        groups, per_group = _groups(programs, width, blocks.columns, device, most)
+        groups, per_group = _groups(programs, width, blocks, device, most)
         out = torch.empty(groups, 2, height, device=device)
         where = torch.empty(groups, 2, height, device=device, dtype=torch.int32)
         _extremes[(programs, groups)](
@@ -911,7 +918,7 @@ def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
     def start(blocks: Blocks) -> tuple[Tensor, Tensor]:
         programs, slots = -(-height // blocks.rows), constants["SLOTS"]
         most = max(1, PARTIAL_BYTES // (8 * slots * height))
-        groups, per_group = _groups(programs, width, blocks.columns, bounds.device, most)
+        groups, per_group = _groups(programs, width, blocks, bounds.device, most)
         out = bounds.new_empty(groups, slots, height)
         where = torch.empty(groups, slots, height, device=bounds.device, dtype=torch.int32)
         _semi_hard[(programs, groups)](
@@ -942,7 +949,7 @@ def triplets(comparison: Comparison, terms: Terms, thresholds: Tensor) -> Tensor
     def start(blocks: Blocks) -> Tensor:
         programs = -(-height // blocks.rows)
         most = max(1, PARTIAL_BYTES // (8 * count * height))
-        groups, per_group = _groups(programs, width, blocks.columns, thresholds.device, most)
+        groups, per_group = _groups(programs, width, blocks, thresholds.device, most)
         out = thresholds.new_empty(groups, 2, count, height)
         _triplets[(programs, groups)](
             *pointers, thresholds, out, height, width, dim, per_group, count, **constants, BM=blocks.rows,
@@ -1018,7 +1025,7 @@ def _fused(
     outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
     programs = -(-height // blocks.rows), -(-dim // outer)
     most = max(1, PARTIAL_BYTES // (4 * height * dim))
-    groups, per_group = _groups(programs[0] * programs[1], width, blocks.columns, params.device, most)
+    groups, per_group = _groups(programs[0] * programs[1], width, blocks, params.device, most)
     out = params.new_empty(groups, height, dim)
     out_sums = params.new_empty(groups, height if need_sums else 0)
     _products[(*programs, groups)](
@@ -1067,7 +1074,7 @@ def _multiply(of_strip: tuple[Tensor, ...], out: Tensor, blocks: Blocks) -> None
     outer = min(blocks.outer, triton.next_power_of_2(max(16, dim)))
     programs = -(-dim // outer), -(-height // blocks.rows)
     most = max(1, PARTIAL_BYTES // (4 * height * dim))
-    groups, per_group = _groups(programs[0] * programs[1], width, blocks.columns, out.device, most)
+    groups, per_group = _groups(programs[0] * programs[1], width, blocks, out.device, most)
     parts = out.unsqueeze(0) if groups == 1 else out.new_empty(groups, height, dim)
     _times_columns[(*programs, groups)](
         *of_strip, parts, height, width, dim, per_group, BM=blocks.rows, BN=blocks.columns, BD=outer, MOST=LARGEST,
