@@ -504,8 +504,10 @@ def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
 
     Returns:
         Their columns and which of these places are filled, [m, k] each, and the number of negatives, [m]; None if an
-        anchor has more than ``MOST_POSITIVES`` positives.
+        anchor has more than ``MOST_POSITIVES`` positives, or if the host cannot wait because it records a CUDA graph.
     """
+    if batch.embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
     assert batch.labels is not None
     assert batch.column_labels is not None
     members, order = batch.column_labels.sort(stable=True)

@@ -892,9 +892,8 @@ def _fused_program(loss: RowLoss, pairs: int) -> FusedProgram | None:
     if setting.precision is None or pairs < setting.smallest:
         return None
     program = loss.fused_program()
-    recorded = setting.smallest == fused.AUTOMATIC and pairs <= MOST_RECORDED and loss.graph_key() is not None
-    if isinstance(program, WAITING) and recorded:
-        return None  # a CUDA graph of PyTorch's kernels is faster
+    if isinstance(program, WAITING) and setting.smallest == fused.AUTOMATIC and pairs <= MOST_RECORDED:
+        return program if loss.graph_key() is None else None  # a CUDA graph of PyTorch's kernels is faster
     return program
 
 
