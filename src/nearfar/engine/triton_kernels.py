@@ -127,6 +127,12 @@ def _all_dots(
 
 
 @jit
+def _split_columns(block, BM: tl.constexpr, BN: tl.constexpr):
+    """The left and the right half of a block."""
+    return tl.split(tl.permute(tl.reshape(block, [BM, 2, BN // 2]), [0, 2, 1]))
+
+
+@jit
 def _left_and_right(
     x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRODUCT: tl.constexpr,
@@ -145,7 +151,7 @@ def _left_and_right(
     else:
         cols = start + tl.arange(0, BN)
         dots = _dots(x, y, x_rest, y_rest, x_unit, y_unit, rows, cols, height, width, dim, BM, BN, BK, PRODUCT)
-        left, right = tl.split(tl.permute(tl.reshape(dots, [BM, 2, BN // 2]), [0, 2, 1]))
+        left, right = _split_columns(dots, BM, BN)
     return left, right
 
 
@@ -623,10 +629,15 @@ def _strip(
         x, y, x_rest, y_rest, x_unit, y_unit, kept, rows, start, height, width, dim, BM, BN, BK, PRODUCT
     )
     peak = tl.zeros([BM], dtype=tl.float32)
-    for side in tl.static_range(2):
-        some = start + side * (BN // 2) + tl.arange(0, BN // 2)
+    PARTS: tl.constexpr = 2 if PRODUCT == "kept" else 4  # the numbers of anchors in columns take many registers
+    for part in tl.static_range(PARTS):
+        dots = left if part < PARTS // 2 else right
+        if PARTS == 4:
+            first, second = _split_columns(dots, BM, BN // 2)
+            dots = first if part % 2 == 0 else second
+        some = start + part * (BN // PARTS) + tl.arange(0, BN // PARTS)
         weights = _by_dots(
-            left if side == 0 else right, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, some,
+            dots, x_squares, y_squares, x_labels, y_labels, own, x_params, y_params, rows, some,
             height, width, count, pa, pb, pc, pe, pf, na, nb, nc, ne, nf, POWER, OWN, BOUNDED, TRIPLETS,
             FROM_ROWS, FROM_COLUMNS, P_LOGIT, P_TOTAL, N_LOGIT, N_TOTAL,
         )  # fmt: skip
