@@ -91,6 +91,7 @@ def _dots(
 ):  # fmt: skip
     """The dot products of a block of rows and a block of columns, [BM, BN]."""
     found = tl.zeros([BM, BN], dtype=tl.float32)
+    small = tl.zeros([BM, BN], dtype=tl.float32)  # apart, since tensor cores round every addition to a sum down
     for start in range(0, dim, BK):
         inner = start + tl.arange(0, BK)
         of_left = rows.to(tl.int64)[:, None] * dim + inner[None, :]
@@ -103,13 +104,13 @@ def _dots(
         if PRODUCT == "halves":  # the product of both rests is below the precision of float32
             left_rest = tl.load(x_rest + of_left, mask=in_left, other=0.0)
             right_rest = tl.load(y_rest + of_right, mask=in_right, other=0.0)
-            found = tl.dot(left, tl.trans(right_rest), found)
-            found = tl.dot(left_rest, tl.trans(right), found)
+            small = tl.dot(left, tl.trans(right_rest), small)
+            small = tl.dot(left_rest, tl.trans(right), small)
             found = tl.dot(left, tl.trans(right), found)
         else:
             found = tl.dot(left, tl.trans(right), found, input_precision=PRODUCT)
     if PRODUCT == "halves":
-        found *= tl.load(x_unit) * tl.load(y_unit)
+        found = (found + small) * (tl.load(x_unit) * tl.load(y_unit))
     return found
 
 
@@ -671,9 +672,9 @@ def _times_columns(
         in_right = (cols < width)[:, None] & (dims < dim)[None, :]
         right = tl.load(y + of_right, mask=in_right, other=0.0)
         right_rest = tl.load(y_rest + of_right, mask=in_right, other=0.0)
-        found = tl.dot(half, right_rest, found)
-        found = tl.dot(rest, right, found)
-        found = tl.dot(half, right, found)
+        some = tl.dot(half, right_rest)  # apart, since tensor cores round every addition to a sum down
+        some = tl.dot(rest, right, some)
+        found += tl.dot(half, right, some)
     found *= (peak / MOST)[:, None] * tl.load(y_unit)
     out += tl.program_id(2).to(tl.int64) * height * dim
     where = rows.to(tl.int64)[:, None] * dim + dims[None, :]
