@@ -4,6 +4,7 @@
     python benchmarks/kernels.py --only multi_similarity --sizes 4096
     python benchmarks/kernels.py --precision float32,tf32,bfloat16     # all products
     python benchmarks/kernels.py --sizes "" --gallery 1000000          # 256 anchors against a gallery alone
+    python benchmarks/kernels.py --sizes 65536 --gallery 0 --alone     # the kernels without PyTorch and the peer
     python benchmarks/kernels.py --sizes 4096 --only raw --sum-blocks 128,128,32,0,8,3
     TRITON_INTERPRET=1 python benchmarks/kernels.py --device cpu --sizes 32 --gallery 0 --dim 16   # does it run at all
 
@@ -80,9 +81,10 @@ def compare(
 ) -> list[dict[str, Any]]:
     """One row for each precision."""
     arguments = inputs(size, gallery, options.dim, options.device)
-    precisions: list[str | None] = [None, *options.precision.split(",")]
-    named: dict[str | None, Step] = {precision: our_step(case, arguments, precision) for precision in precisions}
-    if peer is not None and case.theirs is not None and not gallery:
+    precisions = options.precision.split(",")
+    rivals: list[str | None] = [] if options.alone else [None]
+    named = {precision: our_step(case, arguments, precision) for precision in (*rivals, *precisions)}
+    if peer is not None and case.theirs is not None and not gallery and not options.alone:
         named["peer"] = their_step(case, peer, *arguments)
     memory, notes, kept = {}, {}, {}
     for name, step in named.items():
@@ -98,7 +100,7 @@ def compare(
             torch.cuda.empty_cache()
     times = dict(zip(kept, clock.take_turns(list(kept.values()), options.budget), strict=True)) if kept else {}
     rows = []
-    for precision in precisions[1:]:
+    for precision in precisions:
         row: dict[str, Any] = {"loss": case.name, "batch": size, "gallery": gallery or None, "precision": precision}
         for column, name in (("", precision), ("pytorch ", None), ("peer ", "peer")):
             if name in times:
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--precision", default="float32", help="float32, tf32, bfloat16, separated by commas")
     parser.add_argument("--only", default="", help="only losses whose name contains this")
+    parser.add_argument("--alone", action="store_true", help="neither PyTorch nor pytorch-metric-learning")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each comparison")
     parser.add_argument("--sum-blocks", type=blocks, help="six or seven numbers, separated by commas")
     parser.add_argument("--kept-blocks", type=blocks, help="six or seven numbers, separated by commas")

@@ -27,6 +27,7 @@ from common import Clock, Step, limit_memory, parse, report, show_line
 from torch import Tensor
 
 import nearfar as nf
+from nearfar.utils.system import reuse_memory
 
 SIZES = (120, 180, 512, 1024, 4096)
 COLUMNS = ["loss", "classes", "batch", "dim", "ms", "peer ms", "ratio", "seconds", "MiB", "peer MiB", "peer"]
@@ -347,6 +348,7 @@ def main() -> None:
     clock = Clock(options.device)
     if not clock.cuda:
         limit_memory(options.memory)
+        reuse_memory()  # as nearfar's commands do; the peer gets it, too
     rows = []
     for measure in plan(options, peer, clock):
         row = measure()
