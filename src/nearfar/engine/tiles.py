@@ -23,7 +23,6 @@ from torch.nn.functional import embedding_bag
 
 from nearfar.engine import fused
 from nearfar.engine.autograd import (
-    MOST_RECORDED,
     Gradients,
     LossComputation,
     Needed,
@@ -887,14 +886,11 @@ def _derive(total: Tensor | Row, leaves: Leaves, *, needed: bool, keep_graph: bo
 
 
 def _fused_program(loss: RowLoss, pairs: int) -> FusedProgram | None:
-    """How the fused kernels compute a loss; None if they cannot, or are not to be used for so many pairs."""
+    """How the fused kernels compute a loss; None if they cannot, or are not to be used for so few pairs."""
     setting = fused.Setting
     if setting.precision is None or pairs < setting.smallest:
         return None
-    program = loss.fused_program()
-    if isinstance(program, WAITING) and setting.smallest == fused.AUTOMATIC and pairs <= MOST_RECORDED:
-        return program if loss.graph_key() is None else None  # a CUDA graph of PyTorch's kernels is faster
-    return program
+    return loss.fused_program()
 
 
 def _by_kernels(
