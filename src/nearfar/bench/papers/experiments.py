@@ -19,7 +19,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from nearfar.utils.validation import known
+from nearfar.utils.validation import nearest
 
 _DATA = re.compile(r"{data:(\w+)}")
 
@@ -117,7 +117,9 @@ def experiment(id: str) -> PaperExperiment:
         'thesis:table6'
     """
     by_id = {each: one for one in experiments() for each in (one.id, *one.also)}
-    return known("experiment", id, by_id)
+    if id not in by_id:
+        raise ValueError(f"experiment is {id!r}{nearest(id, by_id)}; nearfar papers lists all")
+    return by_id[id]
 
 
 def _lines(one: Mapping[str, Any]) -> tuple[PaperCommand, ...]:
