@@ -518,21 +518,21 @@ class MatrixGradient(WeightMatrix):
         return product(weights, anchors, columns), by_columns
 
 
-def plus_transposed(matrix: Tensor, block: int = 512) -> Tensor:
+def plus_transposed(matrix: Tensor, block: int = 256) -> Tensor:
     """Return matrix + matrixᵀ; the argument may be overwritten.
 
-    Reading the columns of a large matrix is slow on a CPU, so it is done block by block there.
+    Reading the columns of a large matrix is slow on a CPU, so each block is copied there before it is transposed.
     """
     size = matrix.shape[0]
-    if matrix.device.type != "cpu" or size <= 2 * block:
+    if matrix.device.type != "cpu" or size <= 4 * block:
         return matrix.T.clone(memory_format=torch.contiguous_format).add_(matrix)
     for top in range(0, size, block):
         for left in range(top, size, block):
             upper = matrix[top : top + block, left : left + block]
             lower = matrix[left : left + block, top : top + block]
-            both = lower.T.clone(memory_format=torch.contiguous_format).add_(upper)
+            both = lower.contiguous().T.clone(memory_format=torch.contiguous_format).add_(upper)
             upper.copy_(both)
-            lower.copy_(both.T)
+            lower.copy_(both.T.contiguous())
     return matrix
 
 
