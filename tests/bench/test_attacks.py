@@ -335,7 +335,10 @@ def test_a_seed_that_counts_twice_is_named(tmp_path: Path) -> None:
 def test_a_seed_of_the_grid_that_was_dropped_is_named(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text("seeds = [0, 1]\n")
     runs = [finished(tmp_path / "cells" / loss, loss) for loss in ("nra", "raw")]
-    assert judge(runs).reasons == ["repetitions: nra lacks seed 1", "repetitions: raw lacks seed 1"]
+    assert judge(runs).reasons == ["repetitions: every loss lacks seed 1"]
+    for seed in (0, 1):
+        runs.append(finished(tmp_path / "cells" / f"group{seed}", "group", overrides={"training.seed": seed}))
+    assert "repetitions: nra, raw lack seed 1" in judge(runs).reasons
 
 
 # --- 5. more effort for one loss -------------------------------------------------------------------------------------

@@ -222,18 +222,24 @@ def _repetitions(outcomes: Sequence[Outcome]) -> list[str]:
     if folds != {None}:
         folds |= set(range(grid.get("protocol_settings", {}).get("folds", 0)))
     every |= dict.fromkeys((seed, fold) for seed in grid.get("seeds", ()) for fold in folds)
-    names, lines = _names(outcomes), []
+    names, doubled = _names(outcomes), []
+    without: dict[tuple[str, ...], list[str]] = {}  # the losses that lack the same repetitions
     labels = [key.loss for key in groups]
     for key, runs in groups.items():
         label = key.loss if labels.count(key.loss) == 1 else f"{key.loss} ({runs[0].name}, …)"
         held = [(run.seed, run.fold) for run in runs]
         lacking = [_pair(pair) for pair in sorted(every, key=str) if pair not in held]
         if lacking:
-            lines.append(f"repetitions: {label} lacks {_listed(lacking)}")
+            without.setdefault(tuple(lacking), []).append(label)
         for pair in sorted({pair for pair in held if held.count(pair) > 1}, key=str):
             doubles = [names[id(run)] for run in runs if (run.seed, run.fold) == pair]
-            lines.append(f"repetitions: {label} has {_pair(pair)} {len(doubles)} times, in {_listed(doubles)}")
-    return lines
+            doubled.append(f"repetitions: {label} has {_pair(pair)} {len(doubles)} times, in {_listed(doubles)}")
+    lines = []
+    for pairs, losses in without.items():
+        every_loss = len(losses) == len(groups) > 1
+        who = "every loss lacks" if every_loss else f"{', '.join(losses)} {'lacks' if len(losses) == 1 else 'lack'}"
+        lines.append(f"repetitions: {who} {_listed(pairs)}")
+    return [*lines, *doubled]
 
 
 def _pair(pair: tuple[int, int | None]) -> str:
