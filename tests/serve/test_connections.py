@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -139,13 +140,21 @@ def test_a_header_that_does_not_arrive_is_given_up(site: Callable[..., str]) -> 
 
 def test_a_response_that_is_not_read_is_given_up(site: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALL_SECONDS", 0.3)
+    given_up, forget = threading.Event(), server.Connection.connection_lost
+
+    def tell(self: server.Connection, exc: Exception | None) -> None:
+        if self._stall is not None:
+            given_up.set()
+        forget(self, exc)
+
+    monkeypatch.setattr(server.Connection, "connection_lost", tell)
     index = FakeIndex(4)
     index.thumbnail = lambda id: bytes(30_000_000)  # type: ignore[method-assign]
     address = site(index)
     place = urlsplit(address)
     with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
         connection.sendall(b"GET /api/v1/items/1/thumbnail HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        time.sleep(1)
+        assert given_up.wait(10)
         received = 0
         with suppress(ConnectionError):
             while part := connection.recv(1 << 20):
