@@ -9,12 +9,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from nearfar.utils.tensors import readable
 
 # Squared distances are kept above this: it is far below what float32 resolves between two vectors,
 # so a pair at this value *is* a pair of equal vectors, and its direction (and gradient) is zero.
 SMALLEST_SQUARE = 1e-30
+# A CPU multiplies only the entries of a large matrix that are not zero, if at most one in SPARSE is; with vectors of
+# fewer dimensions, finding the entries would take the time of the product.
+SPARSE, SPARSE_FROM, SPARSE_DIM = 16, 1 << 18, 256
 
 
 class PreparedVectors(NamedTuple):
@@ -123,7 +127,7 @@ class Measure:
 
     def product(self, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the gradient by the rows, given the derivatives by the dot products."""
-        gradient = weights @ columns
+        gradient = times(weights, columns)
         return self.plus_own(gradient, rows, weights.sum(dim=1)) if self.has_own_part else gradient
 
     @property
@@ -238,6 +242,29 @@ def unit(vectors: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     lengths = norms.masked_fill(norms <= zero_length(norms.dtype), math.inf)
     return vectors / lengths.add(norms.detach(), alpha=0.0)
+
+
+def times(weights: Tensor, vectors: Tensor) -> Tensor:
+    """Return the matrix product of pair weights and vectors.
+
+    Hinges and minings leave most pairs without a weight. On a CPU such products skip them.
+
+    Args:
+        weights: Weights, [a, n].
+        vectors: Vectors, [n, d].
+
+    Example:
+        >>> times(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([[1., 2.],
+                [3., 4.]])
+    """
+    is_large = weights.numel() >= SPARSE_FROM and vectors.shape[1] >= SPARSE_DIM
+    if weights.device.type != "cpu" or not is_large or SPARSE * int(weights.count_nonzero()) > weights.numel():
+        return weights @ vectors
+    weights = weights.contiguous()  # a transposed matrix is searched slowly
+    row, column = weights.nonzero(as_tuple=True)
+    starts = torch.searchsorted(row, torch.arange(len(weights)))
+    return embedding_bag(column, vectors, starts, mode="sum", per_sample_weights=weights[row, column])
 
 
 def propagate_nan(loss: Tensor, anchors: PreparedVectors, columns: PreparedVectors) -> Tensor:
