@@ -272,7 +272,7 @@ class TiledBatch:
         comparison = loss.comparison
         self.center = comparison.center(columns)
         self._columns: PreparedVectors | None = None
-        self._probes: dict[int, Tensor | None] = {}  # of chunks of columns, by their start
+        self._chunks: dict[int, PreparedVectors] = {}  # of columns, by their start, with points as they were given
         if self.gallery is not None or not comparison.is_symmetric:
             self.anchors = comparison.prepare(embeddings, self.center, as_rows=True)
         else:
@@ -287,11 +287,14 @@ class TiledBatch:
         return self._columns
 
     def column_chunk(self, columns: slice) -> PreparedVectors:
-        """Return some columns; if they are not prepared yet, only these are."""
+        """Return some columns; if they are not prepared yet, only these are, and their lengths are kept."""
         if self._columns is not None or self.gallery is None:
             return self.columns.take(columns)
-        chunk = self.loss.comparison.prepare(self.gallery[columns], self.center)
-        self._probes[columns.start] = chunk.nan_probe()
+        given, known = self.gallery[columns], self._chunks.get(columns.start)
+        if known is not None and known.inverse_norms is not None:
+            return known._replace(points=given * known.inverse_norms)
+        chunk = self.loss.comparison.prepare(given, self.center)
+        self._chunks[columns.start] = chunk._replace(points=given)
         return chunk
 
     def gather_columns(self, index: Tensor) -> PreparedVectors:
@@ -303,8 +306,8 @@ class TiledBatch:
     def propagate_nan(self, loss: Tensor) -> Tensor:
         """Return the loss, or NaN if an anchor or a column holds NaN or infinity or is too long."""
         loss = propagate_nan(loss, self.anchors, self._columns or self.anchors)
-        for probe in self._probes.values():
-            loss = loss if probe is None else torch.add(loss, probe, alpha=0.0)
+        for chunk in self._chunks.values():
+            loss = propagate_nan(loss, chunk, chunk)
         return loss
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
