@@ -174,8 +174,8 @@ def main() -> None:
         fused.MOST_POSITIVES = options["most_positives"]
     found = {}
     for name in options["only"]:
-        # Of two equal negatives, either may be selected; only one of them gets the gradient.
-        equal = "semi_hard" not in name
+        # Of two equal embeddings, mining may select either, as products round; only one of them gets the gradient.
+        equal = "hard" not in name
         batch = make_batch(options["size"], options["dim"], gallery=options["gallery"], equal=equal)
         create = (CASES | OTHERS)[name]
         with kernels(options["precision"]) as called:
