@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
-torch.set_num_threads(1)  # tests run side by side, and their batches are tiny
+# Many tests start another Python. Without bytecode on the disk, each of them would compile PyTorch again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Tests run side by side, and their batches are tiny: one thread each, also in the processes that they start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
 if not torch.cuda.is_available():
     # torch.manual_seed notes the stack for every kind of GPU that may yet turn up: milliseconds each time
     torch.manual_seed = torch.default_generator.manual_seed
