@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
+import statistics
 import zipfile
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from fake_outcomes import finished
 
 from nearfar.bench import compare, find, read, unfinished
 from nearfar.bench.comparison.packed import locate, pack, run_folders
+from nearfar.bench.comparison.significance import kendall_tau
 from nearfar.bench.comparison.tables import text
 from nearfar.cli import main
 
@@ -125,3 +128,16 @@ def test_published_results_hold_every_run_and_its_numbers(grid: str) -> None:
         if row["part"] == "test":  # the number of the run is the mean over its queries
             assert queries is not None
             assert queries["recall@1"].mean() == pytest.approx(float(row["recall@1"]), abs=1e-6)
+
+
+def test_the_agreement_of_validation_and_test_on_cars196_is_that_of_its_page() -> None:
+    trials = json.loads((RESULTS / "cars196_tuning.json").read_text(encoding="utf-8"))
+    validation = {loss: max(each["value"] or 0.0 for each in of["trials"]) for loss, of in trials.items()}
+    runs = find(RESULTS / "cars196.zip")
+
+    def tau(metric: str) -> float | None:
+        test = {loss: statistics.fmean(run.score(metric) for run in runs if run.loss == loss) for loss in validation}
+        return kendall_tau(list(validation.values()), list(test.values()))
+
+    assert tau("map@r") == pytest.approx(0.70, abs=0.005)
+    assert tau("recall@1") == pytest.approx(0.49, abs=0.005)
