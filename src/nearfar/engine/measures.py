@@ -18,7 +18,7 @@ from nearfar.utils.tensors import readable
 SMALLEST_SQUARE = 1e-30
 # A CPU multiplies only the entries of a large matrix that are not zero, if at most one in SPARSE is; with vectors of
 # fewer dimensions, finding the entries would take the time of the product.
-SPARSE, SPARSE_FROM, SPARSE_DIM = 16, 1 << 18, 256
+SPARSE, SPARSE_FROM, SPARSE_DIM = 16, 1 << 13, 256
 
 
 class PreparedVectors(NamedTuple):
