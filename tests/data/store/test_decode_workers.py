@@ -21,7 +21,7 @@ from nearfar.data.store import decode as decoding
 from nearfar.data.store import prepare
 from nearfar.data.store.decode import BadImage, CostlyImage, Decoder, DecoderClosed, decode
 
-BOMB = many_scans(3000, 50)  # small, allowed by its headers, and seconds of work
+BOMB = many_scans(6000, 50)  # small, allowed by its headers, and seconds of work
 
 
 @pytest.fixture
