@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -40,44 +40,83 @@ Squares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Where products are computed: relative to a center, and scaled so that squares stay in the range of float32."""
+class Coordinates:
+    """The frame in which products are computed, chosen so that squares stay in the range of float32.
 
-    center: Tensor  # [d] of float64
+    Args:
+        center: The origin [d], in float64.
+        factor: The scale.
+    """
+
+    center: Tensor
     factor: float
 
+    def exact(self, vectors: Tensor) -> Tensor:
+        """Return vectors in the frame, in float64.
+
+        Args:
+            vectors: The vectors [n, d].
+        """
+        return (vectors.double() - self.center).mul_(self.factor)
+
     def place(self, vectors: Tensor) -> Tensor:
-        """Vectors [n, d] in the frame."""
+        """Return vectors in the frame, in float32.
+
+        Args:
+            vectors: The vectors [n, d].
+        """
         found = torch.empty_like(vectors)
         for start in range(0, len(vectors), COLUMNS):
-            found[start : start + COLUMNS] = (vectors[start : start + COLUMNS].double() - self.center) * self.factor
+            found[start : start + COLUMNS] = self.exact(vectors[start : start + COLUMNS])
         return found
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A block of vectors, and which of them still exist."""
+class VectorPart:
+    """A block of vectors, and which of them still exist.
 
-    vectors: Tensor  # [n, d]
-    ids: Ids  # [n]
-    frame: _Frame | None = None
-    placed: Tensor | None = None  # [n, d], the vectors in the frame, if there is one
-    squares: Tensor | None = None  # [n], lower bounds of squared lengths in the frame; None for cosines
-    alive: NDArray[np.bool_] | None = None  # [n]; None where all are
+    Args:
+        vectors: The vectors [n, d].
+        ids: Their ids [n].
+        frame: The frame of the products, if it is not that of the vectors.
+        placed: The vectors [n, d] in the frame, if there is one.
+        squares: Lower bounds [n] of squared lengths in the frame; None for cosines.
+        alive: Which of them were not removed [n]; None if all are there.
+    """
+
+    vectors: Tensor
+    ids: Ids
+    frame: Coordinates | None = None
+    placed: Tensor | None = None
+    squares: Tensor | None = None
+    alive: NDArray[np.bool_] | None = None
 
     @property
     def columns(self) -> Tensor:
         """The vectors that products are computed of."""
         return self.vectors if self.placed is None else self.placed
 
-    def only(self, rows: Ids) -> _Part:
-        """Some of the rows."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that have a row for each vector, by the names of the fields."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+    def only(self, rows: Ids) -> Self:
+        """Return some of the rows.
+
+        Args:
+            rows: The rows.
+        """
         picked = torch.from_numpy(rows).to(self.vectors.device)
-        placed, squares = (None if each is None else each[picked] for each in (self.placed, self.squares))
-        return _Part(self.vectors[picked], self.ids[rows], self.frame, placed, squares)
+        some: dict[str, Any] = {name: tensor[picked] for name, tensor in self.tensors().items()}
+        return replace(self, ids=self.ids[rows], alive=None, **some)
 
     def rows(self, allowed: Ids | None) -> Ids | None:
-        """The rows to search; None for all."""
+        """Return the rows to search; None for all.
+
+        Args:
+            allowed: Only these ids, in ascending order; None for all.
+        """
         if allowed is None:
             return None if self.alive is None else np.flatnonzero(self.alive)
         rows = rows_of(self.ids, allowed)
@@ -119,6 +158,7 @@ class Exact(Backend):
     """
 
     name: str = "exact"
+    _rows = ROWS
 
     def __init__(
         self, vectors: Vectors, ids: Ids, *, measure: str = "cosine", device: str | torch.device = "cpu"
@@ -128,10 +168,10 @@ class Exact(Backend):
         self.dim = int(vectors.shape[1])
         self._lock = threading.Lock()
         self._error = 2 * (self.dim + 16) * UNIT  # relative; bounds that of a product of two vectors in the frame
-        self._frame: _Frame | None = None  # of the first vectors, for all later ones
+        self._frame: Coordinates | None = None  # of the first vectors, for all later ones
         self._longest = -1.0  # length of a vector; −1 without vectors, and where cosines are compared
         base = self._part(vectors, ids)
-        self._tail: tuple[_Rows, ...] = ()  # vectors, placed, squares; those that there are
+        self._tail: dict[str, _Rows] = {}  # the tensors of the vectors that were added
         self._tail_ids = GrowingArray(base.ids[:0])
         self._parts = base, self._part(vectors[:0], ids[:0])
 
@@ -139,23 +179,14 @@ class Exact(Backend):
         with self._lock:
             base, tail = self._parts
             new = self._part(vectors, ids)
-            given = [each for each in (new.vectors, new.placed, new.squares) if each is not None]
-            self._tail = self._tail or tuple(_Rows(each[:0]) for each in given)
-            for rows, more in zip(self._tail, given, strict=True):
-                rows.append(more)
+            given = new.tensors()
+            self._tail = self._tail or {name: _Rows(tensor[:0]) for name, tensor in given.items()}
+            for name, tensor in given.items():
+                self._tail[name].append(tensor)
             self._tail_ids.append(new.ids)
-            grown = iter(self._tail)
-            self._parts = (
-                base,
-                _Part(
-                    next(grown).tensor,
-                    self._tail_ids.array,
-                    new.frame,
-                    None if new.placed is None else next(grown).tensor,
-                    None if new.squares is None else next(grown).tensor,
-                    None if tail.alive is None else np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)]),
-                ),
-            )
+            grown: dict[str, Any] = {name: rows.tensor for name, rows in self._tail.items()}
+            alive = None if tail.alive is None else np.concatenate([tail.alive, np.ones(len(ids), dtype=bool)])
+            self._parts = base, replace(new, ids=self._tail_ids.array, alive=alive, **grown)
 
     def remove(self, ids: Ids) -> None:
         with self._lock:
@@ -213,7 +244,7 @@ class Exact(Backend):
             return self.search(queries, k, allowed)
         squared = _squared(torch.from_numpy(queries).to(self.device), self._vectors(ids))
         unsure = ~(_kth(squared, k) * (1 + SAME) < nearest[:, -1] - error - TINY)
-        scores, ids = best(_scores(squared), ids, k)
+        scores, ids = best(distance_scores(squared), ids, k)
         if unsure.any():
             scores[unsure], ids[unsure] = self.search(queries[unsure], k, allowed)
         return scores, ids
@@ -244,23 +275,23 @@ class Exact(Backend):
     def discard(self) -> None:
         """Nothing to do: all data is in the index folder."""
 
-    def _part(self, vectors: Vectors, ids: Ids) -> _Part:
+    def _part(self, vectors: Vectors, ids: Ids) -> VectorPart:
         ids = np.asarray(ids, dtype=np.int64)
         if not len(vectors):
-            return _Part(torch.empty(0, self.dim, device=self.device), ids)
+            return VectorPart(torch.empty(0, self.dim, device=self.device), ids)
         tensor = as_vectors("vectors", vectors).to(self.device)
         if self.measure == "cosine":
-            return _Part(tensor, ids)
-        total, lengths = _summed(tensor)
+            return VectorPart(tensor, ids)
+        total, lengths = sum_and_lengths(tensor)
         if not bool(lengths.isfinite().all()):
             check_finite("vectors", tensor)
         if self._longest < 0:  # these are the first vectors
-            self._frame = _frame(total, lengths)
+            self._frame = frame_for(total, lengths)
         self._longest = max(self._longest, float(lengths.max()))
         frame = self._frame
         placed = None if frame is None else frame.place(tensor)
-        squares = lengths.square() if placed is None else _summed(placed)[1].square()
-        return _Part(tensor, ids, frame, placed, (squares * (1 - 3 * self._error)).float())
+        squares = lengths.square() if placed is None else sum_and_lengths(placed)[1].square()
+        return VectorPart(tensor, ids, frame, placed, (squares * (1 - 3 * self._error)).float())
 
     def _vectors(self, ids: Ids) -> Tensor:
         """The vectors [q, m, d] of ids [q, m]."""
@@ -276,7 +307,7 @@ class Exact(Backend):
         return vectors
 
     @torch.no_grad()
-    def _search(self, queries: Tensor, k: int, part: _Part, allowed: Ids | None) -> tuple[Scores, Ids]:
+    def _search(self, queries: Tensor, k: int, part: VectorPart, allowed: Ids | None) -> tuple[Scores, Ids]:
         rows = part.rows(allowed)
         if rows is not None and len(rows) * FEW < len(part.ids):
             part, rows = part.only(rows), None
@@ -286,13 +317,16 @@ class Exact(Backend):
         if rows is not None:
             out = torch.ones(len(part.ids), dtype=torch.bool, device=self.device)
             out[torch.from_numpy(rows).to(self.device)] = False
-        search = self._tile if part.squares is None else self._by_distance
         with full_precision(self.device):
-            tiles = [search(some, part, out, k) for some in torch.split(queries, ROWS)]
+            tiles = [self._nearest(some, part, out, k) for some in torch.split(queries, self._rows)]
         scores, places = (np.concatenate(each) for each in zip(*tiles, strict=True))
         return scores, part.ids[places]
 
-    def _tile(self, queries: Tensor, part: _Part, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
+    def _nearest(self, queries: Tensor, part: VectorPart, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
+        """Scores and rows of the nearest of a few queries, and perhaps of some more."""
+        return (self._tile if part.squares is None else self._by_distance)(queries, part, out, k)
+
+    def _tile(self, queries: Tensor, part: VectorPart, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
         """The best of a few queries, tile by tile of columns."""
         scores = queries.new_empty(len(queries), 0)
         places = torch.empty(len(queries), 0, dtype=torch.int64, device=self.device)
@@ -305,7 +339,7 @@ class Exact(Backend):
                 places = places.gather(1, order)
         return scores.cpu().numpy(), places.cpu().numpy()
 
-    def _by_distance(self, queries: Tensor, part: _Part, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
+    def _by_distance(self, queries: Tensor, part: VectorPart, out: Tensor | None, k: int) -> tuple[Scores, Ids]:
         """The nearest of a few queries.
 
         With products as ``_products`` returns them, the squared distance of a vector from a query q is at least
@@ -321,7 +355,7 @@ class Exact(Backend):
         products, places = self._tile(placed, part, out, k + SPARE)
         squared = _squared(queries, part.vectors[places])
         squared[np.isneginf(products)] = np.inf
-        scores = _scores(squared)
+        scores = distance_scores(squared)
         if places.shape[1] == len(part.ids):
             return scores, places
         farthest = _kth(squared, k) * (1 + SAME) * scale
@@ -329,20 +363,33 @@ class Exact(Backend):
             rows = _above(placed[row], part, out, float(lengths[row] - farthest[row]))
             blocks = [rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK)]
             every = np.concatenate([_squared(queries[row, None], part.vectors[block][None])[0] for block in blocks])
-            found = best(_scores(every[None]), rows[None], places.shape[1])
+            found = best(distance_scores(every[None]), rows[None], places.shape[1])
             scores[row], places[row] = found[0][0], found[1][0].clip(min=0)
         return scores, places
 
 
-def _summed(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum [d] of vectors, and their lengths [n], in float64."""
+def sum_and_lengths(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum [d] of vectors and their lengths [n], in float64.
+
+    Args:
+        vectors: The vectors [n, d].
+
+    Example:
+        >>> [each.tolist() for each in sum_and_lengths(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))]
+        [[3.0, 5.0], [5.0, 1.0]]
+    """
     parts = torch.split(vectors, COLUMNS)
     total = torch.stack([part.sum(dim=0, dtype=torch.float64) for part in parts]).sum(dim=0)
     return total, torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
 
 
-def _frame(total: Tensor, lengths: Tensor) -> _Frame | None:
-    """A frame for vectors of which float32 cannot compute distances from products; None if it can."""
+def frame_for(total: Tensor, lengths: Tensor) -> Coordinates | None:
+    """Return a frame for vectors of which float32 cannot compute distances from products; None if it can.
+
+    Args:
+        total: The sum [d] of the vectors.
+        lengths: Their lengths [n].
+    """
     mean = total / len(lengths)
     offset, mean_square = float(mean.square().sum()), float(lengths.square().mean())
     is_far = offset > FAR * (mean_square - offset)
@@ -350,7 +397,7 @@ def _frame(total: Tensor, lengths: Tensor) -> _Frame | None:
     fits = longest == 0.0 or SHORTEST <= longest <= LONGEST
     if fits and not is_far:
         return None
-    return _Frame(mean if is_far else torch.zeros_like(mean), 1.0 if fits else 2.0 ** -round(math.log2(longest)))
+    return Coordinates(mean if is_far else torch.zeros_like(mean), 1.0 if fits else 2.0 ** -round(math.log2(longest)))
 
 
 def _width(queries: Tensor) -> int:
@@ -358,7 +405,7 @@ def _width(queries: Tensor) -> int:
     return COLUMNS if len(queries) >= MANY else COLUMNS * (ROWS // MANY)
 
 
-def _products(queries: Tensor, part: _Part, out: Tensor | None, start: int) -> Tensor:
+def _products(queries: Tensor, part: VectorPart, out: Tensor | None, start: int) -> Tensor:
     """Cosines with a tile of columns, or 2qv − |v|² with |v|² rounded down; −inf for rows that are left out."""
     tile = slice(start, start + _width(queries))
     columns = part.columns[tile]
@@ -374,7 +421,7 @@ def _products(queries: Tensor, part: _Part, out: Tensor | None, start: int) -> T
     return values if out is None else values.masked_fill_(out[tile], -torch.inf)
 
 
-def _above(query: Tensor, part: _Part, out: Tensor | None, limit: float) -> Ids:
+def _above(query: Tensor, part: VectorPart, out: Tensor | None, limit: float) -> Ids:
     """The rows whose product with a query [d] reaches a limit."""
     found = []
     for start in range(0, len(part.ids), _width(query[None])):
@@ -389,8 +436,16 @@ def _squared(queries: Tensor, points: Tensor) -> Squares:
     return found
 
 
-def _scores(squared: Squares) -> Scores:
-    """Minus the distances; −inf, which means that there is no vector, only for infinity."""
+def distance_scores(squared: Squares) -> Scores:
+    """Return minus the distances; −inf, which means that there is no vector, only for infinity.
+
+    Args:
+        squared: Squared distances, in an array of any shape.
+
+    Example:
+        >>> distance_scores(np.array([4.0, 1e99, np.inf])).tolist()
+        [-2.0, -3.4028234663852886e+38, -inf]
+    """
     scores: Scores = -np.minimum(np.sqrt(squared), LARGEST).astype(np.float32)
     scores[np.isinf(squared)] = -np.inf
     return scores
@@ -423,7 +478,7 @@ def best(scores: Scores, ids: Ids, k: int) -> tuple[Scores, Ids]:
     return scores, ids
 
 
-def _without(part: _Part, ids: Ids) -> _Part:
+def _without(part: VectorPart, ids: Ids) -> VectorPart:
     rows = rows_of(part.ids, ids)
     if not len(rows):
         return part
