@@ -16,7 +16,7 @@ from search_cases import scores_by_hand, vectors
 from nearfar.search import Index
 from nearfar.search.backends import Exact, check_name, choose, faiss
 
-NAMES = ("exact", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
+NAMES = ("exact", "exact:int8", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
 CASES = [(name, measure) for name in NAMES for measure in ("cosine", "euclidean")]
 COUNT = 240
 POINTS = vectors(COUNT)
@@ -100,7 +100,7 @@ def check_backend(index: Index) -> None:
 
 
 def test_searches_go_on_during_adds(tmp_path: Path) -> None:
-    for name in ("exact", "faiss:hnsw"):
+    for name in ("exact", "exact:int8", "faiss:hnsw"):
         with Index.from_vectors(POINTS, out=tmp_path / name, backend=name) as index:
             errors: list[BaseException] = []
             done = threading.Event()
@@ -245,7 +245,7 @@ def ranked_by_hand(points: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6])
-@pytest.mark.parametrize("name", ["exact", "faiss:flat", "milvus"])
+@pytest.mark.parametrize("name", ["exact", "exact:int8", "faiss:flat", "milvus"])
 def test_distances_are_right_far_from_the_origin_in_batches_of_any_size(
     tmp_path: Path, name: str, offset: float
 ) -> None:
@@ -265,7 +265,7 @@ def test_distances_are_right_far_from_the_origin_in_batches_of_any_size(
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-@pytest.mark.parametrize("name", ["exact", "faiss:flat"])
+@pytest.mark.parametrize("name", ["exact", "exact:int8", "faiss:flat"])
 def test_very_long_and_very_short_vectors_have_distances(tmp_path: Path, name: str, size: float) -> None:
     points = (vectors(60) * size).astype(np.float32)
     ids, scores = ranked_by_hand(points, points, 5)

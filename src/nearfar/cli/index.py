@@ -43,7 +43,8 @@ Photos = Annotated[
     Argument(metavar="PHOTOS", help="A folder or archive of images, whose subfolders are the classes; or vectors."),
 ]
 Backend = Annotated[
-    str, Option(help="auto, exact, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530.")
+    str,
+    Option(help="auto, exact, exact:int8, faiss (or faiss:flat, :ivf, :hnsw), milvus, or milvus:http://HOST:19530."),
 ]
 Metadata = Annotated[
     Path | None, Option(metavar="FILE", help="A .csv or .jsonl file with labels and metadata, by 'name'.")

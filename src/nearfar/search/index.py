@@ -150,8 +150,9 @@ class Index:
             images: A folder or archive of images, a list of files, a ``nearfar.data.Dataset``, or a file of vectors for
                 a model that reads vectors.
             out: The new folder of the index.
-            backend: "exact", "faiss" (or "faiss:flat", "faiss:ivf", "faiss:hnsw"), "milvus" (or
-                "milvus:http://host:19530"); "auto" uses exact search for few images and FAISS for many.
+            backend: "exact", "exact:int8" (the same neighbors, for many vectors on a CPU), "faiss" (or "faiss:flat",
+                "faiss:ivf", "faiss:hnsw"), "milvus" (or "milvus:http://host:19530"); "auto" uses exact search for few
+                images and FAISS for many.
             labels: "folder": the class of an image is the name of its folder; a mapping from names to classes; or None.
             metadata: Additional data for images, by name, to filter by.
             measure: "cosine" or "euclidean".

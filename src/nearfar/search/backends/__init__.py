@@ -1,4 +1,4 @@
-"""Backends: exact search, FAISS and Milvus behind one interface."""
+"""Backends: exact search, also over int8 codes, FAISS and Milvus behind one interface."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from nearfar.search.backends.base import MEASURES, NO_ID, Backend, Ids, Vectors
 from nearfar.search.backends.exact import Exact
 from nearfar.search.backends.fallback import ExactFallback, discard
+from nearfar.search.backends.int8 import Int8
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_vectors, check_finite
 
@@ -25,6 +26,7 @@ __all__ = [
     "BackendContext",
     "Exact",
     "ExactFallback",
+    "Int8",
     "check_name",
     "choose",
     "discard",
@@ -34,7 +36,7 @@ __all__ = [
 
 log = logging.getLogger("nearfar.search")
 
-NAMES = ("auto", "exact", "faiss", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
+NAMES = ("auto", "exact", "exact:int8", "faiss", "faiss:flat", "faiss:ivf", "faiss:hnsw", "milvus")
 MANY = 20_000  # from this many vectors "auto" uses FAISS, if it is installed
 
 
@@ -107,6 +109,8 @@ def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Back
         context: Settings of the index.
     """
     kind, _, words = name.partition(":")
+    if name == Int8.name:
+        return Int8(vectors, ids, measure=context.measure)
     if kind == "faiss":
         from nearfar.search.backends.faiss import Faiss
 
@@ -134,17 +138,19 @@ def reopen(
         facts: What ``Backend.save`` returned.
     """
     kind, _, words = name.partition(":")
-    if kind == "faiss":
-        from nearfar.search.backends.faiss import Faiss
-
+    if kind == "faiss" or name == Int8.name:
         try:
+            if name == Int8.name:
+                return Int8.open(folder, vectors, ids, measure=context.measure)
+            from nearfar.search.backends.faiss import Faiss
+
             return Faiss.open(folder, vectors, ids, kind=words, measure=context.measure, facts=facts)
         except ImportError:
             raise
         except Exception as error:  # FAISS and NumPy raise errors of many kinds for damaged files
             check_finite("vectors", as_vectors("vectors", vectors))
             log.warning("%s is built again, because its files are damaged (%s)", name, " ".join(str(error).split()))
-            return Faiss.make(vectors, ids, kind=words, measure=context.measure)
+            return make(name, vectors, ids, context)
     if kind == "milvus":
         from nearfar.search.backends.milvus import Milvus
 

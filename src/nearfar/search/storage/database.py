@@ -34,7 +34,7 @@ PAGE_SIZE = 8192  # bytes; holds three vectors of 512 dimensions
 BUSY_SECONDS = 30.0
 VARIABLES = 900  # values in one SQL statement
 
-BACKEND = re.compile("auto|exact|faiss(:flat|:ivf|:hnsw)?|milvus(:.+)?")
+BACKEND = re.compile("auto|exact(:int8)?|faiss(:flat|:ivf|:hnsw)?|milvus(:.+)?")
 SCHEMA = """
 CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE items (
