@@ -104,6 +104,7 @@ class Int8(Exact):
         vectors: Vectors [n, d] of float32; a memory map is not copied.
         ids: Their ids [n], in ascending order.
         measure: "cosine", for vectors of length one, or "euclidean".
+        source: What error messages call the vectors.
 
     Example:
         >>> found = Int8(np.eye(3, dtype=np.float32), np.array([2, 4, 6]))
@@ -115,7 +116,8 @@ class Int8(Exact):
     name: str = "exact:int8"
     _rows = ROWS
 
-    def __init__(self, vectors: Vectors, ids: Ids, *, measure: str = "cosine") -> None:
+    def __init__(self, vectors: Vectors, ids: Ids, *, measure: str = "cosine", source: str = "vectors") -> None:
+        self._source = source
         if vectors.shape[1] > MOST_DIMENSIONS:
             raise ValueError(
                 f"vectors have {vectors.shape[1]} dimensions; exact:int8 takes up to {MOST_DIMENSIONS}, use exact"
@@ -132,7 +134,7 @@ class Int8(Exact):
             ids: Their ids [n].
             measure: "cosine" or "euclidean".
         """
-        found = cls(vectors[:0], ids[:0], measure=measure)
+        found = cls(vectors[:0], ids[:0], measure=measure, source=str(folder / "vectors.npy"))
         if not len(ids):
             return found
         bounds, about = read_tensors(folder / BOUNDS)
@@ -154,7 +156,7 @@ class Int8(Exact):
         """Write the codes; they are made anew where vectors were added or removed."""
         base, tail = self._parts
         if base.alive is not None or len(tail.ids) or len(base.ids) != len(ids):
-            base = Int8(vectors, ids, measure=self.measure)._parts[0]
+            base = Int8(vectors, ids, measure=self.measure, source=self._source)._parts[0]
         if isinstance(base, _Coded) and base.frame is not None:
             with whole_file(folder / CODES) as draft, open(draft, "wb") as file:
                 np.save(file, base.codes.numpy())
@@ -169,7 +171,7 @@ class Int8(Exact):
         if not len(vectors):
             return super()._part(vectors, ids)
         tensor = as_vectors("vectors", vectors)
-        check_finite("vectors", tensor)
+        check_finite(self._source, tensor)
         if self._frame is None:  # these are the first vectors
             total, lengths = sum_and_lengths(tensor)
             scaled = frame_for(total, lengths) if self.measure == "euclidean" else None
@@ -226,7 +228,7 @@ class Int8(Exact):
                 values = asked.sub_(points).square_().sum(dim=1).numpy()
                 found.append(distance_scores(values))
             if not np.isfinite(values).all():  # the file changed after it was encoded
-                check_finite("vectors", part.vectors)
+                check_finite(self._source, part.vectors)
         slots = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
         shape = len(queries), int(slots.max()) + 1 if len(rows) else 0
         scores, filled = np.full(shape, -np.inf, dtype=np.float32), np.full(shape, NO_ID)
