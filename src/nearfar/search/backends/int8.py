@@ -78,7 +78,7 @@ class _Queries:
     """
 
     codes: Tensor  # [q, d] of int8
-    weights: Tensor  # [q, 3], of residuals, lengths and squared lengths
+    weights: tuple[Tensor, ...]  # [q, 1] each: of residuals, lengths and, for distances, squared lengths
     unit: Tensor  # [q] of float64
     base: Tensor  # [q] of float64
     factor: float
@@ -267,17 +267,15 @@ def _asked(frame: Coordinates, queries: Tensor, measure: str) -> _Queries:
     codes, residuals = _codes(points, scales)
     lengths = torch.linalg.vector_norm(codes.double(), dim=1).clamp_(min=1.0)
     unit = 2 * scales if by_distance else scales
-    weights = [
-        lengths * (1 + SLACK),
-        residuals / scales * (1 + SLACK) + lengths * SLACK,
-        (4 * SLACK - 1) / unit if by_distance else torch.zeros_like(unit),
-    ]
+    weights = [lengths * (1 + SLACK), residuals / scales * (1 + SLACK) + lengths * SLACK]
     if by_distance:
+        weights.append((4 * SLACK - 1) / unit)
         base = points.square().sum(dim=1) * (1 - SLACK64)
     else:
         error = SLACK64 * torch.linalg.vector_norm(points, dim=1) * torch.linalg.vector_norm(frame.center)
         base = -(points @ frame.center) - error
-    return _Queries(codes, torch.stack(weights, 1).float(), unit, base, frame.factor**2, by_distance)
+    columns = tuple(each.float().unsqueeze(1) for each in weights)
+    return _Queries(codes, columns, unit, base, frame.factor**2, by_distance)
 
 
 def _upper(asked: _Queries, part: _Coded, out: Tensor | None, tile: slice) -> Tensor:
@@ -287,8 +285,10 @@ def _upper(asked: _Queries, part: _Coded, out: Tensor | None, tile: slice) -> Te
     columns are filled up to a multiple of GROUP.
     """
     lengths = part.lengths[tile]
-    terms = torch.stack([part.residuals[tile], lengths, lengths.square()])
-    upper = _products(asked.codes, part.codes[tile]).float().mul_(part.scales[tile]).addmm_(asked.weights, terms)
+    upper = _products(asked.codes, part.codes[tile]).float().mul_(part.scales[tile])
+    terms = part.residuals[tile], lengths, lengths.square()
+    for weight, term in zip(asked.weights, terms, strict=False):  # faster than a product of matrices
+        upper.addcmul_(weight, term)
     if out is not None:
         upper.masked_fill_(out[tile], -torch.inf)
     missing = -len(lengths) % GROUP
