@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor
 import nearfar as nf
 from nearfar.engine import fused, tiles
 
+Worst = Callable[..., dict[str, float]]
 HELPERS = Path(__file__).parents[1] / "helpers"
 ACCURACY = 1e-5
 FEW = [
@@ -58,27 +60,45 @@ interprets = pytest.mark.skipif(
 )
 
 
-def in_process(script: str, *arguments: str, interpret: bool) -> Any:
+def start(script: str, *, interpret: bool) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HELPERS / script), *arguments],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-W", "ignore", str(HELPERS / script)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def worst(**options: Any) -> dict[str, float]:
-    """The largest error of each case; infinity if the kernels were not used."""
-    found = in_process("fused_cases.py", json.dumps(options), interpret=True)
-    return {name: max(errors, default=float("inf")) for name, errors in found.items()}
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[list[subprocess.Popen[str]]]:
+    """The process of the interpreter; a list, so that the next test gets a new one after a crash."""
+    running: list[subprocess.Popen[str]] = []
+    yield running
+    for process in running:
+        process.communicate()
+
+
+@pytest.fixture
+def worst(interpreter: list[subprocess.Popen[str]]) -> Worst:
+    """Returns the largest error of each case, for some options; infinity if the kernels were not used."""
+
+    def ask(**options: Any) -> dict[str, float]:
+        process = interpreter.pop() if interpreter else start("fused_cases.py", interpret=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{json.dumps(options)}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, process.communicate()[1]
+        interpreter.append(process)
+        return {name: max(errors, default=float("inf")) for name, errors in json.loads(answer).items()}
+
+    return ask
 
 
 @interprets
 @pytest.mark.parametrize("gallery", [0, 50])
-def test_value_and_gradients_are_those_of_float64(gallery: int) -> None:
+def test_value_and_gradients_are_those_of_float64(worst: Worst, gallery: int) -> None:
     found = worst(size=37, dim=16, gallery=gallery)
     assert set(found) == set(CASES)
     assert max(found.values()) < ACCURACY, found
@@ -86,44 +106,47 @@ def test_value_and_gradients_are_those_of_float64(gallery: int) -> None:
 
 @interprets
 @pytest.mark.parametrize(("size", "dim", "only"), [(64, 40, FEW), (130, 16, FEW[:2])])
-def test_any_number_of_rows_and_dimensions(size: int, dim: int, only: list[str]) -> None:
+def test_any_number_of_rows_and_dimensions(worst: Worst, size: int, dim: int, only: list[str]) -> None:
     found = worst(size=size, dim=dim, only=only)
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
-def test_a_gallery_without_gradient_is_read_in_chunks() -> None:
+def test_a_gallery_without_gradient_is_read_in_chunks(worst: Worst) -> None:
     found = worst(size=37, dim=16, gallery=50, only=[*FEW, "contrastive, pairs", "raw, hard"], chunk=20)
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
-def test_dot_products_that_do_not_fit_into_memory_are_computed_in_each_pass() -> None:
+def test_dot_products_that_do_not_fit_into_memory_are_computed_in_each_pass(worst: Worst) -> None:
     found = worst(size=37, dim=16, only=[*FEW, "contrastive, pairs", "margin, all"], chunk=20)
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
 @pytest.mark.parametrize("gallery", [0, 50])
-def test_one_product_of_tf32_keeps_the_weights_on_the_chip(gallery: int) -> None:
+def test_one_product_of_tf32_keeps_the_weights_on_the_chip(worst: Worst, gallery: int) -> None:
     found = worst(size=37, dim=16, gallery=gallery, only=FEW, precision="tf32")  # the interpreter does not round
     assert max(found.values()) < ACCURACY, found
 
 
 @interprets
-def test_other_losses_and_minings_use_pytorch() -> None:
+def test_other_losses_and_minings_use_pytorch(worst: Worst) -> None:
     assert set(worst(size=37, dim=16, only=list(OTHERS)).values()) == {float("inf")}
 
 
 @interprets
-def test_bfloat16_rounds_the_vectors() -> None:
+def test_bfloat16_rounds_the_vectors(worst: Worst) -> None:
     found = worst(size=37, dim=16, precision="bfloat16", only=["raw", "sup_con"])
     assert all(ACCURACY < error < 0.1 for error in found.values()), found
 
 
 @needs_triton
 def test_every_kernel_compiles_for_hopper() -> None:
-    found = in_process("fused_compile.py", interpret=False)
+    process = start("fused_compile.py", interpret=False)
+    output, problems = process.communicate()
+    assert process.returncode == 0, problems
+    found = json.loads(output.splitlines()[-1])
     assert {kernel.split(",")[0] for kernel in found} == {
         "_split", "_all_dots", "_merge", "_sums", "_extremes", "_semi_hard", "_triplets", "_products", "_strip",
         "_times_columns",
@@ -180,13 +203,13 @@ def test_kernels_that_wait_for_the_gpu_are_used_from_the_same_size_on(mining: st
 
 
 @interprets
-def test_semi_hard_mining_of_many_positives_uses_pytorch() -> None:
+def test_semi_hard_mining_of_many_positives_uses_pytorch(worst: Worst) -> None:
     found = worst(size=130, dim=16, only=["triplet, semi_hard"], most_positives=5)
     assert found["triplet, semi_hard"] < ACCURACY
 
 
 @interprets
-def test_all_triplets_of_many_positives_use_pytorch() -> None:
+def test_all_triplets_of_many_positives_use_pytorch(worst: Worst) -> None:
     assert worst(size=130, dim=16, only=["triplet, all"], most_positives=5) == {"triplet, all": float("inf")}
 
 

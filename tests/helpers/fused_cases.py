@@ -1,6 +1,8 @@
-"""Losses that have fused kernels, and their errors against float64 in PyTorch. As a script, in Triton's interpreter:
+"""Losses that have fused kernels, and their errors against float64 in PyTorch.
 
-TRITON_INTERPRET=1 python tests/helpers/fused_cases.py '{"size": 37, "dim": 16}'
+As a script, in Triton's interpreter, it answers each line of options with a line of errors:
+
+echo '{"size": 37, "dim": 16}' | TRITON_INTERPRET=1 python tests/helpers/fused_cases.py
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from nearfar.losses import (
 from nearfar.mining import SemiHard
 
 CLASSES = 7
+MOST_POSITIVES = fused.MOST_POSITIVES
 CASES: dict[str, Callable[[], Loss]] = {
     "multi_similarity": MultiSimilarity,
     "raw": Raw,
@@ -161,17 +164,16 @@ def kernels(precision: str = "float32") -> Iterator[list[str]]:
         nf.engine.use_triton(None)
 
 
-def main() -> None:
-    """Print the errors of some cases; of cases that did not use the kernels, none."""
+def errors_of_cases(given: dict[str, Any]) -> dict[str, list[float]]:
+    """The errors of some cases; of cases that did not use the kernels, none."""
     options = {
         "gallery": 0,
         "precision": "float32",
         "only": list(CASES),
         "chunk": None,
-        "most_positives": None,
-    } | json.loads(sys.argv[1])
-    if options["most_positives"] is not None:
-        fused.MOST_POSITIVES = options["most_positives"]
+        "most_positives": MOST_POSITIVES,
+    } | given
+    fused.MOST_POSITIVES = options["most_positives"]
     found = {}
     for name in options["only"]:
         # Of two equal embeddings, mining may select either, as products round; only one of them gets the gradient.
@@ -182,8 +184,9 @@ def main() -> None:
             ours = outcome(create(), batch, torch.float32, chunk=options["chunk"])
         expected = outcome(create(), batch, torch.float64, chunk=options["chunk"])
         found[name] = errors(ours, expected) if called else []
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    for line in sys.stdin:
+        print(json.dumps(errors_of_cases(json.loads(line))), flush=True)
