@@ -7,7 +7,7 @@ FOLDER, then trains the recipe into RUN until the step, where it is stopped by a
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,9 @@ def trained(there: World, name: str, settings: dict[str, Any], *, sharded: bool)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    here = init_world("cpu")
     folder, recipe, run, how, step = sys.argv[1:]
-    found = {case: trained(here, *arguments, sharded=True) for case, arguments in CASES.items()}
-    torch.save(found, Path(folder) / str(here.rank))
-    display = Interrupts(int(step))
-    Trainer(load(recipe), run, resume=how == "resume", world=here, display=display).run()
+    with closing(init_world("cpu")) as here:  # or its threads may abort the process when it exits
+        found = {case: trained(here, *arguments, sharded=True) for case, arguments in CASES.items()}
+        torch.save(found, Path(folder) / str(here.rank))
+        display = Interrupts(int(step))
+        Trainer(load(recipe), run, resume=how == "resume", world=here, display=display).run()
