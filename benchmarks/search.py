@@ -6,7 +6,7 @@
     python benchmarks/search.py --milvus http://127.0.0.1:19530
     python benchmarks/search.py --size 1000000 --dim 128 --milvus start --only exact ivf milvus   # the package's server
     python benchmarks/search.py --adds 100000       # instead: add items one by one, and measure the folder
-    python benchmarks/search.py --size 1000000 --exact     # instead: exact search alone beside FAISS's flat index
+    python benchmarks/search.py --size 1000000 --exact     # instead: exact search, also over int8 codes, and FAISS flat
     OMP_WAIT_POLICY=passive python benchmarks/search.py --size 1000000 --dim 128 --server   # instead: Milvus and FAISS
 
 The data are synthetic: vectors of length one in groups of twenty, each a group's center and noise. Queries are new
@@ -24,7 +24,10 @@ waiting for the latest writes (consistency "Bounded").
 
 --exact has no index around the search: 1, 4 and 64 queries at a time, medians of calls that alternate. "CPU ms" is the
 CPU time of a call, which other work on the machine changes less; measure it with OMP_NUM_THREADS=1. With more threads
-leave FAISS out (--only exact), because its threads keep the cores busy after a call.
+leave FAISS out (--only exact), because its threads keep the cores busy after a call. "/ exact" and "/ FAISS" are times
+over those of exact search and of FAISS. "compared" is the number of vectors per query that exact:int8 reads after its
+codes. "GiB" is the growth of resident memory; the vectors are in a file that our searches map, and pages of it count.
+With --noise 100 there are no groups, with --noise 0.05 they are tight. --measure euclidean compares distances.
 
 --server compares the server of the package milvus with FAISS, without an index of nearfar around them: exact (flat),
 lists (IVF) and graph (HNSW) with the same settings. The knob is the lowest search effort of a ladder with which half of
@@ -58,6 +61,7 @@ from common import Clock, parse, report, show_line
 from numpy.typing import NDArray
 
 from nearfar.search import Index
+from nearfar.search.backends import MEASURES
 from nearfar.search.backends import faiss as faiss_backend
 from nearfar.search.backends.exact import Exact
 
@@ -78,9 +82,22 @@ COLUMNS = [
 ADD_COLUMNS = ["adds", "dim", "adds/s", "ms", "MB before", "compact s", "MB after"]
 SIZE, DIM, GROUP, NOISE = 100_000, 512, 20, 1.0
 QUERIES, K = 1024, 10
-EXACT_COLUMNS = ["search", "vectors", "dim", "batch", "ms", "ratio", "CPU ms", "CPU ratio"]
+EXACT_COLUMNS = [
+    "search",
+    "vectors",
+    "dim",
+    "batch",
+    "ms",
+    "/ exact",
+    "/ FAISS",
+    "CPU ms",
+    "CPU / exact",
+    "CPU / FAISS",
+    "compared",
+    "GiB",
+]
 EXACT_TURNS = {1: 15, 4: 7, 64: 3}  # queries at a time, and calls of each search
-BACKENDS = ("exact", "faiss:flat", "faiss:ivf", "milvus", "faiss:hnsw")
+BACKENDS = ("exact", "exact:int8", "faiss:flat", "faiss:ivf", "milvus", "faiss:hnsw")
 BATCH = 256
 SERVER_COLUMNS = [
     "search",
@@ -112,13 +129,13 @@ Vectors = NDArray[np.float32]
 Search = Callable[[Vectors], Any]
 
 
-def synthetic(size: int, dim: int) -> tuple[Vectors, Vectors]:
+def synthetic(size: int, dim: int, noise: float = NOISE) -> tuple[Vectors, Vectors]:
     """Vectors in groups, in shuffled order, and queries from the same groups."""
     rng = np.random.default_rng(0)
     centers = rng.standard_normal((max(1, size // GROUP), dim), dtype=np.float32)
     both = [centers[rng.integers(0, len(centers), count)] for count in (size, QUERIES)]
     for points in both:
-        points += NOISE * rng.standard_normal(points.shape, dtype=np.float32)
+        points += noise * rng.standard_normal(points.shape, dtype=np.float32)
         points /= np.linalg.norm(points, axis=1, keepdims=True)
     return both[0], both[1]
 
@@ -344,32 +361,88 @@ def measure(
     return rows
 
 
-def measure_exact(points: Vectors, queries: Vectors, only: list[str]) -> list[dict[str, Any]]:
-    """Rows for exact search without an index around it, and for FAISS's flat index unless it is left out."""
-    searches: dict[str, Search] = {}
-    if any(part in "exact" for part in only):
-        exact = Exact(points, np.arange(len(points)))
-        searches["nearfar, exact"] = lambda rows: exact.search(rows, K)
-    if any(part in "faiss:flat" for part in only):
-        import faiss
+def mapped(folder: Path) -> Vectors:
+    """The vectors of a folder; every call maps the file again, so that each search has its own pages."""
+    points: Vectors = np.load(folder / "vectors.npy", mmap_mode="r")
+    return points
 
-        flat = faiss.IndexFlatIP(points.shape[1])
-        flat.add(points)
-        searches["plain FAISS, flat"] = lambda rows: flat.search(rows, K)
+
+def write_codes(folder: Path, measure: str) -> Any:
+    """Write int8 codes of the vectors of a folder; return a class that opens them and counts compared vectors."""
+    try:
+        from nearfar.search.backends.int8 import Int8
+    except ImportError:  # an older revision
+        return None
+
+    class Counting(Int8):
+        compared = 0
+
+        def _scored(self, queries: Any, part: Any, rows: Any, places: Any) -> Any:
+            self.compared += len(rows)
+            return super()._scored(queries, part, rows, places)
+
+    points, begin = mapped(folder), time.perf_counter()
+    ids = np.arange(len(points))
+    Int8(points, ids, measure=measure).save(folder, ids, points)
+    say(f"int8 codes were written in {time.perf_counter() - begin:.1f} s")
+    return Counting
+
+
+def measure_exact(points: Vectors, queries: Vectors, only: list[str], measure: str) -> list[dict[str, Any]]:
+    """Rows for exact search without an index around it, and for FAISS's flat index unless it is left out."""
+    with tempfile.TemporaryDirectory() as name:
+        np.save(Path(name) / "vectors.npy", points)
+        return measure_mapped(Path(name), queries, only, measure)
+
+
+def measure_mapped(folder: Path, queries: Vectors, only: list[str], measure: str) -> list[dict[str, Any]]:
+    """The rows of ``measure_exact`` for vectors in a file."""
+    searches: dict[str, Search] = {}
+    memory: dict[str, float] = {}
+    points = mapped(folder)
+    about, ids = {"vectors": len(points), "dim": points.shape[1]}, np.arange(len(points))
+    coded: Any = None
+
+    def take(name: str, search: Search, before: float) -> None:
+        searches[name] = search
+        search(queries[:64])
+        memory[name] = gibibytes() - before
+
+    if any(part in "exact" for part in only):
+        before = gibibytes()
+        exact = Exact(mapped(folder), ids, measure=measure)
+        take("nearfar, exact", lambda rows: exact.search(rows, K), before)
+    counting = write_codes(folder, measure) if any(part in "exact:int8" for part in only) else None
+    if counting is not None:
+        before, begin = gibibytes(), time.perf_counter()
+        coded = counting.open(folder, mapped(folder), ids, measure=measure)
+        say(f"int8 codes were opened in {1000 * (time.perf_counter() - begin):.0f} ms")
+        take("nearfar, exact:int8", lambda rows: coded.search(rows, K), before)
+    if any(part in "faiss:flat" for part in only):
+        before = gibibytes()
+        flat = faiss_backend._trained(points, "flat", measure)
+        for start in range(0, len(points), INSERTED):
+            flat.add(np.array(points[start : start + INSERTED]))
+        take("plain FAISS, flat", lambda rows: flat.search(rows, K), before)
     rows = []
     for size, turns in EXACT_TURNS.items():
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in searches}
         for turn in range(turns + 1):  # the first turn is not counted
+            if coded is not None and turn == 1:
+                coded.compared = 0
             for name, search in searches.items():
                 begin, used = time.perf_counter(), time.process_time()
                 search(queries[size * turn : size * (turn + 1)])
                 found[name].append((time.perf_counter() - begin, time.process_time() - used))
-        medians = [1000 * np.median(times[1:], axis=0) for times in found.values()]
-        for name, (wall, cpu) in zip(searches, medians, strict=True):
-            row = {"search": name, "vectors": len(points), "dim": points.shape[1], "batch": size}
-            row |= {"ms": float(wall), "CPU ms": float(cpu)}
-            if len(searches) == 2 and name == "nearfar, exact":
-                row |= {"ratio": float(wall / medians[1][0]), "CPU ratio": float(cpu / medians[1][1])}
+        medians = {name: 1000 * np.median(times[1:], axis=0) for name, times in found.items()}
+        for name, (wall, cpu) in medians.items():
+            row = {"search": name, **about, "batch": size, "ms": float(wall), "CPU ms": float(cpu), "GiB": memory[name]}
+            for other, words in (("nearfar, exact", "exact"), ("plain FAISS, flat", "FAISS")):
+                if other in medians and other != name:
+                    ratios = medians[name] / medians[other]
+                    row |= {f"/ {words}": float(ratios[0]), f"CPU / {words}": float(ratios[1])}
+            if name == "nearfar, exact:int8":
+                row["compared"] = coded.compared / (size * turns)
             show_line(row)
             rows.append(row)
     return rows
@@ -569,22 +642,25 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of searching, for each backend")
     parser.add_argument("--adds", type=int, default=0, help="measure this many adds, one by one, instead of searches")
     parser.add_argument("--exact", action="store_true", help="measure exact search without an index around it")
+    parser.add_argument("--noise", type=float, default=NOISE, help="length of the noise, as a multiple of a center")
+    parser.add_argument("--measure", choices=MEASURES, default="cosine", help="of --exact")
     parser.add_argument("--server", action="store_true", help="measure a Milvus server beside FAISS, both alone")
     columns = EXACT_COLUMNS if "--exact" in sys.argv else SERVER_COLUMNS if "--server" in sys.argv else COLUMNS
     options = parse(parser, columns)
     if options.adds:
         report([measure_adds(options.adds, options.dim)], ADD_COLUMNS, Clock("cpu"), options.out)
         return
-    points, queries = synthetic(options.size, options.dim)
+    points, queries = synthetic(options.size, options.dim, options.noise)
     if options.exact:
-        report(measure_exact(points, queries, options.only), EXACT_COLUMNS, Clock("cpu"), options.out)
+        rows = measure_exact(points, queries, options.only, options.measure)
+        report(rows, EXACT_COLUMNS, Clock("cpu"), options.out)
         return
     if options.server:
         kinds = [kind for kind in faiss_backend.KINDS if any(part in kind for part in options.only)]
         report(measure_server(points, queries, options.budget, kinds), SERVER_COLUMNS, Clock("cpu"), options.out)
         return
     truth = exact_neighbors(points, queries)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name in BACKENDS:
         if not any(part in name for part in options.only):
             continue
