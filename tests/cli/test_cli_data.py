@@ -82,6 +82,17 @@ def test_what_a_folder_holds(photos: Path, capsys: pytest.CaptureFixture[str]) -
     assert f"To prepare it, run: nearfar data prepare folder {photos}" in printed
 
 
+def test_the_command_that_prepares_has_the_settings_and_is_quoted(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "my table.csv"
+    file = next(photos.glob("*/*.png"))
+    table.write_text(f"file,label\n{file.relative_to(photos)},jay\n")
+    assert call("info", "table", table, "--set", "path=file", "--set", f"images={photos}") == 0
+    said = capsys.readouterr().out
+    assert f"run: nearfar data prepare table '{table}' --set path=file --set images={photos}" in said
+
+
 def test_what_was_prepared_and_what_was_skipped(damaged: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("prepare", "folder", damaged, "--on-error", "skip", "--side", "32") == 0
     capsys.readouterr()

@@ -14,6 +14,7 @@ from nearfar.cli.app import group
 from nearfar.cli.options import Cache, Device, Download, Everything, Json, Seed
 from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say, say_more
 from nearfar.cli.values import setting
+from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def info(
         return
     stores = stores_of(dataset, cache)
     if not stores:
-        say(f"Not prepared. To prepare it, run: nearfar data prepare {' '.join([name, *map(str, roots or ())])}")
+        given = [word for each in settings or () for word in ("--set", each)]
+        say(f"Not prepared. To prepare it, run: {command('data', 'prepare', name, *(roots or ()), *given)}")
         return
     for store in stores:
         about = store.about

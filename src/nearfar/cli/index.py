@@ -28,6 +28,7 @@ from nearfar.cli.options import (
 )
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
+from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
 from nearfar.utils.validation import few, whole
 
@@ -118,8 +119,8 @@ def build(
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
     print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in skipped])
-    query = "--id ID" if of_vectors else "IMAGE"
-    say(f"Search it with: nearfar search {out} {query}, or in a browser with: nearfar serve {out}")
+    query = ("--id", "ID") if of_vectors else ("IMAGE",)
+    say(f"Search it with: {command('search', out, *query)}, or in a browser with: {command('serve', out)}")
 
 
 @index.command(name="add", short_help="Add images.")

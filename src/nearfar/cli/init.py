@@ -35,7 +35,7 @@ def init(
     from nearfar.networks.weights import published
     from nearfar.training.recipe import starter
     from nearfar.utils.atomic import write_text
-    from nearfar.utils.formatting import duration
+    from nearfar.utils.formatting import command, duration
     from nearfar.utils.tensors import as_device
 
     file = Path(f"{photos.resolve().stem}.toml") if out is None else out
@@ -61,4 +61,4 @@ def init(
     weights = published.get(found.network)
     if published.locate(weights) is None:
         say(f"The weights of {found.network} are not on this machine; run: {weights.install_command}")
-    say(f"Train with: nearfar train {file}")
+    say(f"Train with: {command('train', file)}")

@@ -12,6 +12,7 @@ from typer import Argument, Option
 from nearfar.cli.app import app
 from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Settings, recipe_overrides
 from nearfar.cli.output import bad_files
+from nearfar.utils.formatting import command
 
 
 @app.command(name="train", short_help="Train a recipe, or resume a run.")
@@ -58,4 +59,5 @@ def train_recipe(
         measured = {part: values for part, values in result.metrics.items() if isinstance(values, Mapping)}
         print(f"{result.folder}: {'  '.join(console.shown(measured))}")
         if not quiet:
-            print(f"Next: nearfar report {result.folder}, or nearfar index build {result.folder} IMAGES")
+            report, build = command("report", result.folder), command("index", "build", result.folder)
+            print(f"Next: {report}, or {build} IMAGES")

@@ -1,10 +1,20 @@
-"""Numbers, percentages and durations as text, the same on the terminal and on every page."""
+"""Numbers, percentages, durations and commands as text, the same on the terminal and on every page."""
 
 from __future__ import annotations
 
 import math
+import shlex
 
 MISSING = "–"
+
+
+def command(*words: object) -> str:
+    """A command of nearfar that can be copied into a shell, also with spaces in paths.
+
+    >>> command("train", "my photos.toml")
+    "nearfar train 'my photos.toml'"
+    """
+    return shlex.join(("nearfar", *map(str, words)))
 
 
 def number(value: float | None, digits: int | None = None) -> str:

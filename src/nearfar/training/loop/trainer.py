@@ -35,6 +35,7 @@ from nearfar.training.run.folder import Log, RunFolder, finite
 from nearfar.training.run.loggers import Logger, flat
 from nearfar.training.run.reader import read_json
 from nearfar.utils.atomic import write_json, write_text
+from nearfar.utils.formatting import command
 from nearfar.utils.validation import few
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -362,10 +363,10 @@ class Trainer:
         write_json(file, finite(contents))
         saved = checkpoints.exists(self.run_folder.last)
         kept = "The checkpoint before it is kept" if saved else "No checkpoint was saved before it"
+        again = command("train", "--resume", folder, "--set", "training.on_nonfinite=skip")
         raise NonFiniteError(
             f"the loss or its gradient was NaN or infinite at step {iteration} (epoch {contents['epoch'] + 1}); the "
-            f"batch is in {file}. {kept}. To skip such steps, resume with: nearfar train --resume {folder} --set "
-            "training.on_nonfinite=skip"
+            f"batch is in {file}. {kept}. To skip such steps, resume with: {again}"
         )
 
     def _log(self, line: Mapping[str, Any], step: int | None = None) -> None:
@@ -404,7 +405,8 @@ class Trainer:
             return
         self._checkpoint(always=True)
         done, folder = self.session.position.iteration, self.run_folder.folder
-        message = f"stopped at step {done:,} of {self.parts.steps:,}. Resume with: nearfar train --resume {folder}"
+        again = command("train", "--resume", folder)
+        message = f"stopped at step {done:,} of {self.parts.steps:,}. Resume with: {again}"
         self.display.say(message)
         raise Stopped(request.number or signal.SIGTERM, message)
 
