@@ -8,8 +8,9 @@ from typing import Annotated
 from typer import Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Cache, Device, Json, Model
-from nearfar.cli.output import STDOUT, print_json, say
+from nearfar.cli.options import Cache, Device, Json, Model, OnError
+from nearfar.cli.output import STDOUT, bad_files, print_json, say
+from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
 
 
@@ -28,6 +29,7 @@ def calibrate_model(
     ] = None,
     json: Json = None,
     device: Device = "auto",
+    on_error: OnError = None,
     cache: Cache = None,
 ) -> None:
     """Choose the similarity from which on two images match, on the validation classes of a run.
@@ -47,15 +49,18 @@ def calibrate_model(
 
     with bars() as watch:
         chosen = _criterion(criterion)
-        found = calibrate(model, data, criterion=chosen, out=out, device=device, cache=cache, watch=watch)
+        with bad_files("--on-error skip"):
+            found = calibrate(
+                model, data, criterion=chosen, out=out, device=device, on_error=on_error, cache=cache, watch=watch
+            )
     if index is not None:
         with Index.open(index, device="cpu") as opened:
             opened.set_threshold(found)
     if json != STDOUT:
         say(found.describe())
         say(f"{found.positives:,} pairs of one class, {found.negatives:,} of two; F1 {found.f1:.3f}")
-        where = "" if out is None else f" --threshold {out}"
-        say(f"Compare two images with: nearfar verify {model} A.jpg B.jpg{where}")
+        where = () if out is None else ("--threshold", out)
+        say(f"Compare two images with: {command('verify', model, 'A.jpg', 'B.jpg', *where)}")
     if json is not None:
         print_json(json, found.to_json())
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from nearfar.cli.app import app
-from nearfar.cli.options import Device, Download, Json, Seed
+from nearfar.cli.options import Device, Download, Json, OnError, Seed
 from nearfar.cli.output import STDOUT, bad_files, print_json, print_table, say
 from nearfar.cli.values import whole_numbers
 from nearfar.utils.progress import Watch, bars
@@ -68,10 +68,7 @@ def evaluate_files(
     json: Json = None,
     key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the vectors.")] = None,
     labels_key: Annotated[str | None, Option(metavar="NAME", help="Tensor or column with the labels.")] = None,
-    on_error: Annotated[
-        str | None,
-        Option(help="What to do with files of DATA that cannot be decoded: skip or fail; fail or as in the recipe."),
-    ] = None,
+    on_error: OnError = None,
     device: Device = "cpu",
     seed: Seed = 0,
     download: Download = False,

@@ -22,6 +22,10 @@ RecipeDevice = Annotated[str | None, Option(help="Device instead of the recipe's
 Cache = Annotated[
     Path | None, Option(metavar="FOLDER", help="Folder of decoded images; default: $NEARFAR_CACHE or ~/.cache/nearfar.")
 ]
+OnError = Annotated[
+    str | None,
+    Option(help="What to do with files of DATA that cannot be decoded: skip or fail; fail or as in the recipe."),
+]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Print only the results.")]
 Seed = Annotated[int, Option(help="Random seed.")]
 Everything = Annotated[bool, Option("--all", help=f"List everything, not just the first {SHOWN}.")]

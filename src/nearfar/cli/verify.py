@@ -10,6 +10,7 @@ from typer import Argument, Option
 from nearfar.cli.app import app
 from nearfar.cli.options import Device, Json, Model
 from nearfar.cli.output import STDOUT, print_json, say
+from nearfar.utils.formatting import command
 
 
 @app.command(name="verify", short_help="Decide whether two images are of one class.")
@@ -30,6 +31,7 @@ def verify_images(
     Example: nearfar verify runs/birds A.jpg B.jpg
     """
     from nearfar.data.store.decode import BadImage
+    from nearfar.networks.weights.save import is_network
     from nearfar.search.encoder import Encoder
     from nearfar.training import load, load_threshold
 
@@ -37,7 +39,10 @@ def verify_images(
         raise ValueError("B is missing; the form is: nearfar verify MODEL A B, with a calibrated model and two images")
     found = load_threshold(model, threshold)
     if found is None:
-        raise ValueError(f"{model} has no threshold; choose one with: nearfar calibrate {model}")
+        if not is_network(model):
+            raise ValueError(f"{model} has no threshold; choose one with: {command('calibrate', model)}")
+        written = command("calibrate", model, "--data", "folder:PHOTOS", "--out", "threshold.json")
+        raise ValueError(f"--threshold is missing; {model} is the name of a network; write one with: {written}")
     encoder = Encoder(load(model), device=device)
     vectors = []
     for file in (one, other):

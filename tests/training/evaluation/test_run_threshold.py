@@ -56,6 +56,9 @@ def test_a_run_without_validation_classes_says_what_to_do(tmp_path: Path) -> Non
     folder = train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run").folder
     with pytest.raises(ValueError, match=r"has no validation classes: its split is 'standard'; .*fixed_validation"):
         calibrate(folder, device="cpu")
+    root = nf.training.load_recipe(folder).data.root
+    with pytest.raises(ValueError, match=r"npz is the data that it was trained and tested on; train with"):
+        calibrate(folder, f"arrays:{root}", device="cpu")
     assert load_threshold(folder) is None
 
 

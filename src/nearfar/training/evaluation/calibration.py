@@ -15,6 +15,7 @@ from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run.folder import RunFolder
 from nearfar.training.run.provenance import now
 from nearfar.training.run.reader import read_json
+from nearfar.utils.formatting import command
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import as_device
 
@@ -26,6 +27,7 @@ def calibrate(
     criterion: str | float = "f1",
     out: str | Path | None = None,
     device: str = "auto",
+    on_error: str | None = None,
     cache: str | Path | None = None,
     watch: Watch = lambda work: None,
 ) -> Threshold:
@@ -38,6 +40,7 @@ def calibrate(
         criterion: "f1", "accuracy" or a false accept rate; see ``nearfar.metrics.calibrate``.
         out: The JSON file to write instead. The name of a network needs it, since there is no folder.
         device: Where to compute: "auto", "cpu", "cuda", …
+        on_error: "skip" leaves out files that cannot be decoded, "fail" raises an error; as in the recipe by default.
         cache: Where decoded images are stored.
         watch: Called when work begins; returns a progress callback.
 
@@ -47,9 +50,14 @@ def calibrate(
     run = RunFolder(where)
     check_trained(run.folder)
     if out is None and save.is_network(where):
-        raise ValueError(f"out is missing; {where} is the name of a network, which has no folder for its threshold")
+        raise ValueError(
+            f"out is missing; {where} is the name of a network, which has no folder for its threshold: "
+            f"{command('calibrate', where, '--data', 'folder:PHOTOS', '--out', 'threshold.json')}"
+        )
     place = as_device("device", device)
-    found = model_embeddings(where, data=data, part="validation", device=place, cache=cache, watch=watch)
+    found = model_embeddings(
+        where, data=data, part="validation", device=place, on_error=on_error, cache=cache, watch=watch
+    )
     is_run = run.recipe.is_file()
     measure = load_recipe(run.folder).evaluation.measure if is_run else "cosine"
     threshold = metrics.calibrate(
@@ -94,7 +102,9 @@ def load_threshold(where: str | Path, file: str | Path | None = None) -> Thresho
         file = RunFolder(where).threshold
         if not file.is_file():
             return None
+    elif not Path(file).is_file():
+        raise FileNotFoundError(f"{file} does not exist; needed is a threshold written by nearfar calibrate --out")
     found = Threshold.load(file)
     if found.about.get("model") != read_model(where, lambda folder: save.fingerprint(save.load(folder))):
-        raise ValueError(f"{file} is of another model than {where} holds now; run: nearfar calibrate {where}")
+        raise ValueError(f"{file} is of another model than {where} holds now; run: {command('calibrate', where)}")
     return found

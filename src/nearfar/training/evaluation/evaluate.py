@@ -166,7 +166,10 @@ def evaluate_embeddings(
                 raise ValueError("intervals, worst and rerank are for queries; given pairs and triplets have none")
             return {**found, "verification": finite(measure_embeddings(one, measure=measure).verification)}
         if clustering and found["queries"]["classes"] == 1:
-            raise ValueError("labels have one class, so there is nothing to cluster; disable clustering")
+            raise ValueError(
+                "labels have one class, so there is nothing to cluster; leave it out with clustering=False, or "
+                "--no-clustering"
+            )
         result = measure_embeddings(
             one, ks=ks, measure=measure, clustering=clustering, normalization=normalization, seed=seed, watch=watch
         )
@@ -529,6 +532,7 @@ def _open_data(
     if recipe is None and data is not None and data not in datasets.names() and Path(data).exists():
         data = f"folder:{data}"
     name, _, root = (data or "").partition(":")
+    named = data
     if recipe is not None and data is not None and _is_own(recipe, name, root):
         data = root or None
     elif name in datasets.names():
@@ -562,12 +566,13 @@ def _open_data(
     wanted = (part,) if part == "validation" else TEST_PARTS
     found = {name: own for name, own in rows.items() if name in wanted and len(own)}
     if not found:
-        remedy = "name a dataset to test it on with data, as NAME:ROOT"
+        own, remedy = "", "name a dataset to test it on with data, as NAME:ROOT"
         if part == "validation":
+            own = "" if named is None else f", and {named} is the data that it was trained and tested on"
             remedy = (
                 'train with split.name = "fixed_validation", or name labeled images of other classes: folder:PHOTOS'
             )
-        raise ValueError(f"{run.folder} has no {part} classes: its split is {recipe.split.name!r}; {remedy}")
+        raise ValueError(f"{run.folder} has no {part} classes: its split is {recipe.split.name!r}{own}; {remedy}")
     return dataset, store, found
 
 
