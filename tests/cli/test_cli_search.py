@@ -216,8 +216,35 @@ def test_a_network_by_name_is_calibrated_into_a_file(
     same = pictures / "digit 3" / "003.png"
     compared = ("verify", "small_cnn", same, same)
     assert run(capsys, *compared, "--threshold", "found.json").startswith("match: similarity 1.0000\nthreshold ")
-    assert "has no threshold; choose one with" in refused(capsys, *compared)
-    assert "none.json" in refused(capsys, *compared, "--threshold", "none.json")
+    remedy = "nearfar calibrate small_cnn --data folder:PHOTOS --out threshold.json"
+    assert remedy in refused(capsys, *compared)
+    assert remedy in refused(capsys, "calibrate", "small_cnn")
+    error = refused(capsys, *compared, "--threshold", "none.json")
+    assert "none.json does not exist; needed is a threshold written by nearfar calibrate --out" in error
+
+
+def test_calibration_can_skip_files_that_cannot_be_decoded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, pictures = model_folder(tmp_path / "model"), photos(tmp_path / "photos", 30)
+    (pictures / "digit 3" / "text.png").write_text("no image")
+    words = ("calibrate", model, "--data", f"folder:{pictures}", "--device", "cpu", "--cache", tmp_path / "cache")
+    assert "--on-error skip continues without them" in refused(capsys, *words)
+    assert "threshold" in run(capsys, *words, "--on-error", "skip")
+
+
+def test_suggested_commands_are_quoted_for_a_shell(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = tmp_path / "my index"
+    said = run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
+    assert f"nearfar search '{index}' IMAGE, or in a browser with: nearfar serve '{index}'" in said
+
+
+def test_a_filter_that_leaves_nothing_is_said(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index, photo = tmp_path / "my.index", place / "photos" / "digit 3" / "003.png"
+    run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")
+    assert run(capsys, "search", index, photo, "--where", "label=none").strip() == "no item meets --where label=none"
+    run(capsys, "index", "remove", index, "--where", "name~*")
+    assert run(capsys, "search", index, photo).strip() == "the index has no items"
 
 
 def test_a_calibrated_model_verifies_and_its_index_tells_matches(

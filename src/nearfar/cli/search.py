@@ -56,10 +56,14 @@ def search_index(
     own = None if model is None else open_model(model)
     with Index.open(place, read_only=True, device=device, model=own, trust=trust) as opened:
         found = [opened.search(query, k, where=wanted, expand=expand, rerank=rerank, label=label) for query in queries]
-    for results in found if json != STDOUT else ():
+    for query, results in zip(queries, found, strict=True) if json != STDOUT else ():
         if len(found) > 1:
             say(results.name)
-        _show(results)
+        if len(results):
+            _show(results)
+        else:
+            none = f"the index has no {'other ' if isinstance(query, int) else ''}items"
+            say(f"no item meets --where {' --where '.join(where)}" if where else none)
     for file in (html, png):
         if file is not None:
             write_results(found, file)
