@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -172,7 +173,10 @@ def test_vectors_are_drawn_as_squares(tmp_path: Path) -> None:
     data = {"name": "digits", "settings": {"vectors": True}}
     run = write_run(tmp_path / "run", dataset.labels[rows], rows, data=data, network={"name": "linear", "dim": 8})
     page = Page(report(run))
-    assert "A vector is drawn as a square of its values." in " ".join(page.text)
+    text = " ".join(page.text)
+    assert "A vector is drawn as a square of its values." in text
+    assert "vectors of 5 unseen classes" in text
+    assert "the embedding of a vector" in text
     assert len([tag for tag, _ in page.tags if tag == "img"]) == len(page.with_class("hit")) > 0
 
 
@@ -255,6 +259,21 @@ def test_a_curve_starts_before_the_training_and_has_two_points_at_least(digits: 
     ((title, chart),) = _curves(before)
     assert title == "Recall@1"
     assert chart.count("<circle") == 2
+
+
+def test_all_metrics_before_the_training_are_beside_those_after_it(digits: Path) -> None:
+    file = digits / "metrics.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"before": {"recall@1": 0.5, "map@r": 0.1234}}))
+    page = Page(report(digits)).source
+    assert '<th scope="col" class="number">before, %</th>' in page
+    assert '<td class="number">12.34</td>' in page
+
+
+def test_a_long_name_of_a_class_leaves_the_similarity_visible(digits: Path) -> None:
+    page = Page(report(digits))
+    assert re.search(r"<figcaption><b>[^<]*</b><span>\d\.\d\d</span></figcaption>", page.source)
+    (clamped,) = re.findall(r"[^}]*\{[^}]*-webkit-line-clamp[^}]*\}", page.source)
+    assert clamped.strip().startswith(".hit figcaption b {")
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-9, 1e-9], [1e12, 3e12], [0.0, 0.0, 1e-300]])

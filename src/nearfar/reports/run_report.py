@@ -83,7 +83,7 @@ def report(
         metrics=_metrics(found),
         classes=max((each.classes for each in found.intervals.values()), default=0) if found is not None else 0,
         agreement=_agreement(run),
-        parts=[part for part in ("train", "validation") if part in run.metrics],
+        parts=[part for part in ("before", "train", "validation") if part in run.metrics],
         random_queries=_random_queries(run, queries, seed) if found is not None else [],
         worst_queries=_worst_queries(run, found, worst) if found is not None else [],
         map=_map(run, map, seed),
@@ -108,7 +108,7 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
         entries.append(("Before", before, "recall@1 of the network without this training"))
     if run.queries is not None:
         tested = run.gallery or run.queries
-        classes = f"images of {len(torch.unique(torch.as_tensor(tested.labels))):,} unseen classes"
+        classes = f"{'vectors' if run.of_vectors else 'images'} of {len(torch.unique(torch.as_tensor(tested.labels))):,} unseen classes"
         entries.append(("Tested on", f"{len(tested.labels):,}", classes))
     if looks := max(run.test_looks, int(run.manifest.get("test_looks", 0))):
         entries.append(("Test looks", f"{looks:,}", "evaluations on the test classes"))

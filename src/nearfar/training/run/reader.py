@@ -49,6 +49,11 @@ class RunData:
         """The embeddings that the queries were searched in; None: each other."""
         return None if self.queries is None else self.queries.gallery
 
+    @property
+    def of_vectors(self) -> bool:
+        """Whether the dataset holds vectors instead of images."""
+        return self.dataset is not None and self.dataset.is_vectors
+
     def class_name(self, label: int) -> str:
         """The name of a class, or its number if the name is not known.
 
