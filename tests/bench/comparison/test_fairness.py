@@ -27,6 +27,8 @@ def test_runs_of_two_losses_may_be_ranked(tmp_path: Path) -> None:
     assert verdict.fair
     assert verdict.reasons == []
     assert verdict.notes == ["the test classes were evaluated 2 times for these 2 runs"]
+    alone = judge([finished(tmp_path / "three", "nra")])
+    assert alone.notes == ["the test classes were evaluated 1 time for this run"]
 
 
 @pytest.mark.parametrize(

@@ -402,6 +402,32 @@ def test_runs_are_compared(browser: Any, site: Site, tmp_path: Path) -> None:
     visit.close()
 
 
+def test_one_run_has_a_chart_of_ordinary_size_and_nothing_to_be_compared_with(
+    browser: Any, site: Site, tmp_path: Path
+) -> None:
+    fake_run(tmp_path / "one", "nra", 0.7)
+    visit = Visit(browser, site(FakeIndex(12), runs=[tmp_path]))
+    page = visit.open()
+    page.set_viewport_size({"width": 1600, "height": 900})
+    page.click("#tab-runs")
+    page.wait_for_selector("#view-runs svg.chart")
+    assert page.locator("#view-runs svg.chart").bounding_box()["width"] <= 620
+    page.click("#tab-leaderboard")
+    page.wait_for_selector("#view-leaderboard .verdict")
+    assert page.inner_text("#view-leaderboard .verdict") == "There is only one loss: nothing to compare it with."
+    assert all(page.locator("#view-leaderboard .block").all_inner_texts())
+    visit.close()
+
+
+def test_a_card_does_not_repeat_the_class_as_a_folder(browser: Any, site: Site) -> None:
+    found = FakeIndex(1)
+    found.add_images([("jay/1.png", picture(3), "jay", {}), ("jays/2.png", picture(4), "jay", {})])
+    visit = Visit(browser, site(found))
+    page = visit.open("#item=0")
+    assert sorted(nearest(page)) == ["1.png", "jays/2.png"]
+    visit.close()
+
+
 def test_damaged_runs_are_named_beside_the_others(browser: Any, site: Site, tmp_path: Path) -> None:
     for name, loss in (("one", "nra"), ("two", "multi_similarity"), ("three", "triplet")):
         fake_run(tmp_path / name, loss, 0.6)

@@ -15,6 +15,7 @@ from nearfar.bench.comparison import manifest_keys as keys
 from nearfar.bench.comparison.manifest_keys import Facts, flat
 from nearfar.bench.comparison.outcomes import Outcome, repetitions
 from nearfar.training.run.provenance import relevant_code
+from nearfar.utils.formatting import plural
 
 Differences = dict[str, dict[str, Any]]
 
@@ -92,7 +93,8 @@ def judge(outcomes: Iterable[Outcome]) -> Verdict:
     looks = sum(run.test_looks for run in outcomes)
     notes += [*unknown_code, *_notes(outcomes)]
     if looks:
-        notes.append(f"the test classes were evaluated {looks:,} times for these {len(outcomes):,} runs")
+        runs_text = f"these {len(outcomes):,} runs" if len(outcomes) > 1 else "this run"
+        notes.append(f"the test classes were evaluated {plural(looks, 'time')} for {runs_text}")
     return Verdict(not reasons, reasons, notes, tried, used, looks)
 
 

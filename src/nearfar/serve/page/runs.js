@@ -127,7 +127,7 @@ function leaderboardView({ metrics, experiments, tournament, damaged }) {
     showLeaderboard();
   });
   const chooser = make("div", { class: "row block" }, make("label", { htmlFor: "metric", class: "soft", textContent: "Ranked by" }), select, make("span", { class: "soft", textContent: "on test classes, which are not used in training" }));
-  view.replaceChildren(chooser, ...(tournament.rows.length && tournament.experiments.length > 1 ? [standings(tournament)] : []), ...experiments.map(experiment), make("div", { class: "block" }, leftOut(damaged)));
+  view.replaceChildren(chooser, ...(tournament.rows.length && tournament.experiments.length > 1 ? [standings(tournament)] : []), ...experiments.map(experiment), ...(damaged.length ? [make("div", { class: "block" }, leftOut(damaged))] : []));
 }
 
 function standings({ experiments, rows, note }) {
@@ -145,9 +145,10 @@ function experiment({ name, fair, reasons, notes, statistics, rows }) {
       ...[percent(row.mean), row.std === null ? "–" : `± ${percent(row.std)}`, row.low === null ? "–" : `${percent(row.low)}–${percent(row.high)}`, row.group || "–", row.runs, duration(row.seconds)].map((value) => make("td", { class: "number", textContent: value })),
     ),
   );
-  const verdict = fair ? "Fair comparison: these runs differ only in the loss and its settings." : "Not ranked: these runs differ in more than the loss.";
+  const alone = fair && rows.length === 1;
+  const verdict = alone ? "There is only one loss: nothing to compare it with." : fair ? "Fair comparison: these runs differ only in the loss and its settings." : "Not ranked: these runs differ in more than the loss.";
   const listed = (lines, heading = null) => (lines.length ? make("div", { class: "soft" }, heading, make("ul", { class: "reasons" }, ...lines.map((line) => make("li", { textContent: line })))) : null);
-  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, fair ? "Other differences, which do not affect fairness:" : "Other differences:"), plainTable(["rank", "loss", "mean %", "std", "95 %", "group", "runs", "time"], body, 1, "ranks"), listed(statistics));
+  return make("div", { class: "block" }, make("h2", { textContent: name }), make("p", { class: `verdict ${alone ? "soft" : fair ? "fair" : "unfair"}`, textContent: verdict }), listed(reasons), listed(notes, alone ? null : fair ? "Other differences, which do not affect fairness:" : "Other differences:"), plainTable(["rank", "loss", "mean %", "std", "95 %", "group", "runs", "time"], body, 1, "ranks"), listed(statistics));
 }
 
 function plainTable(titles, body, wordsAt = 0, kind = "") {

@@ -183,6 +183,9 @@ function cards(items, label = null) {
   byKeyboard = false;
 }
 
+/** The name of an item without the folder that repeats its class. */
+const inFolder = ({ name, label }) => (label !== null && name.startsWith(`${label}/`) ? name.slice(label.length + 1) : name);
+
 function card(item, place, label, length) {
   const kind = label === null || item.score === undefined ? "" : item.label === label ? "same" : "other";
   const sign = { same: "✓", other: "✗" }[kind];
@@ -199,7 +202,7 @@ function card(item, place, label, length) {
       "span",
       { class: "words" },
       make("span", { class: "label" }, sign ? make("span", { class: "sign", textContent: sign }) : null, words),
-      make("span", { class: "name", textContent: item.name }),
+      make("span", { class: "name", textContent: inFolder(item) }),
       scored ? make("span", { class: "score", textContent: item.score.toFixed(3) }) : null,
       decision ? make("span", { class: "match", textContent: decision }) : null,
     ),
