@@ -45,6 +45,9 @@ def test_digits_from_a_grid_to_a_page(
     assert run(*bench) == 0
     told = capsys.readouterr().out
     assert "8 of 8 cells are finished" in told
+    assert "Next: " not in told
+    assert run(*[word for word in bench if word != "--quiet"]) == 0
+    assert f"Next: nearfar bench compare {tmp_path / 'digits'}, or nearfar bench report " in capsys.readouterr().out
     assert len(done) == len(set(done)) == 8
     place = tmp_path / "digits"
     assert run("bench", "compare", place) == 0

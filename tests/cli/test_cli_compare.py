@@ -136,7 +136,7 @@ def test_a_wrong_metric_or_format_ends_in_one_line(fair: Path, capsys: pytest.Ca
     assert call("bench", "compare", fair, "--metric", "nmi") == 1
     assert "has no 'nmi' of test" in capsys.readouterr().err
     assert call("bench", "compare", fair, "--format", "xml") == 1
-    assert "format is 'xml'" in capsys.readouterr().err
+    assert "format is 'xml'; allowed are text, csv, latex, html, svg" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["bench", "compare"], ["tournament"], ["report"]])

@@ -42,6 +42,7 @@ def test_tune_writes_a_recipe_that_trains(
     assert code == 0
     assert "trial 2: " in told
     assert f"wrote {out / 'best.toml'}" in said
+    assert f"test them once with: nearfar train {out / 'best.toml'}" in said
     assert "<svg" in (out / "tuning.html").read_text()
     best = load(out / "best.toml")
     assert best.optimizer.lr == 0.02

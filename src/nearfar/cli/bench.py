@@ -13,7 +13,9 @@ from nearfar.cli.app import group
 from nearfar.cli.options import Anyway, Cache, ChartFormat, Metric, Out, Quiet, RecipeDevice, Runs, Settings, Waive
 from nearfar.cli.output import print_table, print_text, say
 from nearfar.cli.values import waivers
+from nearfar.utils.formatting import command
 from nearfar.utils.progress import bars
+from nearfar.utils.validation import one_of
 
 if TYPE_CHECKING:
     from nearfar.bench.grid.runner import GridResult
@@ -97,6 +99,8 @@ def run_grid(
     finally:
         display.close()
     _print(result)
+    if not quiet:
+        say(f"Next: {command('bench', 'compare', result.folder)}, or {command('bench', 'report', result.folder)}")
 
 
 def _print(result: GridResult) -> None:
@@ -164,9 +168,10 @@ def show(found: object, runs: list[Path], format: str, out: Path | None) -> None
     from nearfar.bench.comparison import outcomes
     from nearfar.bench.comparison.loss_ranking import LossRanking, Standings
     from nearfar.reports import charts, leaderboard
-    from nearfar.reports.table_page import write
+    from nearfar.reports.table_page import FORMATS, write
 
     assert isinstance(found, (LossRanking, Standings))
+    one_of("format", format, (*FORMATS, "svg"))
     if format == "svg" and found.ranked:
         chart = (
             leaderboard.ranking_chart(found) if isinstance(found, LossRanking) else leaderboard.tournament_chart(found)

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from nearfar.cli.app import app
 from nearfar.cli.options import Cache, Quiet, RecipeDevice, Roots, Seed, Settings, recipe_overrides
 from nearfar.cli.output import say
+from nearfar.utils.formatting import command
 
 if TYPE_CHECKING:
     from nearfar.bench.tuning.results import StudyResults
@@ -98,6 +99,8 @@ def tune_recipe(
     say(f"trial {best.number} of {len(found.trials)}: validation {found.metric} {best.value:.4f}")
     say(f"  {results.settings_text(best.values)}")
     say(f"wrote {plan.out / results.BEST} and {plan.out / PAGE}")
+    if not quiet:
+        say(f"Train the best settings and test them once with: {command('train', plan.out / results.BEST)}")
 
 
 def write_page(plan: TuningPlan, found: StudyResults) -> None:
