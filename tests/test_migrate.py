@@ -218,8 +218,12 @@ def test_ranked_list_has_the_same_value_but_for_a_factor() -> None:
 def test_what_has_no_counterpart_is_an_error() -> None:
     with pytest.raises(ValueError, match="there is no counterpart of 'ManifoldLoss'"):
         nf.migrate.from_pml(losses.ManifoldLoss(l=4))
-    with pytest.raises(ValueError, match=r"CrossBatchMemory cannot be converted: nf\.losses\.Memory, which takes"):
+    with pytest.raises(
+        ValueError, match=r"CrossBatchMemory cannot be converted; nearfar has nf\.losses\.Memory, which"
+    ):
         nf.migrate.from_pml(losses.CrossBatchMemory(losses.ContrastiveLoss(), 4))
+    with pytest.raises(ValueError, match=r"nearfar has nf\.losses\.MultipleLosses, which takes the converted losses"):
+        nf.migrate.from_pml(losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()]))
     with pytest.raises(ValueError, match="UniformHistogramMiner has no counterpart"):
         nf.migrate.from_pml(losses.TripletMarginLoss(), miner=miners.UniformHistogramMiner())
     with pytest.raises(TypeError, match="one of pytorch_metric_learning is needed"):

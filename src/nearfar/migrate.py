@@ -48,6 +48,8 @@ def counterpart(name: str) -> str:
     Raises:
         ValueError: If nearfar has nothing for it.
     """
+    if name == "MultipleLosses":  # the same name here, so it is not in the table of other names
+        return "nf.losses.MultipleLosses, which takes the converted losses"
     if name not in PML_LOSSES:
         raise ValueError(f"there is no counterpart of {name!r}; nearfar has one for {', '.join(PML_LOSSES)}")
     return PML_LOSSES[name]
@@ -87,7 +89,7 @@ def from_pml(loss: nn.Module, *, miner: nn.Module | None = None) -> Migration:
         )
     peer = _Peer(loss, miner)
     if peer.name not in _CONVERTERS:
-        raise ValueError(f"{peer.name} cannot be converted: {counterpart(peer.name)} is what nearfar has for it")
+        raise ValueError(f"{peer.name} cannot be converted; nearfar has {counterpart(peer.name)}")
     found = peer.regularized(_CONVERTERS[peer.name](peer))
     peer.check_reducer()
     return Migration(found, tuple(peer.differences))

@@ -268,6 +268,11 @@ def test_row_numbers_are_integers() -> None:
         E.LSML().fit(X, triplets=TRIPLETS.astype(float))
 
 
+def test_a_regression_on_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="y holds text; MLKR needs numbers"):
+        E.MLKR().fit(X, np.where(Y == 0, "jay", "wren"))
+
+
 # --- pipelines ------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,12 @@ class LinearTransformer(MetricLearner):
         check_numbers(self)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=numeric)
         if numeric:
-            return np.asarray(X), np.asarray(column_or_1d(y, warn=True), dtype=np.float64)
+            try:
+                numbers = np.asarray(column_or_1d(y, warn=True), dtype=np.float64)
+            except ValueError:
+                kind = type(self).__name__
+                raise ValueError(f"y holds text; {kind} needs numbers, as it learns for regression") from None
+            return np.asarray(X), numbers
         return np.asarray(X), class_numbers(y, self)[1]
 
     def _set(self, components: torch.Tensor | Array, objective: list[float] | None = None) -> Self:
