@@ -407,11 +407,14 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "write", results.read)
 
 
-def together(chosen: tuner.TuningPlan) -> results.StudyResults:
+def together(chosen: tuner.TuningPlan, when_one_ends: Callable[[], object]) -> results.StudyResults:
     """What two workers find at the same time; neither may die."""
     tuner.open_study(chosen)
     with ThreadPoolExecutor(2) as pool:
-        for worker in [pool.submit(tuner.tune, chosen, worker=number) for number in range(2)]:
+        workers = [pool.submit(tuner.tune, chosen, worker=number) for number in range(2)]
+        for worker in workers:
+            worker.add_done_callback(lambda _: when_one_ends())
+        for worker in workers:
             worker.result(timeout=60)
     return tuner.tune(chosen)
 
@@ -461,7 +464,7 @@ def test_two_workers_never_take_the_same_trial(tmp_path: Path, monkeypatch: pyte
             both.wait()
 
     with before_trials_change(wait):
-        assert each_once(together(plan(tmp_path)))
+        assert each_once(together(plan(tmp_path), both.abort))
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -484,7 +487,7 @@ def test_what_a_worker_queued_for_itself_is_not_taken_by_another(
     monkeypatch.setattr(tuning_study.Study, "enqueue", enqueue_and_wait)
     monkeypatch.setattr(optuna.Study, "ask", ask_and_tell)
     chosen = plan(tmp_path)
-    assert each_once(together(chosen))
+    assert each_once(together(chosen, taken.set))
     assert len(tuner.open_study(chosen).study.trials) == 3, "none was dropped either"
 
 
