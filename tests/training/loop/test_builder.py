@@ -227,6 +227,13 @@ def test_the_fingerprint_tells_another_split() -> None:
         ({"sampler": {"classes": 50, "per_class": 4}}, "sampler: labels has 5 classes"),
         ({"sampler": {"classes": 50, "per_class": 4}}, "so sampler.classes can be 5 at most"),
         (
+            {
+                "split": {"name": "fixed_validation", "share": 0.9},
+                "sampler": {"per_class": 4, "batch_size": 16},
+            },
+            "the split has one training class, and a loss compares at least two; set fewer classes aside",
+        ),
+        (
             {"training": {"iterations": 3, "warmup_epochs": 3, "device": "cpu"}},
             "training.warmup_epochs is 3; the training has 1 epochs",
         ),

@@ -386,6 +386,10 @@ def _check_losses(dataset: Dataset, losses: nn.ModuleList) -> None:
 
 def _create_sampler(recipe: Recipe, labels: Rows, rank: int, ranks: int, relations: ItemRelations | None) -> Sampler:
     section, seed = recipe.sampler, recipe.training.seed
+    if relations is None and len(np.unique(labels)) < 2:
+        aside = recipe.split.name in ("fixed_validation", "k_fold")
+        remedy = "; set fewer classes aside for validation" if aside else ""
+        raise ValueError(f"the split has one training class, and a loss compares at least two{remedy}")
     settings = section.model_dump(exclude={"name"}, exclude_none=True)
     if relations is not None:
         settings["relations"] = relations.rows
