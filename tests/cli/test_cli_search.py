@@ -284,6 +284,22 @@ def test_a_calibrated_model_verifies_and_its_index_tells_matches(
 def test_a_network_that_is_not_known_leads_to_the_list(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = refused(capsys, "index", "build", "resnet99", place / "photos", "-o", tmp_path / "my.index")
-    assert error.startswith("nearfar: resnet99 does not exist; needed is a folder with model.safetensors")
+    error = refused(capsys, "index", "build", "vgg", place / "photos", "-o", tmp_path / "my.index")
+    assert error.startswith("nearfar: vgg does not exist; needed is a folder with model.safetensors")
     assert error.endswith("or the name of a network (nearfar weights list)")
+    error = refused(capsys, "index", "build", "efficientnet_lit0", place / "photos", "-o", tmp_path / "my.index")
+    assert "efficientnet_lit0 does not exist (did you mean 'efficientnet_lite0'?); needed" in error
+
+
+def test_vectors_with_nan_are_not_embedded_and_images_are_no_vectors(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save.save(nf.networks.create("mlp", in_dim=3, dim=2), tmp_path / "model")
+    vectors = np.ones((4, 3), dtype=np.float32)
+    vectors[2, 1] = np.nan
+    np.save(tmp_path / "x.npy", vectors)
+    error = refused(capsys, "embed", tmp_path / "model", tmp_path / "x.npy", "-o", tmp_path / "out.npz")
+    assert "1 of 4 embeddings have NaN or infinity; the first is that of '2'" in error
+    assert not (tmp_path / "out.npz").exists()
+    error = refused(capsys, "embed", tmp_path / "model", place / "photos", "-o", tmp_path / "out.npz")
+    assert error.endswith("the model reads vectors of 3 numbers, not images or files")

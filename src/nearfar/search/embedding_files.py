@@ -149,5 +149,12 @@ def embed(
                 progress(len(names) + len(skipped), len(listed))
     if not names:
         raise ValueError(f"none of the images can be read; the first reason: {': '.join(skipped[0])}")
+    found = np.stack(vectors)
+    broken = np.flatnonzero(~np.isfinite(found).all(1))
+    if len(broken):
+        raise ValueError(
+            f"{len(broken):,} of {len(found):,} embeddings have NaN or infinity; the first is that of "
+            f"{names[broken[0]]!r}: check the input, or the weights of the model"
+        )
     fingerprint = saving.fingerprint(loaded)
-    return EmbeddedImages(np.stack(vectors), tuple(names), tuple(classes), tuple(skipped), fingerprint)
+    return EmbeddedImages(found, tuple(names), tuple(classes), tuple(skipped), fingerprint)

@@ -177,7 +177,9 @@ class Encoder:
 
     def _vector(self, item: Any) -> NDArray[np.float32]:
         if not isinstance(item, np.ndarray) or item.shape != (self.in_dim,) or item.dtype.kind not in "fiu":
-            given = f"{item.dtype} {list(item.shape)}" if isinstance(item, np.ndarray) else type(item).__name__
+            if not isinstance(item, np.ndarray):
+                raise TypeError(f"the model reads vectors of {self.in_dim} numbers, not images or files")
+            given = f"{item.dtype} {list(item.shape)}"
             raise TypeError(f"the model reads vectors of {self.in_dim} numbers; the input is {given}")
         return item.astype(np.float32)
 

@@ -13,6 +13,7 @@ from nearfar.data.datasets.arrays import FILES, as_dataset, is_huggingface, save
 from nearfar.networks import Embedder, Ensemble
 from nearfar.training.recipe.files import NAME, Overrides, load
 from nearfar.training.recipe.schema import Recipe
+from nearfar.utils.validation import nearest
 
 if TYPE_CHECKING:
     from nearfar.data import Dataset
@@ -147,12 +148,13 @@ def open_model(where: str | Path, *, download: bool = False) -> Embedder | Ensem
             of a network with published weights, such as "efficientnet_lite0" or "timm:resnet50".
         download: Allow to download the weights of a network that is given by name.
     """
+    from nearfar.networks import registry
     from nearfar.networks.weights import save
 
     if len(Path(where).parts) == 1 and not Path(where).exists() and not save.is_network(where):
         raise FileNotFoundError(
-            f"{where} does not exist; needed is a folder with {save.NAME} and model.json, or the name of a network "
-            "(nearfar weights list)"
+            f"{where} does not exist{nearest(str(where), registry.names())}; needed is a folder with {save.NAME} and "
+            "model.json, or the name of a network (nearfar weights list)"
         )
     return read_model(where, lambda folder: save.load(folder, download=download))
 
