@@ -233,3 +233,21 @@ def test_no_tensor_holds_all_pairs(alone: bool) -> None:
 def test_errors_name_the_argument(changed: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         verification(**({"embeddings": torch.eye(4), "labels": torch.tensor([0, 0, 1, 1])} | changed))
+
+
+@pytest.mark.parametrize("metric", ["retrieval", "clustering", "verification"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "array of float16"])
+def test_half_precision_gives_the_result_of_float32_without_a_copy_in_float32(metric: str, kind: str) -> None:
+    labels = torch.arange(4_000) // 400
+    points = torch.eye(10, 128)[labels] + 0.3 * torch.randn(4_000, 128, generator=torch.Generator().manual_seed(0))
+    given = points.to(torch.bfloat16 if kind == "bfloat16" else torch.float16)
+    wide = given.float()
+    measured = {
+        "retrieval": lambda some: nf.metrics.retrieval(some[:64], labels[:64], some, labels, memory_budget=2**18),
+        "verification": lambda some: verification(some[:64], labels[:64], some, labels, memory_budget=2**18),
+        "clustering": lambda some: nf.metrics.clustering(some, labels, k=10, restarts=1, memory_budget=2**18),
+    }[metric]
+    with Watch() as watch:
+        found = measured(given.numpy() if kind == "array of float16" else given)
+    assert watch.largest < wide.nbytes
+    assert found == measured(wide)
