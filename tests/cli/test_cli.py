@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import nearfar as nf
 from nearfar.cli import main
+from nearfar.cli.app import app
 from nearfar.cli.output import print_list
 
 
@@ -30,6 +34,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_has_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*words) == 0
     assert "Example: nearfar " in capsys.readouterr().out
+
+
+def test_every_output_option_has_its_short_form() -> None:
+    def options(command: Any) -> Iterator[tuple[str, list[str]]]:
+        for each in getattr(command, "commands", {}).values():
+            yield from options(each)
+        yield from ((command.name, found.opts) for found in command.params if "--out" in found.opts)
+
+    found = list(options(typer.main.get_command(app)))
+    assert len(found) > 10
+    assert [name for name, words in found if "-o" not in words] == []
 
 
 def test_the_list_has_every_loss_and_its_meaning(

@@ -81,7 +81,7 @@ def root(
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     use: Annotated[
         list[str] | None,
-        Option("--use", metavar="FILE", help="Run a Python file that registers losses, networks or data sets."),
+        Option("--use", metavar="FILE", help="Run a Python file that registers losses, networks or datasets."),
     ] = None,
 ) -> None:
     """Train, compare and serve embedding models: near what is alike, far what is not.

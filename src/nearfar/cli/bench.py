@@ -30,9 +30,9 @@ bench = group(
 @bench.command(name="run", short_help="Train all cells of a grid that are not finished yet.")
 def run_grid(
     grid: Annotated[Path, Argument(metavar="GRID", help="A TOML file, or a name of nearfar recipe list grid.")],
-    out: Annotated[Path, Option(metavar="FOLDER", help="Folder that the folder of the grid is created in.")] = Path(
-        "bench"
-    ),
+    out: Annotated[
+        Path, Option("-o", "--out", metavar="FOLDER", help="Folder that the folder of the grid is created in.")
+    ] = Path("bench"),
     engine: Annotated[
         str, Option(help="local (processes), inline (this process; fastest for small cells) or ray.")
     ] = "local",

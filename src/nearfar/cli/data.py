@@ -210,7 +210,7 @@ def prepare_set(
 def show(
     name: Name,
     roots: Roots = None,
-    out: Annotated[Path, Option(metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
+    out: Annotated[Path, Option("-o", "--out", metavar="FILE", help="A .png, .jpg or .webp file.")] = Path("grid.png"),
     part: Annotated[str, Option(help="train, test, query, gallery, …")] = "train",
     view: Annotated[
         str, Option(help="random, random_resized, center or none; auto is random, or none for small images.")

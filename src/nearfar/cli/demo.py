@@ -18,7 +18,12 @@ def demo(
     seed: Seed = 0,
     out: Annotated[
         Path | None,
-        Option(metavar="FOLDER", help="Folder for runs and index; by default runs/demo or the next free one."),
+        Option(
+            "-o",
+            "--out",
+            metavar="FOLDER",
+            help="Folder for runs and index; by default runs/demo or the next free one.",
+        ),
     ] = None,
 ) -> None:
     """Train on 200 characters and retrieve 200 others: a ranking of losses, a report, and an index to search.

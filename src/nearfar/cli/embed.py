@@ -20,7 +20,7 @@ def embed_images(
     photos: Annotated[
         Path, Argument(metavar="PHOTOS", help="A folder or archive of images, one image, or a file of vectors.")
     ],
-    out: Annotated[Path, Option("--out", "-o", metavar="FILE", help="An .npz, .safetensors or .npy file.")] = Path(
+    out: Annotated[Path, Option("-o", "--out", metavar="FILE", help="An .npz, .safetensors or .npy file.")] = Path(
         "embeddings.npz"
     ),
     no_labels: NoLabels = False,

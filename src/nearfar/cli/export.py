@@ -14,7 +14,9 @@ from nearfar.cli.app import app
 def export_network(
     run: Annotated[Path, Argument(metavar="RUN", help="A run folder, a folder with model.safetensors, or a network.")],
     format: Annotated[str, Option(help="onnx, or safetensors with a .json file next to it.")] = "onnx",
-    out: Annotated[Path | None, Option(metavar="FILE", help="Output file; default: RUN/model.onnx.")] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", metavar="FILE", help="Output file; default: RUN/model.onnx.")
+    ] = None,
 ) -> None:
     """Export a network. The file also describes the preprocessing of images.
 

@@ -58,7 +58,7 @@ Part = Annotated[str | None, Option(metavar="PART", help="With --data: only this
 def build(
     model: Model,
     photos: Photos = None,
-    out: Annotated[Path, Option("--out", "-o", metavar="FOLDER", help="The new folder of the index.")] = Path(
+    out: Annotated[Path, Option("-o", "--out", metavar="FOLDER", help="The new folder of the index.")] = Path(
         "my.index"
     ),
     backend: Backend = "auto",

@@ -20,7 +20,7 @@ def init(
         Argument(metavar="PHOTOS", help="A folder or archive of images, one folder per class; or a .csv table."),
     ],
     out: Annotated[
-        Path | None, Option("--out", "-o", metavar="FILE", help="The recipe; by default PHOTOS.toml, in this folder.")
+        Path | None, Option("-o", "--out", metavar="FILE", help="The recipe; by default PHOTOS.toml, in this folder.")
     ] = None,
     device: Device = "auto",
     cache: Cache = None,

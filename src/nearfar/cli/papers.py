@@ -69,7 +69,9 @@ def run_experiment(
         list[str] | None,
         Option(metavar="[NAME=]ROOT", help="Location of a dataset; without NAME if the experiment needs only one."),
     ] = None,
-    out: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the results; papers/NAME by default.")] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", metavar="FOLDER", help="Folder of the results; papers/NAME by default.")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only print the commands.")] = False,
 ) -> None:
     """Run the commands of a table or figure, those whose data is given, one after the other.

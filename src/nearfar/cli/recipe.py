@@ -95,7 +95,7 @@ def show_recipe(
 @recipe.command(name="schema", short_help="Print the JSON schema of recipes, grids or spaces, for editors.")
 def print_schema(
     kind: Kind = "recipe",
-    out: Annotated[Path, Option(metavar="FILE", help="Write it to this file.")] = STDOUT,
+    out: Annotated[Path, Option("-o", "--out", metavar="FILE", help="Write it to this file.")] = STDOUT,
 ) -> None:
     """Print the JSON schema of recipes, grids or spaces, with which editors complete and check them.
 

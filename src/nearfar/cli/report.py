@@ -18,7 +18,9 @@ def report_run(
     runs: Annotated[
         list[Path] | None, Argument(metavar="RUN", help="The run folder; with --papers any number of them.")
     ] = None,
-    out: Annotated[Path | None, Option(metavar="FILE", help="The page; report.html in RUN by default.")] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", metavar="FILE", help="The page; report.html in RUN by default.")
+    ] = None,
     papers: Annotated[
         bool, Option("--papers", help="Compare with published numbers. Without RUN, list the published tables.")
     ] = False,

@@ -23,7 +23,7 @@ def train_recipe(
     ] = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, Option(metavar="FOLDER", help="The run folder; runs/NAME of the recipe by default.")
+        Path | None, Option("-o", "--out", metavar="FOLDER", help="The run folder; runs/NAME of the recipe by default.")
     ] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     data: Roots = None,

@@ -42,7 +42,8 @@ def tune_recipe(
     ] = None,
     jobs: Annotated[int, Option(metavar="N", help="Trials at a time, each in a process of its own.")] = 1,
     out: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe.")
+        Path | None,
+        Option("-o", "--out", metavar="FOLDER", help="Folder of the results; by default tuning/NAME of the recipe."),
     ] = None,
     settings: Settings = None,
     data: Roots = None,

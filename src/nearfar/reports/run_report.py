@@ -108,7 +108,8 @@ def _figures(run: RunData, found: RunMetrics | None) -> list[tuple[str, str, str
         entries.append(("Before", before, "recall@1 of the network without this training"))
     if run.queries is not None:
         tested = run.gallery or run.queries
-        classes = f"{'vectors' if run.of_vectors else 'images'} of {len(torch.unique(torch.as_tensor(tested.labels))):,} unseen classes"
+        what, count = "vectors" if run.of_vectors else "images", len(torch.unique(torch.as_tensor(tested.labels)))
+        classes = f"{what} of {count:,} unseen classes"
         entries.append(("Tested on", f"{len(tested.labels):,}", classes))
     if looks := max(run.test_looks, int(run.manifest.get("test_looks", 0))):
         entries.append(("Test looks", f"{looks:,}", "evaluations on the test classes"))
