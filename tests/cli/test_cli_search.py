@@ -184,7 +184,7 @@ def test_only_who_can_list_all_says_so(place: Path, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("index", "build", "model", "nowhere", "-o", "n"), "root is nowhere; it does not exist"),
+        (("index", "build", "model", "nowhere", "-o", "n"), "nowhere does not exist; a folder or an archive is needed"),
         (("index", "build", "model", "-o", "n"), "PHOTOS is missing"),
         (("index", "info", "model"), "model contains no index"),
         (("search", "model"), "IMAGE is missing"),

@@ -205,7 +205,11 @@ def test_rows_without_a_part_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "head", "message"),
     [
-        (["jay/1.jpg,a"], "file,label", "has no column 'path'; it has file, label"),
+        (
+            ["jay/1.jpg,a"],
+            "file,label",
+            "has no column 'path'; it has file, label; the setting 'path' of the dataset names another one",
+        ),
         (["jay/1.jpg,a,b"], "path,label", "line 2: 3 fields, but 2 columns"),
         (["jay/1.jpg,a,b"], "path,label,label", "two columns of the same name"),
         (["jay/1.jpg,a,dev"], "path,label,split", "split has 'dev' in row 0; allowed are train"),
@@ -378,7 +382,7 @@ def test_files_of_other_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.eye(3))
     with pytest.raises(ValueError, match=r"a\.npy cannot be used as arrays"):
         data.open("arrays", tmp_path / "a.npy")
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
+    with pytest.raises(FileNotFoundError, match="does not exist; a file of arrays is needed"):
         data.open("arrays", tmp_path / "b.npz")
 
 

@@ -102,7 +102,7 @@ def open_tree(root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
         return _open_archives(paths[0].parent, paths)
     root = Path(root)
     if not root.exists():
-        raise FileNotFoundError(f"root is {root}; it does not exist")
+        raise FileNotFoundError(f"{root} does not exist; a folder or an archive is needed")
     if not root.is_dir():
         return _open_archives(root, [root])
     tree = _walk(root)
@@ -163,7 +163,7 @@ def _open_archives(root: Path, archives: Sequence[Path]) -> Tree:
         if archive.is_dir() and len(archives) > 1:
             raise ValueError(f"root has the folder {archive}; a list must contain archives only")
         if not archive.is_file():
-            raise FileNotFoundError(f"root is {archive}; there is no such file")
+            raise FileNotFoundError(f"{archive} does not exist; an archive is needed")
     zips = [zipfile.is_zipfile(archive) for archive in archives]
     if any(zips) and not all(zips):
         raise ValueError(f"{root} contains both zip and tar files; pass the ones that belong together as a list")

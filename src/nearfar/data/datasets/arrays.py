@@ -191,7 +191,7 @@ def read_arrays(file: Path) -> ArrayFile:
         file: A file with X and y, or one that ``nearfar embed`` wrote.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"root is {file}; there is no such file")
+        raise FileNotFoundError(f"{file} does not exist; a file of arrays is needed")
     values = _as_numpy("X", read(file, "embeddings", shared=has(file, "labels")))
     about = read_details(file)
     labels: list[str | None] | None = None

@@ -58,7 +58,7 @@ def pairs(
     if file.suffix == ".txt":
         return _lfw(file, Path(items) if items is not None else file.parent, name)
     content = read_table(file)
-    check_columns(file, content, (left, right, same))
+    check_columns(file, content, {"left": left, "right": right, "same": same})
     words = [as_text(value).lower() for value in content[same]]
     scores = as_values(WORDS.get(word, word) for word in words)
     if scores.dtype.kind not in "fiu" or not ((scores >= 0) & (scores <= 1)).all():
@@ -97,7 +97,7 @@ def triplets(
     """
     file = Path(root)
     content, columns = read_table(file), (anchor, positive, negative)
-    check_columns(file, content, columns)
+    check_columns(file, content, {"anchor": anchor, "positive": positive, "negative": negative})
     return _dataset(name, file, content, columns, split, items, np.ones(len(content[anchor])), 0.5)
 
 

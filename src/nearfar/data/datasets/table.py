@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def table(
     """
     file = Path(root)
     content = read_table(file)
-    check_columns(file, content, (path, label))
+    check_columns(file, content, {"path": path, "label": label})
     notes: list[str] = []
     corners = _corners(file, content) if boxes and all(name in content for name in CORNERS) else None
     source, rows = _find_images(
@@ -198,22 +198,25 @@ def read_table(file: Path) -> Table:
         file: The file.
     """
     if not file.is_file():
-        why = "a table is needed, such as photos.csv" if file.exists() else "there is no such file"
-        raise FileNotFoundError(f"root is {file}; {why}")
+        why = "is a folder; a table is needed, such as photos.csv" if file.exists() else "does not exist"
+        raise FileNotFoundError(f"{file} {why}")
     return _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
 
 
-def check_columns(file: Path, content: Table, columns: Sequence[str]) -> None:
+def check_columns(file: Path, content: Table, columns: Mapping[str, str]) -> None:
     """Raise an error unless a table has some columns.
 
     Args:
         file: The file of the table.
         content: Its columns.
-        columns: Names of the columns that are needed.
+        columns: Names of the columns that are needed, by the settings that choose them.
     """
-    for column in columns:
+    for setting, column in columns.items():
         if column not in content:
-            raise ValueError(f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}")
+            raise ValueError(
+                f"{file} has no column {column!r}; it has {', '.join(content) or 'none'}; the setting {setting!r} of "
+                "the dataset names another one"
+            )
 
 
 def _read_csv(file: Path) -> Table:
