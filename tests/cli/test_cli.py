@@ -135,6 +135,17 @@ def test_bad_input_ends_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_error_of_the_system_names_the_file_and_no_number(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object, **settings: object) -> None:
+        raise PermissionError(13, "Permission denied", "runs/first")
+
+    monkeypatch.setattr("nearfar.training.api.start", refuse)
+    assert call("train", "folder", "--data", str(tmp_path)) == 1
+    assert capsys.readouterr().err == "nearfar: runs/first: Permission denied\n"
+
+
 @pytest.mark.parametrize("words", [["--debug", "losses", "nope"], ["losses", "nope", "--debug"]])
 def test_debug_shows_the_traceback(words: list[str]) -> None:
     with pytest.raises(ValueError, match="loss is 'nope'"):

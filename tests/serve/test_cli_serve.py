@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.cli import main
+from nearfar.search import Index
 
 
 def call(*words: str) -> int:
@@ -49,6 +50,17 @@ def test_bad_input_ends_in_one_line(
     assert printed.err.startswith("nearfar: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+def test_an_index_that_cannot_be_changed_leads_to_read_only(
+    capsys: pytest.CaptureFixture[str], small_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*words: object, **settings: object) -> None:
+        raise PermissionError(13, "Permission denied", str(small_index / ".lock"))
+
+    monkeypatch.setattr(Index, "open", refuse)
+    assert call("serve", str(small_index), "--device", "cpu", "--port", "0") == 1
+    assert capsys.readouterr().err == f"nearfar: {small_index} cannot be written to; serve it with --read-only\n"
 
 
 def test_an_empty_token_in_the_environment_is_refused(

@@ -49,12 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         # Errors of the parser bring their own exit code and wording.
         words_of = getattr(error, "format_message", None)
-        message = words_of() if words_of else str(error) or type(error).__name__
+        message = words_of() if words_of else _message(error)
         lines = message.splitlines() if hasattr(error, "problems") else [message]  # a line for each problem of a recipe
         lines = [visible(" ".join(line.split())) for line in lines]
         print("nearfar:", "\n  ".join(lines), file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message(error: Exception) -> str:
+    """What an error says; one of the operating system without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _using(words: list[str]) -> list[str]:

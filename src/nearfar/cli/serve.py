@@ -79,8 +79,14 @@ def serve_index(
             raise FileNotFoundError(f"--runs is {str(place)!r}; there is no such folder")
     with server.listen(host, port) as listening:  # before the model is loaded, to report a used port at once
         local = is_loopback(host)
+        try:
+            opened = Index.open(index, read_only=read_only, device=device, trust=trust)
+        except PermissionError as error:
+            if read_only:
+                raise
+            raise PermissionError(f"{index} cannot be written to; serve it with --read-only") from error
         application = create(
-            Index.open(index, read_only=read_only, device=device, trust=trust),
+            opened,
             name=index.absolute().name,
             runs=runs or (),
             token=token,
