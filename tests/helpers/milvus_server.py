@@ -8,6 +8,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+# How often the parts of the server look at each other, and for how long a server that was killed counts as running.
+# With the defaults of up to a second, and of 30 seconds, tests would mostly wait.
+SETTINGS = {
+    "proxy.timeTickInterval": 50,  # milliseconds
+    "queryCoord.checkInterval": 50,
+    "queryCoord.distPullInterval": 50,
+    "common.session.ttl": 10,  # seconds
+}
+
 
 class Server:
     """A Milvus server with its data in a folder; it keeps its port when it is started again."""
@@ -20,6 +29,8 @@ class Server:
             self.port = int(free.getsockname()[1])
         self._server: Any = MilvusServer(data_dir=str(folder), proxy_port=self.port)
         self._server.config.try_bind_port = _bound
+        for name, value in SETTINGS.items():
+            self._server.config.set(name, value)
 
     @property
     def address(self) -> str:
