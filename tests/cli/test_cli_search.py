@@ -239,6 +239,21 @@ def test_suggested_commands_are_quoted_for_a_shell(
     assert f"nearfar search '{index}' IMAGE, or in a browser with: nearfar serve '{index}'" in said
 
 
+def test_one_image_of_one_class_is_counted_as_one(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = place / "photos" / "digit 3" / "003.png"
+    copy = tmp_path / "photos" / "three" / "3.png"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(file.read_bytes())
+    said = run(capsys, "index", "build", place / "model", tmp_path / "photos", "-o", tmp_path / "i", "--device", "cpu")
+    assert "1 image of 1 class, 8 dimensions" in said
+    assert "1 embedding of 8" in run(
+        capsys, "embed", place / "model", copy, "-o", tmp_path / "x.npz", "--device", "cpu"
+    )
+    assert "folder: 1 image of 1 class\n" in run(capsys, "data", "info", "folder", tmp_path / "photos")
+
+
 def test_a_filter_that_leaves_nothing_is_said(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index, photo = tmp_path / "my.index", place / "photos" / "digit 3" / "003.png"
     run(capsys, "index", "build", place / "model", place / "photos", "-o", index, "--device", "cpu")

@@ -14,7 +14,7 @@ from nearfar.cli.app import group
 from nearfar.cli.options import Cache, Device, Download, Everything, Json, Seed
 from nearfar.cli.output import SHOWN, STDOUT, print_json, print_list, print_table, say, say_more
 from nearfar.cli.values import setting
-from nearfar.utils.formatting import command
+from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def _print_parts(dataset: Dataset) -> None:
     import numpy as np
 
     kind = "vectors" if dataset.is_vectors else "images"
-    say(f"{dataset.name}: {len(dataset):,} {kind} of {dataset.num_classes:,} classes")
+    say(f"{dataset.name}: {plural(len(dataset), kind[:-1])} of {plural(dataset.num_classes, 'class', 'es')}")
     rows = []
     for part, places in dataset.parts.items():
         counts = np.unique(dataset.labels[places], return_counts=True)[1]

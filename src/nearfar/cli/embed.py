@@ -11,6 +11,7 @@ from typer import Argument, Option
 from nearfar.cli.app import app
 from nearfar.cli.options import BatchSize, Device, Download, Engine, Model, NoLabels, RayAddress, Workers
 from nearfar.cli.output import print_list, say
+from nearfar.utils.formatting import plural
 from nearfar.utils.progress import bars
 
 
@@ -61,4 +62,4 @@ def embed_images(
     if engine == "ray":
         shutil.rmtree(parts)
     print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in found.skipped])
-    say(f"wrote {out}: {len(found.names):,} embeddings of {found.vectors.shape[1]:,} dimensions")
+    say(f"wrote {out}: {plural(len(found.names), 'embedding')} of {found.vectors.shape[1]:,} dimensions")

@@ -28,7 +28,7 @@ from nearfar.cli.options import (
 )
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
-from nearfar.utils.formatting import command
+from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
 from nearfar.utils.validation import few, whole
 
@@ -114,8 +114,8 @@ def build(
         facts, skipped, of_vectors = made.info(), made.skipped, made.in_dim is not None
     recall = facts.get("recall@10")
     say(
-        f"{out}: {facts['count']:,} {'vectors' if of_vectors else 'images'} of {facts['classes']:,} classes, "
-        f"{facts['dim']} dimensions, "
+        f"{out}: {plural(facts['count'], 'vector' if of_vectors else 'image')} of "
+        f"{plural(facts['classes'], 'class', 'es')}, {plural(facts['dim'], 'dimension')}, "
         f"{facts['backend']}" + ("" if recall is None else f", finds {100 * recall:.1f} % of the ten nearest")
     )
     print_list("file was skipped", "files were skipped", [f"{name}: {reason}" for name, reason in skipped])

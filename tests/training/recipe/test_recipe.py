@@ -79,6 +79,7 @@ def test_a_wrong_key_or_value_is_named_with_what_is_allowed(sections: dict[str, 
     [
         ({"name": "rav"}, ["'rav'", "'raw'"]),
         ({"name": "raw", "alhpa": 1}, ["unknown key loss.alhpa", "'loss.alpha'"]),
+        ({"name": "raw", "nmae": "nra"}, ["unknown key loss.nmae (did you mean 'loss.name'?)"]),
         ({"name": "raw", "alpha": -1}, ["loss.alpha is -1"]),
         ({"name": "raw", "alpha": "2"}, ["loss.alpha is '2'; allowed: a number"]),
         ({"name": "raw", "alpha": True}, ["loss.alpha is true; allowed: a number"]),

@@ -226,7 +226,8 @@ def unknown_key(where: str, key: str, known: Collection[str], owner: str) -> str
         owner: Whose keys those are.
     """
     has = ", ".join(known) or "no settings"
-    return f"unknown key {_path(where, key)}{nearest(key, known, f'{where}.' if where else '')}; {owner} has {has}"
+    meant = nearest(key, [*known, "name"] if where == "loss" else known, f"{where}." if where else "")
+    return f"unknown key {_path(where, key)}{meant}; {owner} has {has}"
 
 
 def _shown(value: Any) -> str:
