@@ -88,13 +88,13 @@ def indexes(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Indexes with changes that are not compacted, and one with a model."""
     root = tmp_path_factory.mktemp("indexes")
     faiss.omp_set_num_threads(1)  # its threads wait for each other where others compute, too
-    for name in ("exact", "faiss:flat", "faiss:ivf"):
+    for name in ("exact", "exact:int8", "faiss:flat", "faiss:ivf"):
         with Index.from_vectors(vectors(120), out=root / name, backend=name, measure="euclidean") as index:
             index.add_vectors(vectors(5, seed=2))
             index.remove([3, 121])
             index.map()
     Index.build(model(), photos(root / "photos", 4), out=root / "model", device="cpu").close()
-    return [root / name for name in ("exact", "faiss:flat", "faiss:ivf", "model")]
+    return [root / name for name in ("exact", "exact:int8", "faiss:flat", "faiss:ivf", "model")]
 
 
 def test_damaged_index_files_end_in_an_index_or_in_one_clear_line(indexes: list[Path], tmp_path: Path) -> None:

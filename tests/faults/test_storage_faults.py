@@ -187,7 +187,7 @@ def test_an_index_of_faiss_that_forgot_its_training_is_built_again(
         index.compact()
 
 
-@pytest.mark.parametrize("backend", ["exact", "faiss:flat", "faiss:ivf"])
+@pytest.mark.parametrize("backend", ["exact", "exact:int8", "faiss:flat", "faiss:ivf"])
 def test_vectors_that_became_nan_are_named(tmp_path: Path, backend: str) -> None:
     Index.from_vectors(POINTS, out=tmp_path / "i", backend=backend, measure="euclidean").close()
     (file,) = (tmp_path / "i").rglob("vectors.npy")
