@@ -271,8 +271,8 @@ def test_large_pictures_are_refused_by_their_header(client: Client) -> None:
 
 
 def test_slow_decoding_is_given_up(client: Client) -> None:
-    served = client(limits=Limits(seconds=1))
-    answer = served.post(f"{API}/search", files={"image": many_scans(6000, 50)})
+    served = client(limits=Limits(seconds=1, pixels=100_000_000))
+    answer = served.post(f"{API}/search", files={"image": many_scans(9500, 50)})
     assert code(answer) == (422, "bad_image")
     assert "more than 1 seconds" in answer.json()["error"]["message"]
     assert served.post(f"{API}/search", files={"image": encoded(picture(3))}).status_code == 200
