@@ -72,7 +72,7 @@ def test_who_is_refused_tells_nobody(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds a run already"):
         start(chosen, out=folder, loggers=["tensorboard"])
     assert sorted(folder.rglob("*")) == before
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         start(recipe(tmp_path / "missing.npz"), out=tmp_path / "new", loggers=["tensorboard"])
     assert not (tmp_path / "new").exists()
 

@@ -93,7 +93,7 @@ def test_a_run_is_named_after_the_path_of_its_recipe(tmp_path: Path, given: str,
 
 def test_a_free_folder_goes_again_where_nothing_came_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         start(recipe(tmp_path / "missing.npz"))
     assert list((tmp_path / "runs").iterdir()) == []
     assert start(recipe(vectors(tmp_path), training__epochs=1)).folder == Path("runs/arrays-contrastive")
@@ -109,7 +109,7 @@ def test_a_folder_with_a_run_is_not_begun_anew(tmp_path: Path) -> None:
 
 
 def test_a_run_that_could_not_begin_leaves_the_folder_free(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no such file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         train(recipe(tmp_path / "missing.npz"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     train(recipe(vectors(tmp_path), training__epochs=1), tmp_path / "run")
