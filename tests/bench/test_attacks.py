@@ -35,7 +35,7 @@ from nearfar.training.evaluation.evaluate import evaluate
 from nearfar.training.recipe.files import load as load_recipe
 from nearfar.training.run import provenance
 from nearfar.training.run.console import Silent
-from nearfar.training.run.folder import RunError, read_log
+from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.training.run.reader import read_run
 from nearfar.utils import plugins
 
@@ -310,6 +310,14 @@ def test_the_split_of_luck_is_never_ranked(tmp_path: Path) -> None:
 def test_settings_that_test_results_chose_are_marked(tmp_path: Path) -> None:
     run = finished(tmp_path / "one", "nra", overrides={"tuning.chosen_by": "test"})
     assert "the settings of nra were chosen by test results" in judge([run]).notes
+
+
+def test_a_file_of_a_grid_beside_runs_of_no_grid_is_not_theirs(tmp_path: Path) -> None:
+    (tmp_path / "grid.toml").write_text("seeds = [0, 1, 2]\n")
+    run = finished(tmp_path / "runs" / "first", "nra")
+    assert judge([run]).fair
+    provenance.record_look(RunFolder(run.folder), "evaluate")
+    assert not (tmp_path / "test_looks.jsonl").exists()
 
 
 # --- 4. seeds and folds that fit -------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def run_grid(
     Example: nearfar bench run cub --data CUB_200_2011 --per-gpu 4 --only proxy_anchor
     """
     from nearfar.bench.grid import console, runner
-    from nearfar.bench.grid.records import CELLS
+    from nearfar.training.run.provenance import CELLS
 
     roots, labels, overrides = data or (), only or (), settings or ()
     if dry_run:

@@ -144,14 +144,15 @@ class Outcome:
         return {key: recipe.get(key, label) for key, label in self.labels.items() if "." in key}
 
     def grid(self) -> dict[str, Any]:
-        """The content of grid.toml two folders above; empty without a grid. Its settings are by key of the recipe."""
-        found = content(self.folder.parent.parent / provenance.GRID)
+        """The content of grid.toml beside the folder of cells; empty without one. Settings are by key of the recipe."""
+        file = provenance.grid_file(self.folder)
+        found = None if file is None else content(file)
         if found is None:
             return {}
         try:
             table = tomllib.loads(found.decode())
         except ValueError as error:
-            raise RunError(f"{self.folder.parent.parent / provenance.GRID} cannot be read: {error}") from None
+            raise RunError(f"{file} cannot be read: {error}") from None
         return {**table, "settings": keys.flat(table.get("settings", {}))}
 
     @property

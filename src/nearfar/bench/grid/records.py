@@ -17,12 +17,12 @@ from nearfar.data import Dataset
 from nearfar.data.store.fingerprint import KIND
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder, finite
-from nearfar.training.run.provenance import code, is_finished, relevant_code
+from nearfar.training.run.provenance import CELLS, code, is_finished, relevant_code
 from nearfar.utils.atomic import write_json
 from nearfar.utils.validation import few
 
 STATUS = "status.json"
-CELLS, OUTPUT = "cells", "output"  # folders of a grid: its runs, and the output of their processes
+OUTPUT = "output"  # folder of a grid with the output of the processes of its runs, which are in CELLS
 TAIL = 4096  # bytes read from the end of a log to find the current step
 WEIGHTS = ("checkpoint", "embeddings.safetensors")  # what lean runs do not keep
 

@@ -50,7 +50,7 @@ FORMAT = 2  # of manifests. 1: without code and seal
 DIGITS = 16  # of a hash of code
 # Parts of the package that no result of a run depends on.
 NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
-GRID = "grid.toml"  # file in the folder of a grid, two above that of a run
+GRID, CELLS = "grid.toml", "cells"  # file of a grid, and the folder of its runs beside it
 WAIVABLE = ("code",)
 COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
 SIGNED = ("ami", "spearman")  # metrics from −1 to 1
@@ -298,6 +298,16 @@ def _hash(content: bytes) -> str:
 # --- the ledger of test looks --------------------------------------------------------------------------------------
 
 
+def grid_file(run: Path) -> Path | None:
+    """Where the grid of a run would be described; None if the run is not in the folder of a grid's cells.
+
+    Args:
+        run: The folder of the run.
+    """
+    above = run.absolute().parent
+    return above.with_name(GRID) if above.name == CELLS else None
+
+
 def record_look(run: RunFolder, by: str, **about: Any) -> None:
     """Append a line to the ledger of a run, and to that of its grid.
 
@@ -307,11 +317,11 @@ def record_look(run: RunFolder, by: str, **about: Any) -> None:
         about: Further entries, such as the epoch.
     """
     line = {"date": now(), "run": run.folder.absolute().name, "by": by, **about}
-    grid = run.folder.absolute().parent.parent
-    for ledger in (run.looks, grid / run.looks.name):
-        if ledger is run.looks or (grid / GRID).is_file():
-            with suppress(PermissionError), open(ledger, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+    file = grid_file(run.folder)
+    grids = [] if file is None or not file.is_file() else [file.with_name(run.looks.name)]
+    for ledger in (run.looks, *grids):
+        with suppress(PermissionError), open(ledger, "a", encoding="utf-8") as opened:
+            opened.write(json.dumps(line) + "\n")
 
 
 def count_looks(ledger: bytes | None) -> int:
