@@ -162,6 +162,17 @@ def _photo(folder: Path) -> Path:
     return file
 
 
+def test_a_failed_build_of_nothing_leaves_nothing(tmp_path: Path) -> None:
+    photos(tmp_path / "photos", 3)
+    broken = model()
+    with torch.no_grad():
+        next(broken.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        Index.build(broken, tmp_path / "photos", out=tmp_path / "i", device="cpu")
+    assert not (tmp_path / "i").exists()
+    Index.build(model(), tmp_path / "photos", out=tmp_path / "i", device="cpu").close()
+
+
 def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
     photos(tmp_path / "photos", 3)
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"\xff\xd8\xff nothing")

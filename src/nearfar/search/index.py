@@ -208,12 +208,14 @@ class Index:
                 )
                 index.skipped = found.skipped
                 if not len(index) and is_new:
-                    shutil.rmtree(out)
                     raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
                 index.compact(backend=backend, watch=watch)
                 index.set_threshold(threshold)
             except BaseException:
+                nothing = is_new and not len(index)
                 index.close()
+                if nothing:  # nothing to go on with, and it would be in the way of the next try
+                    shutil.rmtree(out, ignore_errors=True)
                 raise
         return index
 
