@@ -89,3 +89,11 @@ def test_losses_of_proxies_refuse_it() -> None:
     loss = losses.ProxyAnchor(num_classes=8, dim=2)
     with pytest.raises(ValueError, match="compares with its proxies"):
         filled().loss(loss, torch.randn(4, 2), torch.arange(4))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 2), (4,)])
+def test_embeddings_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    memory = losses.Memory(5, dim=2)
+    with pytest.raises(ValueError, match=r"embeddings has shape .*; this memory and the labels need \(4, 2\)"):
+        memory.add(torch.zeros(shape), torch.arange(4))
+    assert not len(memory)

@@ -237,8 +237,10 @@ def test_a_newer_format_is_refused(built: Path, tmp_path: Path) -> None:
     (tmp_path / "i" / "index.json").write_text("{}")
     with pytest.raises(BadIndex, match="does not describe an index"):
         Index.open(tmp_path / "i")
-    with pytest.raises(FileNotFoundError, match="contains no index"):
+    with pytest.raises(FileNotFoundError, match=r"contains no index: it has no index\.json"):
         Index.open(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist; an index is needed"):
+        Index.open(tmp_path / "nowhere")
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

@@ -535,7 +535,8 @@ def check_batch(
             raise ValueError("positions are columns of a gallery, but no gallery was given")
         return embeddings, labels, None, labels, None
     if gallery is None or gallery_labels is None:
-        raise ValueError(f"gallery and gallery_labels must be given together; only one of them was given{NOT_PAIRS}")
+        missing = "gallery" if gallery is None else "gallery_labels"
+        raise ValueError(f"gallery and gallery_labels must be given together; {missing} is missing{NOT_PAIRS}")
     gallery, gallery_labels = check_vectors("gallery", gallery, "gallery_labels", gallery_labels)
     _check_gallery(embeddings, gallery)
     if positions is not None:

@@ -82,6 +82,11 @@ class Memory(nn.Module):
             embeddings: Embeddings, [m, dim].
             labels: Labels, [m].
         """
+        expected = (len(labels), self.all_embeddings.shape[1])
+        if embeddings.shape != expected:
+            raise ValueError(
+                f"embeddings has shape {tuple(embeddings.shape)}; this memory and the labels need {expected}"
+            )
         embeddings, labels = embeddings.detach()[-self.size :].nan_to_num(0.0, 0.0, 0.0), labels[-self.size :]
         start = self.added % self.size
         before_end = min(len(labels), self.size - start)

@@ -64,7 +64,8 @@ def read_card(folder: Path) -> dict[str, Any]:
     """
     file = folder / CARD
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} contains no index: {CARD} does not exist")
+        missing = f"contains no index: it has no {CARD}" if folder.exists() else "does not exist; an index is needed"
+        raise FileNotFoundError(f"{folder} {missing}")
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
