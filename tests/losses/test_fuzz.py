@@ -82,7 +82,7 @@ FUZZ: dict[str, dict[str, tuple[Any, ...]]] = {
     "quadruplet": {"margin": MARGIN, "second_margin": MARGIN},
     "histogram": {"bins": (1, 2, 100, 5000)},
     "smooth_ap": {"temperature": TEMPERATURE, "max_positives": (None, 10_000)},
-    "fast_ap": {"bins": (1, 2, 10, 1000)},  # far more bins than pairs
+    "fast_ap": {"bins": (1, 2, 10, 5000)},
     "softmax": {"sample_rate": SAMPLE_RATE},
     "normalized_softmax": {"temperature": TEMPERATURE, "sample_rate": SAMPLE_RATE},
     "proxy_nca": {
