@@ -211,10 +211,11 @@ class Index:
                     raise ValueError(f"none of the images can be read; the first reason: {': '.join(found.skipped[0])}")
                 index.compact(backend=backend, watch=watch)
                 index.set_threshold(threshold)
-            except BaseException:
-                nothing = is_new and not len(index)
+            except BaseException as error:
+                # What was interrupted is resumed by an update; an error would find the index in its way the next time.
+                useless = isinstance(error, Exception) and is_new and not len(index)
                 index.close()
-                if nothing:  # nothing to go on with, and it would be in the way of the next try
+                if useless:
                     shutil.rmtree(out, ignore_errors=True)
                 raise
         return index
