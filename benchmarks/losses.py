@@ -60,6 +60,11 @@ def cases() -> list[Case]:
             lambda p: (p.losses.ContrastiveLoss(1, 0.5, **cosine(p)), None),
         ),
         Case(
+            "contrastive, all active",  # every pair has a weight
+            lambda: losses.Contrastive(margin=-1.0, average="pairs"),
+            lambda p: (p.losses.ContrastiveLoss(1, -1, **cosine(p)), None),
+        ),
+        Case(
             "triplet, all",
             lambda: losses.Triplet(mining="all", average="active"),
             lambda p: (p.losses.TripletMarginLoss(0.1, **cosine(p)), None),
