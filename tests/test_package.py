@@ -57,6 +57,14 @@ def test_modules_are_named_by_nouns() -> None:
     assert [str(file) for file in FILES if file.stem.endswith("ing") and file.stem.rsplit("_")[-1] not in NOUNS] == []
 
 
+def test_every_combination_of_test_folders_can_be_collected(request: pytest.FixtureRequest) -> None:
+    """Modules outside packages are imported by their basename, so no two that pytest collects may share one."""
+    ignored = request.config.getoption("ignore_glob") or []
+    files = [file for file in (ROOT / "tests").rglob("*.py") if not any(file.match(glob) for glob in ignored)]
+    names = [file.name for file in files]
+    assert [str(file) for file in files if names.count(file.name) > 1] == []
+
+
 def test_packages_stay_small_enough_to_look_through() -> None:
     folders = {file.parent for file in FILES} - {SOURCE / "losses", SOURCE / "cli"}
     sizes = {str(folder): sum(1 for file in folder.glob("*.py") if file.stem != "__init__") for folder in folders}
