@@ -403,7 +403,7 @@ def edit(file: Path, *path: str, to: Any) -> None:
         ("metrics.json", ("test", "mrr"), math.nan, "mrr nan of test, which is impossible"),
         ("metrics.json", ("test", "recall@8"), 0.01, "recall@8 0.01 of test, which is impossible"),
         ("metrics.json", ("test", "map"), 0.99, "map 0.99 of test, and the log"),
-        ("metrics.json", ("seconds",), 0.1, "metrics.json changed after the run"),
+        ("metrics.json", ("seconds",), 1e6, "metrics.json changed after the run"),
         ("manifest.json", ("recipe", "training", "epochs"), 1, "epochs 2, and the manifest 1"),
         ("manifest.json", ("seed",), 1, "manifest.json changed after the run"),
         ("manifest.json", ("code", "package", "engine"), "same", "manifest.json changed after the run"),

