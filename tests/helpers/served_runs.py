@@ -9,10 +9,11 @@ from typing import Any
 from nearfar.training.recipe.files import load, to_toml
 
 
-def fake_run(folder: Path, loss: str, score: float, *, dim: int = 8) -> Path:
+def fake_run(folder: Path, loss: str, score: float, *, dim: int = 8, data: str = "digits") -> Path:
     """A run of two epochs whose last one has this score."""
     folder.mkdir(parents=True)
     settings: dict[str, Any] = {
+        "data": {"name": data},
         "sampler": {"classes": 4, "per_class": 4},
         "network": {"name": "small_cnn", "dim": dim},
         "loss": {"name": loss},
@@ -20,8 +21,7 @@ def fake_run(folder: Path, loss: str, score: float, *, dim: int = 8) -> Path:
         "training": {"epochs": 2, "device": "cpu"},
     }
     (folder / "recipe.toml").write_text(to_toml(load(settings)), encoding="utf-8")
-    recipe = {**settings, "data": {"name": "digits"}}
-    (folder / "manifest.json").write_text(json.dumps({"format": 1, "recipe": recipe, "data": {"name": "digits"}}))
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "recipe": settings, "data": settings["data"]}))
     lines = [{"step": n, "epoch": n, "metrics": {"test": {"recall@1": score - 0.1 + 0.1 * n}}} for n in (0, 1)]
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "metrics.json").write_text(json.dumps({"seconds": 5.0, "test": {"recall@1": score, "map@r": 0.3}}))

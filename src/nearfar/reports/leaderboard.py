@@ -10,7 +10,6 @@ from typing import Any
 
 from nearfar.bench.comparison import loss_ranking, tables, tournament
 from nearfar.bench.comparison import outcomes as results
-from nearfar.bench.comparison.fairness import Verdict
 from nearfar.bench.comparison.loss_ranking import Experiment, LossRanking, RankedLoss, Standings
 from nearfar.bench.comparison.outcomes import Outcome
 from nearfar.bench.comparison.packed import SUFFIX
@@ -64,7 +63,12 @@ def html(
     verdict = loss_ranking.judge_experiments(tested)
     found = loss_ranking.experiments(tested, metric=metric, anyway=anyway)
     found.sort(key=lambda one: (one.data, one.protocol, one.network, one.dim))
-    standings = _standings(tested, found, metric, verdict) if verdict.fair or anyway else None
+    standings = None
+    if verdict.fair or anyway:
+        scores = tournament.scores(tested, metric)
+        scores = {one.name: scores[one.name] for one in found if one.name in scores}
+        ranked = loss_ranking.rank_shared(scores, tested, metric=metric, verdict=verdict)
+        standings = ranked if len(ranked.rows) > 1 else None
     colors = _colors(found)
     names = [[one.data for one in found], [one.network for one in found], [one.protocol for one in found]]
     return render(
@@ -129,20 +133,6 @@ def write(
     named = title or (first.stem if packed else first.absolute().name)
     write_text(file, html(outcomes, title=named, metric=metric, anyway=anyway, left_out=unfinished, watch=watch))
     return file
-
-
-def _standings(
-    outcomes: Sequence[Outcome], found: Sequence[Experiment], metric: str, verdict: Verdict
-) -> Standings | None:
-    """The tournament of the losses that all experiments have; None with fewer than two of them."""
-    every = tournament.scores(outcomes, metric)
-    scores = {one.name: every[one.name] for one in found if one.name in every}
-    common, left_out = tournament.shared(scores)
-    if not common or len(next(iter(common.values()))) < 2:
-        return None
-    data = {one.name: one.data for one in found}
-    rows = tournament.tournament(common, data=data)
-    return Standings(metric, scores, rows, left_out, verdict, True, friedman=tournament.friedman(common, data))
 
 
 def ranking_chart(ranking: LossRanking) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 from served_runs import fake_run
 
-from nearfar.bench.comparison import outcomes, tournament
+from nearfar import bench
+from nearfar.cli import main
+from nearfar.reports import leaderboard as leaderboard_page
 from nearfar.serve.routes.runs import leaderboard, list_runs
 
 Client = Callable[..., TestClient]
+
+PLACES = (("digits", 8), ("digits", 16), ("digits", 32), ("cub", 8))
 
 
 @pytest.fixture
@@ -72,16 +77,46 @@ def test_folders_without_finished_runs_have_none_to_show(runs: Path, tmp_path: P
     assert (shown["unfinished"], shown["damaged"]) == (["one"], [])
 
 
-def test_the_tournament_is_that_of_the_command_line(runs: Path) -> None:
-    """Only losses that all experiments have take part; a third loss of one experiment changes no rank."""
-    fake_run(runs / "four", "nra", 0.4, dim=16)
-    fake_run(runs / "five", "multi_similarity", 0.9, dim=16)
-    kept, left_out = tournament.shared(tournament.scores(outcomes.find(runs)))
-    shown = leaderboard([runs])["tournament"]
-    assert shown["rows"] == [{**dict(row), "ranks": list(row.ranks)} for row in tournament.tournament(kept)]
-    assert {row["loss"]: row["ranks"] for row in shown["rows"]} == {"nra": [2, 1], "multi_similarity": [1, 2]}
-    assert (shown["experiments"], left_out) == (list(kept), ["triplet"])
-    assert "only the 2 losses take part" in shown["note"]
+def test_command_api_server_and_report_hold_one_tournament(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """nra wins all three sizes of one dataset and loses the other dataset: datasets count, and not experiments.
+
+    Ranks by hand, with triplet missing from one experiment and therefore left out::
+
+                          digits 8, 16, 32    cub 8    mean rank over both datasets
+        multi_similarity  2         2   2     1        (2 + 1) / 2 = 1.5
+        nra               1         1   1     3        (1 + 3) / 2 = 2.0
+        margin            3         3   3     2        (3 + 2) / 2 = 2.5
+    """
+    scores = {"nra": (0.9, 0.1), "multi_similarity": (0.8, 0.3), "margin": (0.7, 0.2), "triplet": (0.95, 0.95)}
+    for (loss, pair), (data, dim) in itertools.product(scores.items(), PLACES):
+        if (loss, dim) != ("triplet", 32):
+            fake_run(tmp_path / f"{loss}-{data}-{dim}", loss, pair[data == "cub"], dim=dim, data=data)
+    by_hand = {"multi_similarity": (1.5, (2, 2, 2, 1)), "nra": (2.0, (1, 1, 1, 3)), "margin": (2.5, (3, 3, 3, 2))}
+
+    def held(names: Sequence[str], rows: Iterable[tuple[str, float, Sequence[float]]]) -> None:
+        table = {loss: (average, dict(zip(names, ranks, strict=True))) for loss, average, ranks in rows}
+        places = [f"{data} {dim}" for data, dim in PLACES]
+        expected = {
+            loss: (average, dict(zip(places, ranks, strict=True))) for loss, (average, ranks) in by_hand.items()
+        }
+        assert (list(table), table) == (list(by_hand), expected)
+
+    shown = client(runs=[tmp_path]).get("/api/v1/leaderboard").json()["tournament"]
+    held(shown["experiments"], [(row["loss"], row["average"], row["ranks"]) for row in shown["rows"]])
+    assert shown["note"] == "only the 3 losses take part that all experiments have"
+    standings = bench.standings(bench.find(tmp_path))
+    held(list(standings.scores), [(row.loss, row.average, row.ranks) for row in standings.rows])
+    with pytest.raises(SystemExit, match="0"):
+        main(["tournament", str(tmp_path), "--format", "csv"])
+    head, *lines = [line.split(",") for line in capsys.readouterr().out.splitlines()[:4]]
+    held(
+        head[-4:],
+        [(line[0], float(line[head.index("average")]), [float(rank) for rank in line[-4:]]) for line in lines],
+    )
+    page = leaderboard_page.html(bench.find(tmp_path))
+    assert [text in page for text in (">multi_similarity 1.50<", ">nra 2.00<", ">2.50 margin<")] == [True] * 3
 
 
 def test_no_tournament_without_two_losses_in_common(runs: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearfar.bench.comparison import significance, tables, tournament
 from nearfar.bench.comparison.fairness import Verdict, judge
@@ -316,14 +316,29 @@ def standings(
         raise ValueError("there is nothing to rank: no trained run is given")
     if not (verdict.fair or anyway):
         return Standings(metric, scores, (), (), verdict, ranked=False, style=style)
+    ranked = rank_shared(scores, outcomes, metric=metric, verdict=verdict, style=style)
+    if not ranked.rows:
+        raise ValueError(f"there is nothing to rank: no loss is in all of {', '.join(scores)}")
+    wins, no_wins = _wins(outcomes, metric)
+    return replace(ranked, wins=wins, no_wins=no_wins)
+
+
+def rank_shared(
+    scores: Mapping[str, Mapping[str, float]],
+    outcomes: Iterable[Outcome],
+    *,
+    metric: str,
+    verdict: Verdict,
+    style: str = "friedman",
+) -> Standings:
+    """Rank the losses that all experiments of ``scores`` have; no rows where they share none."""
     common, left_out = tournament.shared(scores)
     if not any(common.values()):
-        raise ValueError(f"there is nothing to rank: no loss is in all of {', '.join(common)}")
-    data = {name: runs[0].data for name, runs in by_experiment(outcomes).items() if name in common}
-    wins, no_wins = _wins(outcomes, metric)
+        return Standings(metric, scores, (), left_out, verdict, True, style)
+    data = {name: runs[0].data for name, runs in by_experiment(outcomes).items()}
     rows = tournament.tournament(common, style=style, data=data)
     test = tournament.friedman(common, data) if style == "friedman" else None
-    return Standings(metric, scores, rows, left_out, verdict, True, style, test, wins, no_wins)
+    return Standings(metric, scores, rows, left_out, verdict, True, style, test)
 
 
 def judge_experiments(outcomes: Iterable[Outcome]) -> Verdict:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, experiments
+from nearfar.bench.comparison.fairness import Verdict
+from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, Standings, experiments, rank_shared
 from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
-from nearfar.bench.comparison.tables import statistics_notes
-from nearfar.bench.comparison.tournament import scores, shared, tournament
+from nearfar.bench.comparison.tables import left_out_note, statistics_notes
+from nearfar.bench.comparison.tournament import scores
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.training.run.folder import RunFolder, finite
@@ -92,12 +94,13 @@ def leaderboard(places: Sequence[str | Path], metric: str = "recall@1") -> dict[
     ranked = experiments(measured, metric=metric)
     fair = {one.name for one in ranked if one.ranking.verdict.fair}
     entered = {name: each for name, each in scores(measured, metric).items() if name in fair}
+    standings = rank_shared(entered, measured, metric=metric, verdict=Verdict(fair=True))
     found: dict[str, Any] = finite(
         {
             "metric": metric,
             "metrics": known,
             "experiments": [_experiment(one) for one in ranked],
-            "tournament": _tournament(entered),
+            "tournament": _tournament(standings),
             "damaged": damaged,
         }
     )
@@ -174,17 +177,12 @@ def _row(row: RankedLoss) -> dict[str, Any]:
     }
 
 
-def _tournament(entered: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Return the tournament of the losses that all experiments have, as in ``nearfar tournament``."""
-    common, left_out = shared(entered)
-    if len(next(iter(common.values()), {})) < 2:
+def _tournament(standings: Standings) -> dict[str, Any]:
+    """Return the tournament of the losses that all experiments have."""
+    if len(standings.rows) < 2:
         return {"experiments": [], "rows": [], "note": ""}
-    rows = [
-        {"loss": row.loss, "total": row.total, "average": row.average, "std": row.std, "ranks": list(row.ranks)}
-        for row in tournament(common)
-    ]
-    note = f"only the {len(rows)} losses take part that all experiments have" if left_out else ""
-    return {"experiments": list(common), "rows": rows, "note": note}
+    rows = [asdict(row) for row in standings.rows]
+    return {"experiments": list(standings.scores), "rows": rows, "note": left_out_note(standings)}
 
 
 def _run(outcome: Outcome) -> dict[str, Any]:
