@@ -30,6 +30,7 @@ from nearfar.serve.server import OTHER_FILES
 from nearfar.serve.uploads import SLOW_WAITING
 
 API = "/api/v1"
+TOKEN = "correct-horse-battery-staple"
 KILLS = int(os.environ.get("NEARFAR_KILLS", "3"))
 
 
@@ -174,11 +175,11 @@ def test_a_request_that_outlasts_the_shutdown_is_asked_to_come_again(monkeypatch
 
 
 def test_connections_can_be_encrypted(small_index: Path, certificate: tuple[Path, Path]) -> None:
-    words = ["--certificate", str(certificate[0]), "--key", str(certificate[1]), "--token", "correct-horse-battery"]
+    words = ["--certificate", str(certificate[0]), "--key", str(certificate[1]), "--token", TOKEN]
     with process(small_index, "--read-only", *words) as (_, address):
         assert address.startswith("https://")
         with httpx.Client(base_url=address, verify=ssl.create_default_context(cafile=certificate[0])) as client:
-            answer = client.post(f"{API}/session", json={"token": "correct-horse-battery"})
+            answer = client.post(f"{API}/session", json={"token": TOKEN})
             assert answer.headers["strict-transport-security"].startswith("max-age=")
             assert "Secure" in answer.headers["set-cookie"]
             assert client.get(f"{API}/info").status_code == 200
@@ -187,8 +188,8 @@ def test_connections_can_be_encrypted(small_index: Path, certificate: tuple[Path
 def test_a_proxy_names_the_client(small_index: Path, tmp_path: Path) -> None:
     log = tmp_path / "access.jsonl"
     headers = {"host": "photos.example", "x-forwarded-for": "10.9.8.7, 203.0.113.7", "x-forwarded-proto": "https"}
-    headers["authorization"] = "Bearer correct-horse-battery"
-    words = ["--allow-host", "photos.example", "--token", "correct-horse-battery", "--access-log", str(log)]
+    headers["authorization"] = f"Bearer {TOKEN}"
+    words = ["--allow-host", "photos.example", "--token", TOKEN, "--access-log", str(log)]
     for proxy, client in (([], "127.0.0.1"), (["--proxy", "127.0.0.1"], "203.0.113.7")):
         with process(small_index, "--read-only", *words, *proxy) as (child, address):
             answer = httpx.get(f"{address}{API}/info", headers=headers)

@@ -22,7 +22,7 @@ def serve_index(
         list[Path] | None, Option(metavar="FOLDER", help="Folder of runs to compare on the page; repeatable.")
     ] = None,
     host: Annotated[
-        str, Option(help="Address to listen on. Other than the loopback interface requires --token.")
+        str, Option(help="Address to listen on. Other than the loopback interface needs a token.")
     ] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8000,
     token: Annotated[
@@ -31,7 +31,7 @@ def serve_index(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="Host name that a proxy uses; repeatable. Requires --token."),
+        Option(metavar="NAME", help="Host name that a proxy uses; repeatable. Needs a token."),
     ] = None,
     proxy: Annotated[
         str | None,
@@ -65,12 +65,11 @@ def serve_index(
     from nearfar.serve import Limits, create, server
     from nearfar.serve.security import is_loopback, new_token
 
-    if token == "new":
-        token = new_token()
-        print(f"token: {token}", flush=True)
     if token is None and "NEARFAR_TOKEN" in os.environ:
         raise ValueError("NEARFAR_TOKEN is set and empty; unset it to serve without a token")
-    server.check_exposure(host, token, allow_host or ())
+    if token == "new" or (token is None and server.needs_token(host, allow_host or ())):
+        token = new_token()
+        print(f"token: {token}", flush=True)
     if (certificate is None) != (key is None):
         raise ValueError("HTTPS requires both --certificate and --key")
     limits = Limits(upload_bytes=int(max_upload * 2**20), pixels=int(max_pixels * 1e6), client_rate=max_rate)

@@ -43,7 +43,8 @@ def create(
         index: An open ``nearfar.Index``.
         name: Name of the index on the page.
         runs: Run folders, or folders that contain them, for the tabs that compare runs.
-        token: Token that every request except those for the page's files must carry; None for no authentication.
+        token: Token of at least 128 bits that every request except those for the page's files must carry; None for no
+            authentication.
         read_only: Refuse to add and remove items.
         limits: Limits of requests; None for the defaults.
         hosts: Host names of the server in addition to localhost.
@@ -67,10 +68,10 @@ def create(
     from nearfar.serve.errors import add_error_handlers
     from nearfar.serve.routes import API, items, page, search, system
     from nearfar.serve.routes import runs as run_routes
-    from nearfar.serve.security import SecurityMiddleware, TokenGuard
+    from nearfar.serve.security import SecurityMiddleware, check_token
     from nearfar.serve.state import ServerState
 
-    guard = None if token is None else TokenGuard(token)
+    token = None if token is None else check_token(token)
     state = ServerState(index, limits or Limits(), read_only=read_only)
 
     @asynccontextmanager
@@ -90,7 +91,7 @@ def create(
         redirect_slashes=False,
     )
     add_error_handlers(app)
-    app.include_router(system.router(state, name=name, guard=guard, runs=bool(runs)))
+    app.include_router(system.router(state, name=name, token=token, runs=bool(runs)))
     app.include_router(search.router(state))
     app.include_router(items.router(state))
     if runs:
@@ -101,7 +102,7 @@ def create(
         SecurityMiddleware,
         limits=state.limits,
         metrics=state.metrics,
-        guard=guard,
+        token=token,
         bodies={
             f"{API}/search": state.limits.upload_bytes,
             f"{API}/items": state.limits.upload_bytes,

@@ -38,7 +38,7 @@ DESCRIPTIONS = {
     410: "The index was removed or replaced while it was served.",
     413: "The request is too large.",
     422: "A value is invalid.",
-    429: "The client sent too many requests or too many wrong tokens.",
+    429: "The client sent too many requests.",
     503: "Too many requests are waiting.",
     507: "The disk of the server is full.",
 }

@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import secrets
+import string
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime
@@ -23,8 +24,7 @@ from nearfar.serve.errors import ApiError, error_body
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 
-MIN_TOKEN_LENGTH = 16
-GUESSES, GUESSES_PER_SECOND = 20, 0.2  # wrong tokens of one client at once, and afterwards
+MIN_TOKEN_BITS = 128
 BURST_SECONDS = 10  # of the allowed rate that a client may use at once
 MAX_CLIENTS = 20_000  # that are remembered
 SMALL_BODY = 16_384  # bytes of a request, unless its path has another limit
@@ -70,13 +70,17 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """Return a token if it is long enough and fits into an HTTP header.
+    """Return a token if nobody can guess it and it fits into an HTTP header.
 
     Raises:
-        ValueError: If it is too short or has characters other than printable ASCII.
+        ValueError: If it has less than 128 bits or characters other than printable ASCII.
     """
-    if len(token) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"token has {len(token)} characters; at least {MIN_TOKEN_LENGTH} are required")
+    letters = 10 if token.isdecimal() else 16 if set(token) <= set(string.hexdigits) else 64
+    bits = int(len(token) * math.log2(letters))
+    if bits < MIN_TOKEN_BITS:
+        raise ValueError(
+            f"token has {len(token)} characters, at most {bits} bits; {MIN_TOKEN_BITS} are required: --token new"
+        )
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise ValueError("token has characters other than printable ASCII without spaces; it is sent in a header")
     return token
@@ -224,38 +228,6 @@ class RateLimit:
         self._due[client] = max(self._due.get(client, now), now) + self._interval
 
 
-class TokenGuard:
-    """Compares tokens, and lets a client wait that has guessed wrong too often.
-
-    Args:
-        token: The token of the server.
-    """
-
-    def __init__(self, token: str) -> None:
-        self.token = check_token(token)
-        self._wrong = RateLimit(GUESSES_PER_SECOND, GUESSES)
-
-    def check(self, client: str, is_right: Callable[[str], bool]) -> bool:
-        """Return whether a client knows the token.
-
-        Args:
-            client: Name of the client.
-            is_right: Compares what the client sent with the token.
-
-        Raises:
-            ApiError: If the client has guessed wrong too often; then nothing is compared.
-        """
-        seconds = math.ceil(self._wrong.wait(client))
-        if seconds:
-            raise ApiError(
-                429, f"too many wrong tokens; try again in {seconds} seconds", headers={"retry-after": str(seconds)}
-            )
-        if is_right(self.token):
-            return True
-        self._wrong.count(client)
-        return False
-
-
 class SecurityMiddleware:
     """Checks each request, limits its body, adds security headers to the response and records metrics.
 
@@ -263,7 +235,7 @@ class SecurityMiddleware:
         app: The wrapped ASGI application.
         limits: Limits of a request body, in bytes and seconds.
         metrics: Where requests are counted.
-        guard: Checks the token; None for no authentication.
+        token: Token that requests must carry; None for no authentication.
         bodies: Size of a request body in bytes by path; others may have a few KiB.
         public: Paths that need no token.
         names: Accepted host names in addition to those of the loopback interface.
@@ -276,13 +248,13 @@ class SecurityMiddleware:
         *,
         limits: Limits,
         metrics: ServerMetrics,
-        guard: TokenGuard | None,
+        token: str | None,
         bodies: Mapping[str, int],
         public: Collection[str],
         names: Collection[str],
         addresses: bool,
     ) -> None:
-        self.app, self.limits, self.metrics, self.guard = app, limits, metrics, guard
+        self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
         self.bodies, self.rate = dict(bodies), RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)
         self.public, self.names, self.addresses = frozenset(public), frozenset(names), addresses
 
@@ -340,21 +312,13 @@ class SecurityMiddleware:
             raise ApiError(403, f"host is {host!r}, which is not a name of this server; see --allow-host", code="host")
         if scope["method"] not in SAFE_METHODS and not _same_origin(headers):
             raise ApiError(403, "cross-origin requests are not allowed", code="origin")
-        if self.guard and scope["path"] not in self.public and not self._is_authorized(headers, client):
+        if self.token and scope["path"] not in self.public and not is_authorized(headers, self.token):
             raise ApiError(401, "this server requires a token", headers={"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal() or not length.isascii():
             raise ApiError(400, f"content-length is {length!r}; it must be a whole number")
         if int(length[:20]) > largest:
             raise _too_large(largest)
-
-    def _is_authorized(self, headers: Headers, client: str) -> bool:
-        """Return whether a request is authorized. One without a token is not a guess."""
-        assert self.guard is not None
-        cookies = cookie_parser(headers.get("cookie", ""))
-        if "authorization" not in headers and cookie_name(headers.get("host", "")) not in cookies:
-            return False
-        return self.guard.check(client, lambda token: is_authorized(headers, token))
 
     def _limited(self, receive: Receive, largest: int) -> Receive:
         """Return a ``receive`` that raises an error for a body that is too large or too slow."""

@@ -41,25 +41,18 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close
 log = logging.getLogger("nearfar.serve")
 
 
-def check_exposure(host: str, token: str | None, names: Sequence[str] = ()) -> None:
-    """Raise an error if a server would be reachable by other machines without a token.
+def needs_token(host: str, names: Sequence[str] = ()) -> bool:
+    """Return whether other machines can reach a server.
 
     Args:
         host: Name or address to listen on.
-        token: Token of the server; None for no authentication.
         names: Additional host names, which a proxy for other machines uses.
 
     Example:
-        >>> check_exposure("0.0.0.0", None)
-        Traceback (most recent call last):
-        ValueError: host is '0.0.0.0', which other machines can reach; this requires a token: --token new
+        >>> needs_token("0.0.0.0"), needs_token("127.0.0.1"), needs_token("127.0.0.1", ["photos.example"])
+        (True, False, True)
     """
-    if token:
-        return
-    if not is_loopback(host):
-        raise ValueError(f"host is {host!r}, which other machines can reach; this requires a token: --token new")
-    if names:
-        raise ValueError(f"--allow-host is {names[0]!r}, a name for other machines; this requires a token: --token new")
+    return bool(names) or not is_loopback(host)
 
 
 def listen(host: str, port: int) -> socket.socket:

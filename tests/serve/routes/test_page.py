@@ -360,7 +360,7 @@ def test_a_read_only_server_offers_no_changes(browser: Any, site: Site) -> None:
 
 
 def test_the_page_asks_for_the_token(browser: Any, site: Site) -> None:
-    token = "100%-open-sesame/#?&"
+    token = "100%-open-sesame-please/#?&"
     visit = Visit(browser, site(FakeIndex(12), token=token))
     page = visit.page
     page.goto(visit.address)
