@@ -58,7 +58,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return graph.recording
 
     monkeypatch.setattr(cuda_graphs, "_record", record)
-    monkeypatch.setattr(autograd, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(autograd, "RECORDED", {"cpu"})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return made

@@ -1,11 +1,10 @@
-"""The modules that a loss, a training and an HTTP search pass through, in the order in which they are entered.
+"""Lists the functions of nearfar that a loss, a training and an HTTP search enter: ``python tests/helpers/walks.py``.
 
-``python tests/helpers/walks.py`` prints the three walks; ``--write`` puts them into docs/architecture.md.
+Only named functions are counted: comprehensions and generators are frames of their own in some versions of Python.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import threading
@@ -21,26 +20,26 @@ from PIL import Image
 import nearfar as nf
 
 SOURCE = Path(nf.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
-MOST = {"loss": 9, "training": 45, "search": 14}
+# The most functions and files that a call may enter.
+BUDGETS = {"loss": (46, 8), "loss and gradient": (49, 8), "training": (450, 45), "search": (81, 14)}
 
 
 class Recorder:
-    """Notes every module of nearfar in which a function is called while it is recording, in all threads."""
+    """Notes every named function of nearfar that is called while it is recording, in all threads."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, None] = {}
+        self.functions: dict[tuple[str, str], None] = {}  # file and name, in the order of the first call
         self.recording = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not self.recording or event != "call" or frame.f_code.co_name == "<module>":
+        if not self.recording or event != "call" or frame.f_code.co_name.startswith("<"):
             return
         file = Path(frame.f_code.co_filename)
         if file.is_relative_to(SOURCE):
-            self.modules.setdefault(str(file.relative_to(SOURCE)))
+            self.functions.setdefault((str(file.relative_to(SOURCE)), frame.f_code.co_qualname))
 
-    def record(self, call: Callable[[], object]) -> list[str]:
-        """Make a call and return the modules it entered."""
+    def record(self, call: Callable[[], object]) -> list[tuple[str, str]]:
+        """Make a call and return the functions it entered."""
         before = sys.getprofile()
         sys.setprofile(self)
         self.recording = True
@@ -49,18 +48,20 @@ class Recorder:
         finally:
             self.recording = False
             sys.setprofile(before)
-        return list(self.modules)
+        return list(self.functions)
 
 
-def loss() -> list[str]:
-    """One evaluation of multi_similarity with its gradient."""
+def loss(*, backward: bool = False) -> list[tuple[str, str]]:
+    """One evaluation of multi_similarity."""
     embeddings, labels = torch.randn(16, 8, requires_grad=True), torch.arange(16) // 4
     function = nf.losses.MultiSimilarity()
     function(embeddings, labels).backward()  # imports
-    return Recorder().record(lambda: nf.losses.MultiSimilarity()(embeddings, labels).backward())
+    return Recorder().record(
+        lambda: function(embeddings, labels).backward() if backward else function(embeddings, labels)
+    )
 
 
-def training() -> list[str]:
+def training() -> list[tuple[str, str]]:
     """One training of the digits, from the recipe to the metrics."""
     recipe = {
         "data": {"name": "digits"},
@@ -79,7 +80,7 @@ def training() -> list[str]:
     return Recorder().record(train)
 
 
-def search() -> list[str]:
+def search() -> list[tuple[str, str]]:
     """One HTTP search with an uploaded image."""
     from fastapi.testclient import TestClient
 
@@ -101,43 +102,19 @@ def search() -> list[str]:
                     client.post("/api/v1/search?k=2", files={"image": ("query.png", image)}).raise_for_status()
 
                 post()  # imports
-                found = recorder.record(post)
+                functions = recorder.record(post)
             index.close()
-            return found
+            return functions
     finally:
         threading.setprofile(None)  # type: ignore[arg-type]
 
 
-WALKS = {"loss": loss, "training": training, "search": search}
-
-
-def listed(text: str, name: str) -> list[str]:
-    """The modules that the page lists for a walk."""
-    part = re.search(rf"<!-- walk: {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
-    assert part is not None, f"docs/architecture.md has no walk named {name}"
-    return re.findall(r"^\d+\. `([\w/]+\.py)`", part.group(1), re.MULTILINE)
-
-
-def summary(module: str) -> str:
-    """The first line of a module's docstring."""
-    text = (SOURCE / module).read_text(encoding="utf-8")
-    return text.removeprefix('"""').partition("\n")[0].removesuffix('"""').strip()
-
-
-def write() -> None:
-    """Put the walks as they are now into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    for name, walk in WALKS.items():
-        lines = [f"{place}. `{module}`: {summary(module)}" for place, module in enumerate(walk(), 1)]
-        new = f"<!-- walk: {name} -->\n" + "\n".join(lines) + "\n<!-- end -->"
-        text = re.sub(rf"<!-- walk: {name} -->\n.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
-    PAGE.write_text(text, encoding="utf-8")
+WALKS = {"loss": loss, "loss and gradient": lambda: loss(backward=True), "training": training, "search": search}
 
 
 if __name__ == "__main__":
-    if "--write" in sys.argv[1:]:
-        write()
-    else:
-        for name, walk in WALKS.items():
-            modules = walk()
-            print(f"{name}: {len(modules)} files, at most {MOST[name]}", *modules, sep="\n  ")
+    for name, walk in WALKS.items():
+        functions = walk()
+        files = {file for file, _ in functions}
+        print(f"{name}: {len(functions)} functions in {len(files)} files, at most {BUDGETS[name]}")
+        print(*(f"  {file}: {function}" for file, function in functions), sep="\n")

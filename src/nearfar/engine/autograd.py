@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 MOST_RECORDED = 1 << 26  # pairs: larger batches keep a GPU busy without a CUDA graph
+RECORDED = {"cuda"}  # devices whose computations may be recorded
 
 Tensors = Sequence[Tensor | None]
 Gradients = list[Tensor | None]
@@ -83,7 +84,8 @@ class StoredGradients:
                 "backward was called before on this loss and its gradients were freed; "
                 "use backward(retain_graph=True) the first time"
             )
-        if not _graph_is_retained():
+        is_retained = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+        if is_retained is not None and not is_retained():
             self._gradients = None
         return gradients
 
@@ -100,19 +102,9 @@ class StoredGradients:
         return gradients
 
 
-def _graph_is_retained() -> bool:
-    """Whether the running backward pass keeps its graph, so that a second one may need the gradients."""
-    is_retained = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return is_retained is None or bool(is_retained())
-
-
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
-
-
 def run(computation: LossComputation, inputs: Tensors, needed: Needed) -> tuple[Tensor, StoredGradients]:
     """Compute the loss and the needed gradients; on a GPU, replay them from a CUDA graph where possible."""
-    if inputs[0] is not None and _on_gpu(inputs[0]):
+    if inputs[0] is not None and inputs[0].device.type in RECORDED:
         from nearfar.engine import cuda_graphs  # not needed on a CPU
 
         replayed = cuda_graphs.replay(computation, inputs, needed)

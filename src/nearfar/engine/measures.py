@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,17 +44,6 @@ class PreparedVectors(NamedTuple):
         squares = None if self.squares is None else self.squares[index]
         return PreparedVectors(self.points[index], None, squares)
 
-    def nan_probe(self) -> Tensor | None:
-        """Return a number that is not finite if a vector holds NaN or infinity, or if its squared length overflows.
-
-        None for dot products of vectors that were checked before and are not normalized: they need no lengths.
-        """
-        if self.squares is not None:
-            return self.squares.amax()
-        if self.inverse_norms is not None:
-            return self.inverse_norms.amax()
-        return None if readable(self.points) else self.points.sum()
-
 
 @dataclass(frozen=True)
 class Measure:
@@ -70,15 +59,13 @@ class Measure:
     normalize: bool
     power: int
 
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether rows and columns are prepared alike."""
-        return True
+    is_symmetric: ClassVar[bool] = True  # rows and columns are prepared alike
+    is_distance: bool = field(init=False)  # a small value means that two vectors are similar
+    has_own_part: bool = field(init=False)  # the gradient by a row has a part along the row itself
 
-    @property
-    def is_distance(self) -> bool:
-        """Whether a small value means that two vectors are similar."""
-        return self.power > 0
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_distance", self.power > 0 or not self.is_symmetric)
+        object.__setattr__(self, "has_own_part", self.power > 0 and not self.normalize)
 
     def prepare(self, embeddings: Tensor, center: Tensor | None = None, *, as_rows: bool = False) -> PreparedVectors:
         """Normalize or center the embeddings; ``center`` must be the same for rows and columns."""
@@ -130,14 +117,6 @@ class Measure:
         gradient = times(weights, columns)
         return self.plus_own(gradient, rows, weights.sum(dim=1)) if self.has_own_part else gradient
 
-    @property
-    def has_own_part(self) -> bool:
-        """Whether the gradient by a row has a part along the row itself.
-
-        ∂d²/∂a = 2(a − b): the part along a. Normalization removes it again, so unit vectors skip it.
-        """
-        return self.power > 0 and not self.normalize
-
     def plus_own(self, gradient: Tensor, rows: Tensor, sums: Tensor) -> Tensor:
         """Add the part along the rows, if there is one, given the sums of their derivatives, [a]; in place."""
         return gradient.addcmul_(rows, sums.unsqueeze(1), value=-1.0) if self.has_own_part else gradient
@@ -159,15 +138,7 @@ class SignalToNoise(Measure):
     no variance: its distances are 0, and there is no gradient by them.
     """
 
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether rows and columns are prepared alike."""
-        return False
-
-    @property
-    def is_distance(self) -> bool:
-        """Whether a small value means that two vectors are similar."""
-        return True
+    is_symmetric: ClassVar[bool] = False
 
     def prepare(self, embeddings: Tensor, center: Tensor | None = None, *, as_rows: bool = False) -> PreparedVectors:
         """Normalize the embeddings and subtract the mean of their coordinates; return the factors of the product."""
@@ -215,15 +186,14 @@ class SignalToNoise(Measure):
         return gradient.addcmul_(points + vectors.means, radial, value=-1.0).mul_(vectors.inverse_norms)
 
 
-def zero_length(dtype: torch.dtype) -> float:
-    """Return the length up to which vectors count as zero: beyond it, the square of 1 / length does not overflow."""
-    return float(1000.0 * torch.finfo(dtype).tiny ** 0.5)
+# Up to this length vectors count as zero: beyond it, the square of 1 / length does not overflow.
+ZERO_LENGTH = {dtype: float(1000.0 * torch.finfo(dtype).tiny ** 0.5) for dtype in (torch.float32, torch.float64)}
 
 
 def inverse(norms: Tensor) -> Tensor:
     """Return 1 / length; 0 for zero vectors, NaN for lengths that are NaN or infinite (also by overflow)."""
     # 0 · ∞ is NaN. Without it, a vector whose length overflows would look like a zero vector and never learn.
-    return norms.reciprocal().add_(norms, alpha=0.0).masked_fill_(norms <= zero_length(norms.dtype), 0.0)
+    return norms.reciprocal().add_(norms, alpha=0.0).masked_fill_(norms <= ZERO_LENGTH[norms.dtype], 0.0)
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -240,7 +210,7 @@ def unit(vectors: Tensor) -> Tensor:
                 [0.0000, 0.0000]])
     """
     norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    lengths = norms.masked_fill(norms <= zero_length(norms.dtype), math.inf)
+    lengths = norms.masked_fill(norms <= ZERO_LENGTH[norms.dtype], math.inf)
     return vectors / lengths.add(norms.detach(), alpha=0.0)
 
 
@@ -278,9 +248,11 @@ def propagate_nan(loss: Tensor, anchors: PreparedVectors, columns: PreparedVecto
         columns: The prepared columns; may be the same object.
     """
     for vectors in (anchors,) if columns is anchors else (anchors, columns):
-        probe = vectors.nan_probe()
-        if probe is not None:
-            loss = torch.add(loss, probe, alpha=0.0)
+        lengths = vectors.inverse_norms if vectors.squares is None else vectors.squares
+        if lengths is not None:
+            loss = torch.add(loss, lengths.amax(), alpha=0.0)
+        elif not readable(vectors.points):  # dot products need no lengths; on a CPU they were checked before
+            loss = torch.add(loss, vectors.points.sum(), alpha=0.0)
     return loss
 
 

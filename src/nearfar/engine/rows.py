@@ -39,7 +39,11 @@ def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int |
     """
     same = row_labels.unsqueeze(1) == column_labels.unsqueeze(0)
     negatives = ~same
-    return exclude_own(same, own_columns), negatives
+    if isinstance(own_columns, int):
+        same.diagonal(own_columns).fill_(False)
+    elif own_columns is not None:
+        same = exclude_own(same, own_columns)
+    return same, negatives
 
 
 def exclude_own(mask: Tensor, own_columns: Tensor | int | None) -> Tensor:
@@ -218,20 +222,27 @@ class Row:
 
     def chain(self, value: Tensor, slope: Factor) -> Row:
         """Return f(self), given the value of f and its slope for each anchor."""
-        by_anchor_values = None if self.by_anchor_values is None else self.by_anchor_values * slope
-        by_column_values = self.by_column_values
-        if by_column_values is not None:
+        row = Row(value, self.parts, self.by_anchor_values, self.by_column_values)
+        for place, (factor, matrix) in enumerate(self.parts):
+            row.parts[place] = (slope if isinstance(factor, float) and factor == 1.0 else factor * slope), matrix
+        if self.by_anchor_values is not None:
+            row.by_anchor_values = self.by_anchor_values * slope
+        if self.by_column_values is not None:
             assert not (isinstance(slope, Tensor) and slope.ndim), "column values need the same slope for all anchors"
-            by_column_values = by_column_values * slope
-        parts = [(_times(factor, slope), matrix) for factor, matrix in self.parts]
-        return Row(value, parts, by_anchor_values, by_column_values)
+            row.by_column_values = self.by_column_values * slope
+        return row
 
     def __add__(self, other: Row | Factor) -> Row:
-        if isinstance(other, Row):
-            by_anchor_values = _plus(self.by_anchor_values, other.by_anchor_values)
-            by_column_values = _plus(self.by_column_values, other.by_column_values)
-            return Row(self.value + other.value, self.parts + other.parts, by_anchor_values, by_column_values)
-        return Row(self.value + other, self.parts, self.by_anchor_values, self.by_column_values)
+        if not isinstance(other, Row):
+            return Row(self.value + other, self.parts, self.by_anchor_values, self.by_column_values)
+        row = Row(self.value + other.value, [*self.parts, *other.parts], self.by_anchor_values, self.by_column_values)
+        if other.by_anchor_values is not None:
+            before = row.by_anchor_values
+            row.by_anchor_values = other.by_anchor_values if before is None else before + other.by_anchor_values
+        if other.by_column_values is not None:
+            before = row.by_column_values
+            row.by_column_values = other.by_column_values if before is None else before + other.by_column_values
+        return row
 
     def __sub__(self, other: Factor) -> Row:
         return self + -other
@@ -254,35 +265,21 @@ class Row:
 
     def weights(self) -> Tensor:
         """Return the derivative as one matrix, [a, n]. It is computed in place, so call this once."""
-        (first, total), *others = self.parts
-        if any(matrix is total for _, matrix in others):
-            total = total.clone()
-        if isinstance(first, Tensor):
-            total.mul_(_column(first))
-        elif first != 1.0:
-            total.mul_(first)
-        for factor, matrix in others:
-            if isinstance(factor, Tensor):
-                total.addcmul_(matrix, _column(factor))
+        (_, total), *others = self.parts
+        for _, matrix in others:
+            if matrix is total:
+                total = total.clone()
+                break
+        for place, (factor, matrix) in enumerate(self.parts):
+            if isinstance(factor, Tensor) and factor.ndim == 1:
+                factor = factor.unsqueeze(1)
+            if place == 0:
+                total = total if isinstance(factor, float) and factor == 1.0 else total.mul_(factor)
+            elif isinstance(factor, Tensor):
+                total.addcmul_(matrix, factor)
             else:
                 total.add_(matrix, alpha=factor)
         return total
-
-
-def _times(left: Factor, right: Factor) -> Factor:
-    if isinstance(left, float) and left == 1.0:
-        return right
-    return left * right
-
-
-def _plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:
-    if left is None or right is None:
-        return right if left is None else left
-    return left + right
-
-
-def _column(factor: Tensor) -> Tensor:
-    return factor.unsqueeze(1) if factor.ndim == 1 else factor
 
 
 def row_sum(terms: Tensor, slopes: Tensor, factor: float = 1.0) -> Row:

@@ -31,7 +31,7 @@ from nearfar.engine.autograd import (
     no_compile,
 )
 from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, SemiHardPairs
-from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan
+from nearfar.engine.measures import Measure, PreparedVectors, propagate_nan, times
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import Row, exclude_own, masked, masks, ordinals
 
@@ -269,46 +269,38 @@ class TiledBatch:
             pairs = relations.pairs()
             if pairs is not None and SPARSE * len(pairs[0]) <= self.height * self.width:
                 self.pairs = PairList(self.height, *pairs)
-        comparison = loss.comparison
-        self.center = comparison.center(columns)
-        self._columns: PreparedVectors | None = None
+        self.measure = comparison = loss.comparison
+        self.center = comparison.center(columns) if comparison.has_own_part else None
+        self.prepared: PreparedVectors | None = None
         self._chunks: dict[int, PreparedVectors] = {}  # of columns, by their start, with points as they were given
-        if self.gallery is not None or not comparison.is_symmetric:
-            self.anchors = comparison.prepare(embeddings, self.center, as_rows=True)
-        else:
-            self.anchors = self.columns
+        self.anchors = comparison.prepare(embeddings, self.center, as_rows=True)
+        if self.gallery is None and comparison.is_symmetric:
+            self.prepared = self.anchors
 
     @property
     def columns(self) -> PreparedVectors:
         """The columns, prepared when they are first used: a large gallery may never be needed as a whole."""
-        if self._columns is None:
+        if self.prepared is None:
             columns = self.embeddings if self.gallery is None else self.gallery
-            self._columns = self.loss.comparison.prepare(columns, self.center)
-        return self._columns
+            self.prepared = self.measure.prepare(columns, self.center)
+        return self.prepared
 
     def column_chunk(self, columns: slice) -> PreparedVectors:
         """Return some columns; if they are not prepared yet, only these are, and their lengths are kept."""
-        if self._columns is not None or self.gallery is None:
+        if self.prepared is not None or self.gallery is None:
             return self.columns.take(columns)
         given, known = self.gallery[columns], self._chunks.get(columns.start)
         if known is not None and known.inverse_norms is not None:
             return known._replace(points=given * known.inverse_norms)
-        chunk = self.loss.comparison.prepare(given, self.center)
+        chunk = self.measure.prepare(given, self.center)
         self._chunks[columns.start] = chunk._replace(points=given)
         return chunk
 
     def gather_columns(self, index: Tensor) -> PreparedVectors:
         """Return the columns of some numbers, [p]; if the columns are not prepared yet, only these are."""
-        if self._columns is None and self.gallery is not None:
-            return self.loss.comparison.prepare(self.gallery[index], self.center)
+        if self.prepared is None and self.gallery is not None:
+            return self.measure.prepare(self.gallery[index], self.center)
         return self.columns.gather(index)
-
-    def propagate_nan(self, loss: Tensor) -> Tensor:
-        """Return the loss, or NaN if an anchor or a column holds NaN or infinity or is too long."""
-        loss = propagate_nan(loss, self.anchors, self._columns or self.anchors)
-        for chunk in self._chunks.values():
-            loss = propagate_nan(loss, chunk, chunk)
-        return loss
 
     def slices(self, height: int, width: int, share: float = 1.0) -> list[slice]:
         """Split ``height`` rows such that a tile of ``width`` columns fits into its share of the memory budget."""
@@ -322,11 +314,24 @@ class TiledBatch:
         if self.embeddings.device.type == "cpu":
             rows = min(rows, max(CPU_TILE_ROWS, most_pairs // width))
         rows = min(max(1, rows), height)
+        if rows == height:
+            return [slice(0, height)]
         return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
 
     def tile(self, rows: slice) -> Tile:
         """Return the tile of some anchors against all columns, or against their lists of columns."""
-        tile = self._all_columns(rows) if self.pairs is None else self._lists(rows, self.pairs)
+        if self.pairs is not None:
+            tile = self._lists(rows, self.pairs)
+        else:
+            anchors = self.anchors if rows == slice(0, self.height) else self.anchors.take(rows)
+            values = self.measure.pairwise(anchors, self.prepared or self.columns)
+            positives, negatives = self._masks(rows, slice(0, self.width))
+            tile = Tile(values, positives, negatives, rows, self.measure, self.embeddings.shape[1])
+            given = None if self.relations is None else self.relations.triplets(rows)
+            if given is not None:
+                positive, negative, valid = given
+                valid = valid & positives.gather(1, positive) & negatives.gather(1, negative)
+                tile.triplets = positive, negative, valid
         if self.labels is not None and self.column_labels is not None:
             tile.labels = self.labels[rows], self.column_labels
         if self.anchor_values is not None:
@@ -345,17 +350,6 @@ class TiledBatch:
             tile.ordinals = of_rows[rows].unsqueeze(1), of_columns.unsqueeze(0)
         return tile
 
-    def _all_columns(self, rows: slice) -> Tile:
-        values = self.loss.comparison.pairwise(self.anchors.take(rows), self.columns)
-        positives, negatives = self._masks(rows, slice(0, self.width))
-        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
-        given = None if self.relations is None else self.relations.triplets(rows)
-        if given is not None:
-            positive, negative, valid = given
-            valid = valid & positives.gather(1, positive) & negatives.gather(1, negative)
-            tile.triplets = positive, negative, valid
-        return tile
-
     def _lists(self, rows: slice, pairs: PairList) -> Tile:
         some, filled = pairs.of_rows(rows)
 
@@ -363,13 +357,13 @@ class TiledBatch:
             return values.new_zeros(filled.shape).masked_scatter_(filled, values)
 
         row, column = pairs.row[some], pairs.column[some]
-        values = table(self.loss.comparison.listed(self.anchors.gather(row), self.columns.gather(column)))
+        values = table(self.measure.listed(self.anchors.gather(row), self.columns.gather(column)))
         columns, positives = table(column), table(pairs.same[some])
         negatives = filled & ~positives
         if self.positions is not None:
             others = columns != self.positions[rows].unsqueeze(1)
             positives, negatives = positives & others, negatives & others
-        tile = Tile(values, positives, negatives, rows, self.loss.comparison, self.embeddings.shape[1])
+        tile = Tile(values, positives, negatives, rows, self.measure, self.embeddings.shape[1])
         tile.columns = columns
         return tile
 
@@ -387,11 +381,11 @@ class TiledBatch:
     def listed_similarity(self, columns: Tensor) -> Tensor:
         """Return the similarity of each anchor to some columns of its own, [m, k]; minus the distance for distances."""
         values = self._listed(columns)
-        return -values if self.loss.comparison.is_distance else values
+        return -values if self.measure.is_distance else values
 
     def _listed(self, columns: Tensor) -> Tensor:
         """The values of each anchor against some columns of its own, [m, k]."""
-        listed = self.loss.comparison.listed
+        listed = self.measure.listed
         # One column of each anchor at a time, so that no more vectors are gathered than there are anchors.
         return torch.stack([listed(self.anchors, self.gather_columns(some)) for some in columns.unbind(1)], dim=1)
 
@@ -399,7 +393,7 @@ class TiledBatch:
         """Return the tile of all anchors against the columns that the loss selects."""
         parts = []
         for rows in self.slices(self.height, self.width, share=self.loss.bytes_per_pair / SELECTION_BYTES):
-            tile = self._all_columns(rows)
+            tile = self.tile(rows)
             columns = self.loss.select_columns(tile)
             parts.append((columns, tile.positives.gather(1, columns), tile.negatives.gather(1, columns)))
             del tile  # the next one uses its memory
@@ -409,7 +403,7 @@ class TiledBatch:
     def few_columns(self, columns: Tensor, positives: Tensor, negatives: Tensor) -> Tile:
         """Return the tile of all anchors against a few columns of their own, [m, k], with masks of these."""
         values, every = self._listed(columns), slice(0, self.height)
-        tile = Tile(values, positives, negatives, every, self.loss.comparison, self.embeddings.shape[1])
+        tile = Tile(values, positives, negatives, every, self.measure, self.embeddings.shape[1])
         tile.columns, tile.anchor_values = columns, self.anchor_values
         return tile
 
@@ -430,13 +424,13 @@ class TiledBatch:
     @property
     def is_symmetric(self) -> bool:
         """Whether the tile of some columns, as rows, is that of the same anchors."""
-        return self.anchors is self.columns and self.relations is None
+        return self.anchors is self.prepared and self.relations is None
 
     def column_tile(self, columns: slice) -> Tile:
         """Return the tile of some columns, as its rows, against all anchors."""
         if self.is_symmetric:
             return self.tile(columns)
-        some, comparison = self.columns.take(columns), self.loss.comparison
+        some, comparison = self.columns.take(columns), self.measure
         if comparison.is_symmetric:
             values = comparison.pairwise(some, self.anchors)
         else:
@@ -466,27 +460,20 @@ class Accumulator(Protocol):
 class WeightMatrix:
     """Keeps the whole of W, [m, n]."""
 
-    def __init__(self, batch: TiledBatch) -> None:
-        self.batch = batch
-        self.shape = batch.height, batch.width
-        self._matrix: Tensor | None = None
+    to_dot = False  # keep the derivatives by the dot products instead
 
-    @property
-    def matrix(self) -> Tensor:
-        """W, [m, n]."""
-        if self._matrix is None:
-            self._matrix = self.batch.embeddings.new_zeros(self.shape)
-        return self._matrix
+    def __init__(self, batch: TiledBatch, matrix: Tensor | None = None) -> None:
+        self.batch = batch
+        self.matrix = batch.embeddings.new_zeros(batch.height, batch.width) if matrix is None else matrix
 
     def add(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile of anchors."""
-        if weights.shape == self.shape and self._matrix is None:
-            self._matrix = weights
-        else:
-            self.matrix[tile.rows] = weights
+        self.matrix[tile.rows] = tile.measure.to_dot(weights, tile.values.detach()) if self.to_dot else weights
 
     def add_columns(self, weights: Tensor, tile: Tile) -> None:
         """Add the weights of a tile whose rows are columns of the batch."""
+        if self.to_dot:
+            weights = tile.measure.to_dot(weights, tile.values.detach())
         self.matrix[:, tile.rows] += weights.T
 
     def scale(self, factor: Tensor) -> None:
@@ -504,21 +491,19 @@ class MatrixGradient(WeightMatrix):
     Without a gallery, W E + Wᵀ E is then a single product.
     """
 
-    def add(self, weights: Tensor, tile: Tile) -> None:
-        super().add(tile.measure.to_dot(weights, tile.values.detach()), tile)
-
-    def add_columns(self, weights: Tensor, tile: Tile) -> None:
-        super().add_columns(tile.measure.to_dot(weights, tile.values.detach()), tile)
+    to_dot = True
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
-        batch = self.batch
-        product, weights = batch.loss.comparison.product, self.matrix
-        anchors, columns = batch.anchors.points, batch.columns.points
-        if batch.columns is batch.anchors and batch.columns_need_grad:
-            return product(plus_transposed(weights), anchors, columns), None
-        by_columns = None if not batch.columns_need_grad else product(weights.T, columns, anchors)
-        return product(weights, anchors, columns), by_columns
+        batch, weights = self.batch, self.matrix
+        measure, anchors = batch.measure, batch.anchors.points
+        if batch.prepared is batch.anchors and batch.columns_need_grad:
+            weights = plus_transposed(weights)
+            gradient = times(weights, anchors)
+            return (measure.plus_own(gradient, anchors, weights.sum(dim=1)) if measure.has_own_part else gradient), None
+        columns = batch.columns.points
+        by_columns = None if not batch.columns_need_grad else measure.product(weights.T, columns, anchors)
+        return measure.product(weights, anchors, columns), by_columns
 
 
 def plus_transposed(matrix: Tensor, block: int = 256) -> Tensor:
@@ -635,7 +620,7 @@ class ListedGradient(ListWeights):
         return (by_anchors.add_(by_columns), None) if batch.columns is batch.anchors else (by_anchors, by_columns)
 
     def _product(self, pairs: PairList, weights: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        gradient, measure = pairs.product(weights, columns), self.batch.loss.comparison
+        gradient, measure = pairs.product(weights, columns), self.batch.measure
         if not measure.has_own_part:
             return gradient
         return measure.plus_own(gradient, rows, rows.new_zeros(len(rows)).index_add_(0, pairs.row, weights))
@@ -655,7 +640,7 @@ class FewColumnsGradient(ListWeights):
 
     def gradients(self) -> tuple[Tensor, Tensor | None]:
         """Return the gradients by the prepared anchors and by the prepared columns, if these are others."""
-        batch, measure = self.batch, self.batch.loss.comparison
+        batch, measure = self.batch, self.batch.measure
         anchors, own = batch.anchors.points, self.weights.sum(dim=1)
         if not batch.columns_need_grad:
             by_anchors = torch.zeros_like(anchors)
@@ -704,37 +689,38 @@ def evaluate(batch: TiledBatch, slices: Sequence[slice], accumulator: type[A] | 
         if batch.loss.from_totals:
             return _evaluate_totals(batch, slices, accumulator)
         if len(slices) == 1:
-            return _evaluate_one_tile(batch, slices[0], accumulator)
+            return _evaluate_tile(batch, batch.tile(slices[0]), accumulator)
         return _evaluate_tiles(batch, slices, accumulator)
 
 
-def _evaluate_one_tile(batch: TiledBatch, rows: slice, accumulator: type[A] | None) -> LossAndWeights[A]:
-    """All rows at once: denominators and column values are known, so W needs no scaling afterwards."""
-    return _evaluate_tile(batch, batch.tile(rows), accumulator)
-
-
 def _evaluate_tile(batch: TiledBatch, tile: Tile, accumulator: type[A] | None) -> LossAndWeights[A]:
-    leaves = _leaves(tile)
+    """All rows at once: denominators and column values are known, so W needs no scaling afterwards."""
+    leaves = (tile.values, tile.anchor_values, None) if batch.loss.closed_form else _leaves(tile)
     of_columns: Tensor | Row | None = None
     # Gradients are the same whether a pair of a symmetric tile is counted at (i, j) or at (j, i), pair weights are not.
-    from_rows = batch.is_symmetric and batch.columns_need_grad and accumulator is not WeightMatrix
-    if batch.loss.needs_column_values and not (from_rows and batch.loss.closed_form):
-        of_columns = batch.loss.column_values(tile.transposed())
-        tile.column_values = _value(of_columns)
+    if batch.loss.needs_column_values:
+        from_rows = batch.is_symmetric and batch.columns_need_grad and accumulator is not WeightMatrix
+        if not (from_rows and batch.loss.closed_form):
+            of_columns = batch.loss.column_values(tile.transposed())
+            tile.column_values = _value(of_columns)
     per_anchor = batch.loss.on_tile(tile)
     if isinstance(per_anchor, (Tensor, Row)):
         loss = per_anchor * (1.0 / batch.height)
     else:
         loss = _plus([mean.total * _at_least_one(mean.count.sum()).reciprocal_() for mean in per_anchor])
-    value, derivatives = _derive(loss, leaves, needed=accumulator is not None)
-    result = LossAndWeights(value, None if accumulator is None else accumulator(batch))
-    if result.weights is not None:
-        weights, result.by_anchor_values, by_column_values = derivatives
-        if weights is not None and isinstance(of_columns, Row) and by_column_values is not None:
-            weights += (of_columns * by_column_values).weights().T
-        if weights is not None:
-            result.weights.add(weights, tile)
-    return result
+    value, (weights, by_anchor_values, by_column_values) = _derive(loss, leaves, needed=accumulator is not None)
+    if accumulator is None:
+        return LossAndWeights(value, None)
+    if weights is not None and isinstance(of_columns, Row) and by_column_values is not None:
+        weights += (of_columns * by_column_values).weights().T
+    if issubclass(accumulator, WeightMatrix) and weights is not None:
+        if accumulator.to_dot:
+            weights = tile.measure.to_dot(weights, tile.values.detach())
+        return LossAndWeights(value, accumulator(batch, weights), by_anchor_values)
+    kept = accumulator(batch)
+    if weights is not None:
+        kept.add(weights, tile)
+    return LossAndWeights(value, kept, by_anchor_values)
 
 
 class _RunningMean(Generic[A]):
@@ -932,9 +918,10 @@ def _compute(
     batch = TiledBatch(loss, inputs, constants, relations, columns_need_grad=columns_need_grad, lists=True)
     height, width = batch.height, batch.width
     slices = batch.slices(height, width)
-    program = _fused_program(loss, height * width)
-    if program is not None and not fused.applies(batch):
-        program = None
+    program = None
+    if height * width >= fused.Setting.smallest:  # asked here as well, to save a call in a small batch
+        program = _fused_program(loss, height * width)
+        program = program if program is not None and fused.applies(batch) else None
     few: Tile | None = None
     found: LossAndWeights[Any] | None = None
     if program is not None:
@@ -945,12 +932,13 @@ def _compute(
     selects = height * width >= SELECT_FROM and batch.pairs is None and loss.selects_columns
     if found is None and few is None and selects:
         few = batch.selected_tile()
+    one_tile = len(slices) == 1 and batch.pairs is None and not loss.from_totals
     if found is not None:
         result = found
-    elif few is not None:
+    elif few is not None or one_tile:
         with torch.set_grad_enabled(any(needed) and not loss.closed_form):
-            accumulator = FewColumnsGradient if any(needed) else None
-            result = _evaluate_tile(batch, few, accumulator)
+            kind = None if not any(needed) else MatrixGradient if few is None else FewColumnsGradient
+            result = _evaluate_tile(batch, batch.tile(slices[0]) if few is None else few, kind)
     elif not any(needed):
         result = evaluate(batch, slices, None)
     elif batch.pairs is not None:
@@ -962,11 +950,13 @@ def _compute(
         result = evaluate(batch, batch.slices(height, width, share=0.5), MatrixGradient)
     else:
         result = evaluate(batch, slices, StreamedGradient)
-    value = batch.propagate_nan(result.loss)
+    value = propagate_nan(result.loss, batch.anchors, batch.prepared or batch.anchors)
+    for chunk in batch._chunks.values():
+        value = propagate_nan(value, chunk, chunk)
     if result.weights is None:
         return value, [None, None, None]
     by_anchors, by_columns = result.weights.gradients()
-    to_embeddings = loss.comparison.to_embeddings
+    to_embeddings = batch.measure.to_embeddings
     by_embeddings = to_embeddings(by_anchors, batch.anchors) if needed[0] else None
     by_gallery = to_embeddings(by_columns, batch.columns) if needed[1] and by_columns is not None else None
     if batch.gallery is None and by_columns is not None and by_embeddings is not None:

@@ -136,7 +136,9 @@ class Loss(nn.Module, ABC):
             with no_autocast(embeddings.device.type):
                 return self.compute_supervised(*given)
         batch = check_batch(embeddings, labels, gallery, gallery_labels, positions)
-        with no_autocast(embeddings.device.type):
+        if not torch.is_autocast_enabled(embeddings.device.type):
+            return self.compute(*batch)
+        with torch.autocast(embeddings.device.type, enabled=False):
             return self.compute(*batch)
 
     @property
@@ -217,6 +219,13 @@ class PairLoss(Loss, RowLoss):
     """
 
     minings: tuple[str, ...] = ("all",)  # those that make sense with this loss
+    _is_plain: ClassVar[bool] = True  # the class leaves `loss_of_rows` and what it adds as they are
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls._is_plain = all(
+            getattr(cls, name) is getattr(PairLoss, name) for name in ("anchor_values", "penalty", "loss_of_rows")
+        )
 
     def __init__(self, mining: Choice = "all", *, measure: str | None = None, normalize: bool = True) -> None:
         super().__init__()
@@ -259,7 +268,7 @@ class PairLoss(Loss, RowLoss):
     @property
     def bytes_per_pair(self) -> int:
         """Working memory for each entry of a float32 tile."""
-        return super().bytes_per_pair + self.mining.bytes_per_pair
+        return (self.row_bytes or (28 if self.closed_form else 48)) + self._mining.bytes_per_pair
 
     def graph_key(self) -> Hashable:
         """Return the settings of loss and mining as one value for CUDA graphs; None if they must not be recorded."""
@@ -282,7 +291,7 @@ class PairLoss(Loss, RowLoss):
 
     def on_tile(self, tile: Tile) -> Tensor | Row | Sequence[Mean]:
         """Mine, then call ``rows``. Losses that need more of the tile than its values override this."""
-        return self.rows(tile.values, *self.mining.select(tile))
+        return self.rows(tile.values, *self._mining.select(tile))
 
     def program(self) -> Program | AllTriplets | None:
         """Return the loss without its mining as sums over rows, for the fused kernels; None if it has no such form.
@@ -338,6 +347,8 @@ class PairLoss(Loss, RowLoss):
         gallery_labels: Tensor,
         positions: Tensor | None,
     ) -> Tensor:
+        if self._is_plain and not self._mining.draws:
+            return row_loss(self, embeddings, labels, gallery, gallery_labels, positions)
         return self.loss_of_rows(embeddings, labels, gallery, gallery_labels, positions)
 
     def compute_supervised(
@@ -431,7 +442,7 @@ class PairLoss(Loss, RowLoss):
             embeddings, anchor_values = embeddings.to(dtype), anchor_values.to(dtype)
             gallery = None if gallery is None else gallery.to(dtype)
         noise = None
-        if self.mining.draws:
+        if self._mining.draws:
             count = len(embeddings) + len(embeddings if gallery is None else gallery)
             noise = torch.rand(count, dtype=embeddings.dtype, device=embeddings.device)
         return embeddings, gallery, {"anchor_values": anchor_values, "noise": noise}

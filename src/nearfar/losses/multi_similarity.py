@@ -65,7 +65,9 @@ class MultiSimilarity(PairLoss):
         self._valid_triplet.margin = number("epsilon", epsilon)
 
     def rows(self, sim: Tensor, pos: Tensor, neg: Tensor) -> Row:
-        return soft_extremes(sim, pos, neg, self.alpha, self.beta, self.base)
+        alpha, beta, base = self.alpha, self.beta, self.base
+        pull = (row_logsumexp(sim, pos, -alpha) + alpha * base).softplus() * (1.0 / alpha)
+        return pull + (row_logsumexp(sim, neg, beta) + -beta * base).softplus() * (1.0 / beta)
 
     def program(self) -> Program:
         return soft_extremes_program(self.alpha, self.beta, self.base)

@@ -38,27 +38,15 @@ NOT_PAIRS = "; to say which pairs are the same, use nearfar.supervision.Pairs"
 
 
 def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Validate the vectors and labels of a loss.
-
-    NaN and infinity are not checked on a GPU, where that would make the host wait.
-
-    Args:
-        name: The name of the vectors in error messages.
-        vectors: [m, d], floating point.
-        labels_name: The name of the labels in error messages.
-        labels: [m], whole numbers.
-
-    Returns:
-        The vectors as float32 or float64, and the labels as int64 on the same device.
-    """
-    _check_tensor(labels_name, labels)
+    """Check the vectors and labels of a loss; return float32 or float64, and int64 on the same device."""
+    check_values(labels_name, labels, only_tensors=True)
     vectors = check_embeddings(name, vectors)
     if labels.ndim != 1 or labels.shape[0] != vectors.shape[0]:
         raise ValueError(
             f"{labels_name} has shape {tuple(labels.shape)}; needed is [{len(vectors)}], one for each row of {name}"
             f"{NOT_PAIRS}"
         )
-    if not is_integer(labels):
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(
             f"{labels_name} is of {labels.dtype}; whole numbers are needed, the class of each row{NOT_PAIRS}"
         )
@@ -66,22 +54,17 @@ def check_vectors(name: str, vectors: Tensor, labels_name: str, labels: Tensor) 
 
 
 def check_embeddings(name: str, vectors: Tensor) -> Tensor:
-    """Validate the vectors of a loss, [m, d]; return them as float32 or float64."""
-    _check_tensor(name, vectors)
-    _check_shape(name, vectors, "m")
+    """Check the vectors of a loss, [m, d]; return them as float32 or float64."""
+    check_values(name, vectors, only_tensors=True)
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise ValueError(f"{name} has shape {tuple(vectors.shape)}; needed is [m, d] with m ≥ 1 and d ≥ 1")
     if not vectors.is_floating_point():
         raise TypeError(f"{name} is of {vectors.dtype}; floating point is needed")
     if vectors.dtype in (torch.float16, torch.bfloat16):
         vectors = vectors.float()
-    if readable(vectors):
+    if readable(vectors) and not math.isfinite(vectors.detach().sum(dtype=torch.float64).item()):
         check_finite(name, vectors)
     return vectors
-
-
-def _check_tensor(name: str, value: Tensor) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} is a {type(value).__name__}; a torch.Tensor is needed")
-    check_values(name, value)
 
 
 def check_input(x: Tensor, network: str, channels: int, *, images: bool) -> None:
@@ -125,8 +108,10 @@ def as_array(name: str, values: Any) -> Any:
     return array
 
 
-def check_values(name: str, array: Array) -> None:
+def check_values(name: str, array: Array, *, only_tensors: bool = False) -> None:
     """Raise TypeError unless an array has a value in every place: no meta, sparse or nested tensor, no masked array."""
+    if only_tensors and not isinstance(array, Tensor):
+        raise TypeError(f"{name} is a {type(array).__name__}; a torch.Tensor is needed")
     if isinstance(array, Tensor):
         if array.is_nested or array.layout is not torch.strided:
             kind = "nested" if array.is_nested else f"{array.layout}"
