@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from fake_index import DIM, FakeIndex, encoded, picture
 from fastapi.testclient import TestClient
 from odd_files import many_scans
+from waiting import wait_for
 
 from nearfar.serve import Limits, create, security, server
 from nearfar.serve.routes import page
@@ -280,6 +284,40 @@ def test_slow_senders_are_given_up(site: Callable[..., str]) -> None:
         answer = connection.makefile("rb").read()  # all of it: the server closes
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 0.4 seconds" in answer
+
+
+def test_unfinished_uploads_hold_few_bytes(site: Callable[..., str]) -> None:
+    """Uploads stop before their end; what they hold together is bounded, and free again when they are gone."""
+    import socket
+    from urllib.parse import urlsplit
+
+    size, most = 2 * 2**20, 4
+    address = site(FakeIndex(4), limits=Limits(upload_bytes=size, uploads=most, seconds=60))
+    place, part = urlsplit(address), b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+    head = f"POST {API}/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    image = {"image": encoded(picture(3, side=100), "BMP")}
+
+    def held() -> int:
+        """Bytes of temporary files, which have no name."""
+        files = [os.stat(file) for file in Path("/proc/self/fd").iterdir() if file.exists() or file.is_symlink()]
+        return sum(file.st_size for file in files if stat.S_ISREG(file.st_mode) and not file.st_nlink)
+
+    with ExitStack() as stack:
+        answers, most_held = [], 0
+        for _ in range(20):
+            upload = stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=20))
+            with suppress(ConnectionError):  # refused before it has sent everything
+                upload.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode() + part + bytes(size - 1000))
+            answers.append(httpx.post(f"{address}{API}/search", files=image))
+            most_held = max(most_held, held())
+        assert {(answer.status_code, answer.headers.get("retry-after")) for answer in answers} == {
+            (200, None),
+            (503, "1"),
+        }
+        assert 0 < most_held <= most * size
+        assert httpx.post(f"{address}{API}/search/id/1").status_code == 200
+    wait_for(lambda: httpx.post(f"{address}{API}/search", files=image).status_code == 200, 20)
+    assert not held()
 
 
 def test_no_request_reaches_a_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ class Limits:
 
     Args:
         upload_bytes: Size of a request body in bytes.
+        uploads: Request bodies of this size that the server holds at once, in bytes together. A client
+            other than a program on this machine may take a quarter. Further ones are answered with status 503.
         pixels: Size of an image in pixels, read from its header before anything is decoded.
         seconds: Time for a request body to arrive, and again for its image to be decoded.
         neighbors: Largest ``k`` of one search.
@@ -32,6 +34,7 @@ class Limits:
     """
 
     upload_bytes: int = 20 * MIB
+    uploads: int = 12
     pixels: int = 50_000_000
     seconds: float = 20.0
     neighbors: int = 200
@@ -43,7 +46,5 @@ class Limits:
     client_rate: float = 50.0
 
     def __post_init__(self) -> None:
-        for name in ("upload_bytes", "pixels", "neighbors", "batch", "waiting", "connections", "client_connections"):
-            whole(name, getattr(self, name))
-        for name in ("seconds", "header_seconds", "client_rate"):
-            positive(name, getattr(self, name))
+        for name, value in vars(self).items():
+            (whole if isinstance(getattr(Limits, name), int) else positive)(name, value)

@@ -11,6 +11,7 @@ import math
 import secrets
 import string
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -257,13 +258,14 @@ class SecurityMiddleware:
         self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
         self.bodies, self.rate = dict(bodies), RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)
         self.public, self.names, self.addresses = frozenset(public), frozenset(names), addresses
+        self._received: Counter[str] = Counter()  # bytes of the bodies of unfinished requests, by client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request as an ASGI application."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, sent = time.perf_counter(), [0], [0]
+        began, status, sent, received, client = time.perf_counter(), [0], [0], [0], client_of(scope)
         always = RAW_HEADERS + (ENCRYPTED_HEADERS if scope.get("scheme") == "https" else [])
         largest = self.bodies.get(scope["path"], SMALL_BODY)
 
@@ -277,7 +279,7 @@ class SecurityMiddleware:
 
         try:
             self._check(scope, largest)
-            await self.app(scope, self._limited(receive, largest), send_with_headers)
+            await self.app(scope, self._limited(receive, largest, client, received), send_with_headers)
         except ApiError as error:
             await _send_error(error, scope, receive, send_with_headers)
         except asyncio.CancelledError:  # the server stops, and the request took longer than it may
@@ -292,6 +294,7 @@ class SecurityMiddleware:
             failure = ApiError(500, "internal server error; see the log of the server", code="failed")
             await _send_error(failure, scope, receive, send_with_headers)
         finally:
+            self._received -= Counter({client: received[0]})
             route = getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in (*SAFE_METHODS, *OTHER_METHODS) else "other"
             self.metrics.requests.labels(method, route, str(status[0] or 499)).inc()
@@ -320,13 +323,15 @@ class SecurityMiddleware:
         if int(length[:20]) > largest:
             raise _too_large(largest)
 
-    def _limited(self, receive: Receive, largest: int) -> Receive:
-        """Return a ``receive`` that raises an error for a body that is too large or too slow."""
+    def _limited(self, receive: Receive, largest: int, client: str, received: list[int]) -> Receive:
+        """Return a ``receive`` that raises an error for a body that is too large, too slow, or one of too many."""
         deadline = time.perf_counter() + self.limits.seconds
-        count, complete = 0, False
+        complete = False
+        total = self.limits.uploads * self.limits.upload_bytes
+        share = total if client == "localhost" else max(1, self.limits.uploads // 4) * self.limits.upload_bytes
 
         async def limited() -> Message:
-            nonlocal count, complete
+            nonlocal complete
             if complete:  # the next message is a disconnect
                 return await receive()
             try:
@@ -334,10 +339,15 @@ class SecurityMiddleware:
             except TimeoutError:
                 words = f"the request did not arrive within {self.limits.seconds:g} seconds"
                 raise ApiError(408, words, headers={"connection": "close"}) from None
-            count += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received[0] += size
+            self._received[client] += size
             complete = not message.get("more_body", False)
-            if count > largest:
+            if received[0] > largest:
                 raise _too_large(largest)
+            if received[0] > SMALL_BODY and (self._received[client] > share or self._received.total() > total):
+                headers = {"retry-after": "1", "connection": "close"}
+                raise ApiError(503, "too many uploads are arriving; try again later", headers=headers)
             return message
 
         return limited
