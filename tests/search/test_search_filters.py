@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from nearfar.search.filters import combine, parse, select
+from nearfar.search.filters import NumberText, combine, parse, select
 from nearfar.search.items import Item
 
 ITEMS = [
@@ -108,3 +110,48 @@ def test_wrong_filters_are_named() -> None:
         select(ITEMS, {"label": b"jay"})
     with pytest.raises(TypeError, match="where is a list"):
         select(ITEMS, ["jay"])  # type: ignore[arg-type]
+
+
+class Counted(str):
+    """Text that counts how often it is compared or hashed."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looks += 1
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        Counted.looks += 1
+        return super().__ne__(other)
+
+
+@pytest.mark.parametrize("sign", ["", "==", "!="])
+def test_many_alternatives_cost_one_look_at_each_item(sign: str) -> None:
+    items = [Item(number, Counted(number)) for number in range(200)]
+    names = [str(number) for number in range(100, 1100)]
+    wanted = {"name": {"": names, "==": names[0], "!=": {"!=": names}}[sign]}
+    Counted.looks = 0
+    passed = select(items, wanted).tolist()
+    assert passed == {"": [*range(100, 200)], "==": [100], "!=": [*range(100)]}[sign]
+    assert Counted.looks <= 3 * len(items)
+
+
+@pytest.mark.parametrize("value", [["jay"], {"a": 1}, None, True, 1, 1.0, "1", "True", "001", 7])
+@pytest.mark.parametrize("alternatives", [["jay"], [1], [True, "7"], ["1", None], [NumberText(1, "001")]])
+def test_alternatives_are_compared_one_by_one(value: object, alternatives: list[Any]) -> None:
+    """The sets hold what a loop over the alternatives finds."""
+
+    def equal(wanted: Any) -> bool:
+        if isinstance(value, str):
+            return wanted is not None and value == str(wanted)
+        return bool(value == (wanted.number if isinstance(wanted, NumberText) else wanted))
+
+    items = [Item(0, "a", metadata={"key": value})]
+    passed = any(equal(wanted) for wanted in alternatives)
+    assert (select(items, {"key": alternatives}).tolist() == [0]) == passed
+    assert (select(items, {"key": {"!=": alternatives}}).tolist() == [0]) != passed

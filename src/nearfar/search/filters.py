@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,29 +156,44 @@ def _literal(word: str) -> str | int | float | NumberText:
 
 
 def _test(key: str, wanted: Any) -> Test:
-    if isinstance(wanted, Mapping):
-        pairs = [(str(sign), value) for sign, value in wanted.items()]
-        parts = [
-            _comparison(key, sign, one)
-            for sign, value in pairs
-            for one in ([value] if sign == "==" else _several(value))
-        ]
-        return lambda value: all(part(value) for part in parts)
-    allowed = [_plain(key, each) for each in _several(wanted)]
-    return lambda value: any(_equal(value, each) for each in allowed)
+    if not isinstance(wanted, Mapping):
+        return _among(key, _several(wanted))
+    parts = [
+        part
+        for sign, value in wanted.items()
+        for part in _comparisons(key, str(sign), [value] if sign == "==" else _several(value))
+    ]
+    return lambda value: all(part(value) for part in parts)
 
 
-def _comparison(key: str, sign: str, wanted: Any) -> Test:
-    wanted = _plain(key, wanted)
-    if sign == LIKE:
-        return lambda value: value is not None and fnmatch.fnmatchcase(str(value), str(wanted))
-    if sign == "==":
-        return lambda value: _equal(value, wanted)
-    if sign == "!=":
-        return lambda value: not _equal(value, wanted)
-    if sign not in COMPARISONS:
+def _comparisons(key: str, sign: str, wanted: Sequence[Any]) -> list[Test]:
+    if sign not in (*COMPARISONS, LIKE):
         raise ValueError(f"where has {sign!r} for {key!r}; allowed are {', '.join(COMPARISONS)} and {LIKE}")
-    compare, limit = COMPARISONS[sign], wanted.number if isinstance(wanted, NumberText) else wanted
+    if sign in ("==", "!="):
+        among = _among(key, wanted)
+        return [among if sign == "==" else lambda value: not among(value)]
+    return [_comparison(sign, _plain(key, limit)) for limit in wanted]
+
+
+def _among(key: str, wanted: Sequence[Any]) -> Test:
+    """Test for any of several values, however many they are, by one look into a set."""
+    texts = {str(_plain(key, each)) for each in wanted if each is not None}  # a class named "7" is read as the number 7
+    others = {_number(each) for each in wanted if not isinstance(each, str)}
+
+    def test(value: Any) -> bool:
+        try:
+            return value in (texts if isinstance(value, str) else others)
+        except TypeError:  # a list or an object
+            return False
+
+    return test
+
+
+def _comparison(sign: str, wanted: Any) -> Test:
+    if sign == LIKE:
+        matches = re.compile(fnmatch.translate(str(wanted))).match
+        return lambda value: value is not None and matches(str(value)) is not None
+    compare, limit = COMPARISONS[sign], _number(wanted)
 
     def test(value: Any) -> bool:
         try:
@@ -188,12 +204,8 @@ def _comparison(key: str, sign: str, wanted: Any) -> Test:
     return test
 
 
-def _equal(value: Any, wanted: Any) -> bool:
-    if isinstance(value, str):
-        return (
-            value == str(wanted) and wanted is not None
-        )  # a class may be named "7", which the command line reads as 7
-    return bool(value == (wanted.number if isinstance(wanted, NumberText) else wanted))
+def _number(wanted: Any) -> Any:
+    return wanted.number if isinstance(wanted, NumberText) else wanted
 
 
 def _plain(key: str, wanted: Any) -> Any:

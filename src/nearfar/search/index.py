@@ -777,10 +777,10 @@ class Index:
         labels = filters.exact_labels(where)
         if labels is None:
             return filters.select(table.items(), where)
-        ids = [id for id in self.storage.ids_with_labels(labels).tolist() if id in table]
+        items = table.existing(self.storage.ids_with_labels(labels).tolist())
         if len(where) == 1:
-            return np.array(ids, dtype=np.int64)
-        return filters.select(table.items(), where, [table.item(id) for id in ids])
+            return np.array(list(items), dtype=np.int64)
+        return filters.select(table.items(), where, list(items.values()))
 
     def _read_threshold(self) -> Threshold | None:
         file = self.folder / THRESHOLD
