@@ -143,20 +143,6 @@ def test_a_lost_log_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     assert not caplog.text, "once is enough, and a closed index has no log"
 
 
-def test_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    Index.from_vectors(POINTS, out=tmp_path / "i").close()
-    names = (".index.json.4711-0123abcd", ".map-pca.npz.1-ffffffff", "model/.model.safetensors.7-00000000")
-    for name in (*names, ".data-000009.12/vectors.npy"):
-        (tmp_path / "i" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "i" / name).touch()
-    (tmp_path / "i" / ".keep").touch()
-    Index.open(tmp_path / "i", read_only=True).close()
-    assert (tmp_path / "i" / names[0]).exists(), "whoever only reads removes nothing"
-    Index.open(tmp_path / "i").close()
-    left = {file.name for file in (tmp_path / "i").rglob(".*")}
-    assert left == {".lock", ".keep"}
-
-
 @pytest.mark.parametrize("name", ["faiss.index", "faiss-ids.npy"])
 def test_damaged_files_of_faiss_are_built_again(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     Index.from_vectors(POINTS, out=tmp_path / "i", backend="faiss:hnsw").close()

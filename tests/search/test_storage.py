@@ -34,7 +34,7 @@ def test_compaction_leaves_one_generation_and_the_same_items(tmp_path: Path) -> 
         assert index.info()["pending_bytes"] == 0
         assert list(index.items) == before[0]
         np.testing.assert_array_equal(index.vectors(), before[1])
-    assert names(tmp_path / "i") == [".lock", "data-000002", "index.json", "index.sqlite"]
+    assert names(tmp_path / "i") == [".lock", ".nearfar", "data-000002", "index.json", "index.sqlite"]
     with Index.open(tmp_path / "i") as index:
         assert list(index.items) == before[0]
         np.testing.assert_array_equal(index.vectors(), before[1])
@@ -206,15 +206,35 @@ def test_space_of_removed_items_is_released(tmp_path: Path) -> None:
         assert not (tmp_path / "i" / "index.sqlite-wal").stat().st_size
 
 
-def test_files_of_a_crash_are_swept(tmp_path: Path) -> None:
-    Index.from_vectors(POINTS, out=tmp_path / "i").close()
-    for name in ("data-000009", ".data-000002.77"):
-        shutil.copytree(tmp_path / "i" / "data-000001", tmp_path / "i" / name)
-    (tmp_path / "i" / ".index.sqlite.77").write_bytes(b"draft")
-    with Index.open(tmp_path / "i") as index:
+def test_files_of_a_crash_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is copied at each step of a compaction, as if the process had been killed there."""
+    strangers = ("data-birds/wren.jpg", "journal-covers/1.png", ".data-000007.77/vectors.npy", "data-000001/notes.txt",
+                 ".index.sqlite.77", ".index.json.4711-0123abcd", "items.json", "data-²/x")  # fmt: skip
+    steps: list[Path] = []
+
+    def copy(place: Path) -> None:
+        steps.append(tmp_path / f"killed-{len(steps)}")
+        shutil.copytree(tmp_path / "i", steps[-1])
+
+    with Index.from_vectors(POINTS, out=tmp_path / "i") as index:
+        for name in strangers:
+            (tmp_path / "i" / name).parent.mkdir(exist_ok=True)
+            (tmp_path / "i" / name).write_text("mine")
         index.add_vectors(POINTS[:1])
-        index.compact()
-    assert names(tmp_path / "i") == [".lock", "data-000002", "index.json", "index.sqlite"]
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "sync_folder", copy)
+            patch.setattr(files, "sweep", lambda folder, obsolete: copy(folder))
+            index.compact()
+    assert len(steps) == 3
+    for killed in steps:
+        with Index.open(killed) as index:
+            index.add_vectors(POINTS[:1])
+            index.compact()
+            assert len(index) == 32
+            current = index.storage.written()
+        left = {str(path.relative_to(killed)) for path in killed.rglob("*") if path.is_file()}
+        assert left == {*strangers, *current[:-1], ".lock", ".nearfar", "index.json", "index.sqlite"}
+        assert all((killed / name).read_text() == "mine" for name in strangers)
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing", b"SQLite format 3\0" + bytes(4000)])

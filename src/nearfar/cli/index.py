@@ -28,6 +28,7 @@ from nearfar.cli.options import (
 )
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
 from nearfar.utils.atomic import write_text
+from nearfar.utils.folders import keep_apart
 from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
 from nearfar.utils.validation import few, whole
@@ -91,6 +92,7 @@ def build(
     threshold = load_threshold(model)
     if threshold is not None and threshold.measure != measure:
         threshold = None
+    keep_apart(out, (model, photos, metadata))
     pictures, labels, about = _sources(photos, metadata, no_labels, data, part)
     with (
         bars() as watch,

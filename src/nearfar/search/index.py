@@ -5,7 +5,6 @@ Python, the command line and the HTTP server all search through ``Index.search_b
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,18 @@ from nearfar.search.images import Images, Labels, check_labels, digest, list_ima
 from nearfar.search.items import Hit, Item, Items
 from nearfar.search.reranking import expanded, k_reciprocal
 from nearfar.search.results import Neighbor, Results
-from nearfar.search.storage import MODEL, VERSION, BadIndex, Ids, IndexStorage, Vectors, checked_vectors, index_exists
+from nearfar.search.storage import (
+    MODEL,
+    THRESHOLD,
+    VERSION,
+    BadIndex,
+    Ids,
+    IndexStorage,
+    Vectors,
+    checked_vectors,
+    erase,
+    index_exists,
+)
 from nearfar.search.update import Update, update
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import ArrayInput, Frame, as_array, as_device, check_values
@@ -43,7 +53,6 @@ if TYPE_CHECKING:
     from nearfar.search.duplicates import DuplicateGroup
 
 CACHED_FILTERS = 32
-THRESHOLD = "threshold.json"
 
 QueryInput = ImageInput | int | NDArray[Any] | Tensor | Frame  # an image, the id of an item, or a vector
 
@@ -200,6 +209,7 @@ class Index:
                 [],
                 device=as_device("device", device),
                 prepare=lambda: save.save(loaded, out / MODEL),
+                inputs=(model, images),
             )
             index = cls(storage, device=device, encoder=encoder)
             try:
@@ -214,9 +224,10 @@ class Index:
             except BaseException as error:
                 # What was interrupted is resumed by an update; an error would find the index in its way the next time.
                 useless = isinstance(error, Exception) and is_new and not len(index)
+                written = index.storage.written() if useless else ()
                 index.close()
                 if useless:
-                    shutil.rmtree(out, ignore_errors=True)
+                    erase(out, written)
                 raise
         return index
 

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator, Mapping
@@ -18,16 +17,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ABOUT, DIGEST = "nearfar", "sha256"  # key in the metadata of a safetensors file, and in the JSON object there
-DRAFT = re.compile(r"\..+\.\d+-[0-9a-f]{8}")  # names of files that are being written
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # full, or broken
+
+
+def draft_of(place: Path) -> Path:
+    """Return a path beside a file or folder that no other process or thread uses, to write to before it is renamed."""
+    return place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
     """Write a file atomically: yield a temporary path beside it, and rename that if the block succeeds.
 
-    A link is followed, and the permissions of an existing file are kept. An existing path that is not a regular file,
-    such as a pipe or /dev/null, is written to directly.
+    A link is replaced, not followed, and the permissions of an existing file are kept. An existing path that is neither
+    a regular file nor a link to one, such as a pipe or /dev/null, is written to directly.
 
     Yields:
         The path to write to.
@@ -38,15 +41,14 @@ def whole_file(file: Path) -> Iterator[Path]:
         with naming(file):
             yield file
         return
-    place = file.resolve()
+    place = file.parent.resolve() / file.name
     if not place.parent.is_dir():
         raise FileNotFoundError(f"{file} cannot be written: there is no folder {place.parent}")
-    # A unique name: threads of one process may write the same file.
-    draft = place.with_name(f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    draft = draft_of(place)
     try:
         with naming(file):
             draft.touch()
-            mode = stat.S_IMODE((place if place.exists() else draft).stat().st_mode)
+            mode = stat.S_IMODE((place if place.exists() and not place.is_symlink() else draft).stat().st_mode)
             os.chmod(draft, mode)  # before it has any content
             yield draft
             os.chmod(draft, mode)  # some libraries create files that only their owner can read
@@ -57,15 +59,9 @@ def whole_file(file: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove what processes left that were killed while they wrote files of a folder; no other process may write there.
-
-    Args:
-        folder: The folder.
-    """
-    for file in folder.glob(".*"):
-        if DRAFT.fullmatch(file.name) and file.is_file():
-            file.unlink(missing_ok=True)
+def no_link(file: str, flags: int) -> int:
+    """Open a file for ``open(…, opener=no_link)``; a link is an error."""
+    return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """The files of an index: SQLite for items, changes and thumbnails, NumPy files for vectors."""
 
 from nearfar.search.backends.base import Ids, Vectors
-from nearfar.search.storage.files import MODEL, VERSION, BadIndex, index_exists
+from nearfar.search.storage.files import MODEL, THRESHOLD, VERSION, BadIndex, erase, index_exists
 from nearfar.search.storage.storage import IndexStorage, Table, checked_vectors
 
 __all__ = [
     "MODEL",
+    "THRESHOLD",
     "VERSION",
     "BadIndex",
     "Ids",
@@ -13,5 +14,6 @@ __all__ = [
     "Table",
     "Vectors",
     "checked_vectors",
+    "erase",
     "index_exists",
 ]

@@ -24,7 +24,7 @@ import numpy as np
 from nearfar.search.backends.base import MEASURES, Ids, Vectors
 from nearfar.search.items import Item
 from nearfar.search.storage.files import BadIndex
-from nearfar.utils.atomic import sync_folder
+from nearfar.utils.atomic import draft_of, sync_folder
 
 log = logging.getLogger("nearfar.search")
 
@@ -74,6 +74,8 @@ class Database:
         self._write_lock = self._read_lock if file == MEMORY else threading.RLock()
         if file != MEMORY and not Path(file).is_file():
             raise FileNotFoundError(f"{file} does not exist; build the index again")
+        if not read_only and Path(file).is_symlink():
+            raise BadIndex(f"{file} is a link; an index can be changed only where its files are")
         with self._errors():
             self._reader = _connect_for_reading(file)
             self._writer = self._reader if read_only or file == MEMORY else _connect(file)
@@ -99,8 +101,7 @@ class Database:
             file: The file; one that exists is replaced.
             fill: Is called with the open database and writes its content.
         """
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        _remove(draft)
+        draft = draft_of(file)
         try:
             connection = _connect(draft)
             connection.executescript(

@@ -9,23 +9,26 @@
       threshold.json   the score from which on an item matches a query, if it is known
 
 Compaction writes a new data folder beside the old one. The transaction that stores its number in index.sqlite makes it
-the current one; the old one is removed after that.
+the current one; the old one is removed after that. index.sqlite lists the files that were written and are obsolete:
+nothing else is ever removed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nearfar.search.backends.base import Ids, Vectors
-from nearfar.utils.atomic import remove_drafts, sync_folder, whole_file, write_json
+from nearfar.utils.atomic import draft_of, sync_folder, whole_file, write_json
+from nearfar.utils.folders import LOCK, remove
 from nearfar.utils.system import exclusive
 
 FORMAT = "nearfar index"
@@ -33,7 +36,8 @@ VERSION = 2  # increased when older versions of nearfar cannot read new folders
 CARD = "index.json"
 DATABASE = "index.sqlite"
 MODEL = "model"
-LOCK = ".lock"
+THRESHOLD = "threshold.json"
+OBSOLETE = re.compile(r"(\.?data-\d{6}[\w.-]*|journal-\d{6})(/[\w-]+\.\w+)?")  # what may be removed
 
 
 class BadIndex(ValueError):
@@ -113,24 +117,26 @@ def data_folder(folder: Path, generation: int) -> Path:
 
 
 @contextmanager
-def new_generation(folder: Path) -> Iterator[tuple[Path, int]]:
+def new_generation(folder: Path, note: Callable[[list[str]], None] = lambda names: None) -> Iterator[tuple[Path, int]]:
     """Create a data folder; it gets its final name when the block ends without an error.
 
     Args:
         folder: The folder of the index.
+        note: Is called with names below the folder before they are created.
 
     Yields:
         The folder to write to, and the number of the generation, which no other folder has.
     """
-    numbers = [int(path.name[5:]) for path in folder.glob("data-*") if path.name[5:].isdigit()]
+    numbers = [int(path.name[5:]) for path in folder.glob("data-*") if path.name[5:].isdecimal()]
     number = max(numbers, default=0) + 1
     place = data_folder(folder, number)
-    draft = folder / f".{place.name}.{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
+    draft = draft_of(place)
+    note([draft.name])
     try:
         draft.mkdir(parents=True)
         yield draft, number
         sync_folder(draft)
+        note(contents(place, os.listdir(draft)))
         os.replace(draft, place)
         sync_folder(folder)
     finally:
@@ -192,23 +198,28 @@ def readable(file: Path) -> Iterator[Path]:
         raise BadIndex(f"{file} is damaged ({type(error).__name__}: {words}); build the index again") from error
 
 
-def sweep(folder: Path, generation: int) -> None:
-    """Remove data folders, drafts and files of older versions that are no longer needed.
-
-    Args:
-        folder: The folder of the index.
-        generation: Number of the current generation.
-    """
-    current = data_folder(folder, generation)
-    for path in folder.iterdir():
-        if path != current and path.name.lstrip(".").startswith(("data-", "journal-")):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
+def sweep(folder: Path, obsolete: Iterable[str]) -> None:
+    """Remove what the database lists as obsolete: drafts as a whole, other folders once they are empty."""
+    for name in obsolete:
+        path = folder / name
+        if not OBSOLETE.fullmatch(name) or path.parent.is_symlink() or path.is_symlink():
+            continue
+        with suppress(OSError):
+            if not path.is_dir():
                 path.unlink(missing_ok=True)
-    for draft in folder.glob(f".{DATABASE}.*"):
-        draft.unlink(missing_ok=True)
-    for place in (folder, folder / MODEL, current):
-        remove_drafts(place)
-    for name in ("items.json", "thumbnails.bin", "thumbnails.npy"):  # of version 1
-        (current / name).unlink(missing_ok=True)
+            elif name.startswith("."):
+                shutil.rmtree(path)
+            else:
+                path.rmdir()
+
+
+def erase(folder: Path, obsolete: Iterable[str]) -> None:
+    """Remove the files of an index that has no item, and the folder if nothing else is in it."""
+    sweep(folder, obsolete)
+    remove(folder / MODEL, ("model.safetensors", "model.json"))
+    remove(folder, (CARD, THRESHOLD, *(f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-changed"))))
+
+
+def contents(place: Path, names: Sequence[str] = ()) -> list[str]:
+    """Return the names below the index folder of a data folder with these files, by default all, in removal order."""
+    return [*(f"{place.name}/{name}" for name in names or sorted(os.listdir(place))), place.name]

@@ -23,6 +23,7 @@ from nearfar.search.items import Item, Items, missing
 from nearfar.search.storage import files, trust, upgrade
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
+from nearfar.utils.folders import claim
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values, unit_rows
 
@@ -295,8 +296,9 @@ class IndexStorage:
             self._state = self._open(written=written)
             self._has_thumbnails = self._database.has_thumbnails()
             self.next_id = max(int(self.settings["next_id"]), self._database.highest_changed_id() + 1)
+            self._obsolete: list[str] = list(self.settings.get("obsolete", ()))
             if not read_only:
-                files.sweep(folder, self._state.generation)
+                self._sweep()
             self._stack = stack.pop_all()
 
     @classmethod
@@ -310,6 +312,7 @@ class IndexStorage:
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
         prepare: Callable[[], object] | None = None,
+        inputs: Iterable[Any] = (),
     ) -> IndexStorage:
         """Write a new index folder and open it for writing.
 
@@ -321,8 +324,11 @@ class IndexStorage:
             device: Device for exact search.
             progress: Receives the progress of building the backend.
             prepare: Is called while the folder is locked, to write additional files.
+            inputs: Paths that the folder may not overlap with.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        if files.index_exists(folder):
+            raise BadIndex(f"{folder} already contains an index; update it, or choose another folder")
+        claim(folder, "index", inputs)
         with files.write_lock(folder):
             if files.index_exists(folder):
                 raise BadIndex(f"{folder} already contains an index; update it, or choose another folder")
@@ -343,6 +349,7 @@ class IndexStorage:
             own = {
                 "identity": identity,
                 "generation": number,
+                "files": os.listdir(files.data_folder(folder, number)),
                 "next_id": free,
                 "uses": uses,
                 "facts": facts,
@@ -519,7 +526,7 @@ class IndexStorage:
             uses = self._allowed(choose(settings["backend"], len(ids)), settings)
             found = old.backend
             try:
-                with files.new_generation(self.folder) as (draft, number):
+                with files.new_generation(self.folder, self._note) as (draft, number):
                     files.write_vectors(draft, ids, _blocks_of(old.table, ids), old.table.dim)
                     _, base = files.read_vectors(draft)
                     if uses != settings["uses"]:
@@ -529,6 +536,10 @@ class IndexStorage:
                 place = files.data_folder(self.folder, number)
                 table = Table(*files.read_vectors(place), items)
                 renewed = found.renew(place, ids, table.base, settings["facts"])
+                new, before = files.contents(place), files.data_folder(self.folder, old.generation)
+                self._obsolete = [name for name in self._obsolete if name not in new]
+                self._obsolete += files.contents(before, self.settings.get("files", ()))
+                settings |= {"files": os.listdir(place), "obsolete": self._obsolete}
                 self._database.finish_compaction(settings)
             except BaseException:
                 if found is not old.backend:
@@ -537,7 +548,7 @@ class IndexStorage:
             self._state, self.settings = _State(number, table, renewed), settings
             if found is not old.backend:
                 discard(old.backend)
-            files.sweep(self.folder, number)
+            self._sweep()
             try:
                 self._database.shrink()
             except OSError as error:
@@ -692,6 +703,23 @@ class IndexStorage:
             state.backend = renewed
         except Exception as error:
             fallback.error = error
+
+    def written(self) -> list[str]:
+        """Return the names of the data folders that were written, with their files."""
+        current = files.data_folder(self.folder, self._state.generation)
+        return [*self._obsolete, *files.contents(current, self.settings.get("files", ()))]
+
+    def _note(self, names: list[str]) -> None:
+        """List names in the database as obsolete before they are created; a compaction that succeeds needs them."""
+        self._obsolete += names
+        self._database.write_settings({"obsolete": self._obsolete})
+
+    def _sweep(self) -> None:
+        """Remove the files that the database lists as obsolete."""
+        if self._obsolete:
+            files.sweep(self.folder, self._obsolete)
+            self._obsolete = []
+            self._database.write_settings({"obsolete": []})
 
     def check_writable(self) -> None:
         """Raise an error if the index was opened read-only, is closed, or was removed or replaced."""

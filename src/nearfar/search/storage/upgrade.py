@@ -59,9 +59,13 @@ def _upgrade(folder: Path) -> None:
     card = files.read_card(folder)
     if card["version"] == files.VERSION:  # another process was faster
         return
-    Database.create(folder / files.DATABASE, lambda database: _import(folder, database))
+    file = folder / files.DATABASE
+    if file.exists():  # of an upgrade that was interrupted; another file is refused
+        Database(file).close()
+    else:
+        Database.create(file, lambda database: _import(folder, database))
     files.write_card(folder)
-    files.sweep(folder, int(card["generation"]))
+    files.sweep(folder, _obsolete(card))
     log.warning("%s was upgraded from index version 1 to version %d", folder, files.VERSION)
 
 
@@ -101,7 +105,15 @@ def _import(folder: Path, database: Database) -> None:
     if damaged:
         log.warning("the journal of %s has %d damaged places; the changes there are lost", folder, damaged)
     settings = {key: card[key] for key in SETTINGS}
-    database.write_settings({**settings, "next_id": max(int(card["next_id"]), highest + 1)})
+    settings |= {"next_id": max(int(card["next_id"]), highest + 1), "obsolete": _obsolete(card)}
+    database.write_settings(settings)
+
+
+def _obsolete(card: dict[str, Any]) -> list[str]:
+    """Return the names of the files of version 1 that version 2 does not need."""
+    number = int(card["generation"])
+    old = ("items.json", "thumbnails.bin", "thumbnails.npy")
+    return [f"journal-{number:06}", *(f"data-{number:06}/{name}" for name in old)]
 
 
 def _thumbnails(place: Path, ids: list[int]) -> Iterator[tuple[int, bytes]]:
