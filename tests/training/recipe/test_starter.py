@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 from nearfar.cli import main
+from nearfar.networks import registry as networks
+from nearfar.networks.weights import published
+from nearfar.training.api import start
 from nearfar.training.recipe import starter
 from nearfar.training.recipe.files import load
 
@@ -55,6 +60,24 @@ def test_recipes_fit_data_and_machine(photos: Path, found: starter.Findings, tmp
         assert (recipe.data.name, recipe.data.root, recipe.sampler.per_class) == ("folder", str(photos), 3)
         assert recipe.evaluation.before
     assert "1.4 s here" in (tmp_path / "False.toml").read_text()
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+def test_what_init_writes_is_trained_to_its_metrics(
+    gpu: bool, found: starter.Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text as it is, but for the number of epochs, and with random weights in place of the published ones."""
+    monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
+    network = found.network
+    (published.folder() / published.IMPORTED).mkdir(parents=True)
+    weights = {key: value.contiguous() for key, value in networks.create_backbone(network).state_dict().items()}
+    save_file(weights, published.folder() / published.IMPORTED / f"{network}.safetensors")
+    (tmp_path / "photos.toml").write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
+    overrides = ["training.epochs=2", "training.device=cpu"]
+    metrics = start(tmp_path / "photos.toml", out=tmp_path / "run", overrides=overrides).metrics
+    assert metrics["test"].keys() == metrics["before"].keys()
+    assert metrics["steps"] == 2
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
 
 
 def test_a_table_is_another_dataset(photos: Path, tmp_path: Path) -> None:

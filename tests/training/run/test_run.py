@@ -146,11 +146,13 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         RunFolder(tmp_path).begin(recipe(vectors(tmp_path)), resume=True)
 
 
-def test_where_it_runs_and_where_data_lies_contradicts_nothing(tmp_path: Path) -> None:
+def test_what_changes_no_result_contradicts_nothing(tmp_path: Path) -> None:
     file = vectors(tmp_path)
     moved = file.rename(tmp_path / "moved.npz")
     one = recipe(file)
-    two = recipe(moved, training__device="auto", training__checkpoint_steps=5, data__mode="resident")
+    two = recipe(
+        moved, training__device="auto", training__checkpoint_steps=5, data__mode="resident", evaluation__before=True
+    )
     assert contradictions(one, two) == []
     assert contradictions(one, recipe(file, training__seed=1)) == ["training.seed: 0 → 1"]
 

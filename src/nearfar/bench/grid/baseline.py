@@ -48,7 +48,7 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
     run = RunFolder(folder)
     with run.owned(), kernels(deterministic=recipe.training.deterministic):
         start = time.monotonic()
-        parts = build(untrained(recipe), cache=cache)
+        parts = untrained(build(recipe, cache=cache))
         reset_peak_memory(parts.device)
         about = {**provenance.of(parts), "recipe": to_dict(recipe), "selection": "no training", "baseline": FROZEN}
         write_json(run.manifest, finite(about))
@@ -58,7 +58,7 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
         if "test" in found:
             provenance.record_look(run, "baseline")
         measured, per_query = evaluator.measure(found)
-        evaluator.write(run, found, per_query)
+        evaluator.write_queries(run, found, per_query)
         metrics = {
             "selection": about["selection"],
             "epoch": -1,  # no epoch was trained
@@ -69,4 +69,5 @@ def measure(recipe: Recipe, folder: str | Path, *, cache: str | Path | None = No
             **measured,
         }
         provenance.finish(run, metrics)
+        evaluator.write_embeddings(run, found)
     return metrics

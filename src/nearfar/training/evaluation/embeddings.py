@@ -27,6 +27,7 @@ from nearfar.utils.atomic import read_tensors, write_tensors
 from nearfar.utils.progress import Progress, Watch
 from nearfar.utils.tensors import Array, as_labels
 
+TRIED = 8  # rows that are embedded on a CPU before the first step
 PerQuery = dict[str, Tensor]  # metrics of each query [n], by name
 
 
@@ -497,38 +498,43 @@ class Evaluator:
         for key, loss in trees.items():
             loss.update(outputs[key].embeddings, torch.as_tensor(found.labels))
 
-    def write(self, run: RunFolder, found: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None) -> None:
-        """Write the embeddings of the test and the metrics of each query to a run folder.
+    def try_out(self) -> None:
+        """Embed a few rows as evaluations do: a network that cannot be evaluated must fail before it is trained."""
+        count = self.recipe.evaluation.batch_size if self.parts.device.type == "cuda" else TRIED
+        Evaluator(self.parts)._embed(self.parts.rows["train"][:count])
 
-        Queries without a match in the gallery are left out of the latter, so that means over the rest are the metrics
-        of the test.
+    def write_queries(
+        self, run: RunFolder, found: Mapping[str, EmbeddingSet], per_query: PerQuery | None = None
+    ) -> None:
+        """Write the metrics of each query of the test, without queries that have no match, to a run folder.
 
         Args:
             run: The run folder.
             found: Embeddings by part, as ``embed`` returns them.
             per_query: As ``measure`` returned them for ``found``; None: they are measured now.
         """
-        if not self._test:
+        if not self._test or found["test"].relations is not None:
             return
-        one = found["test"]
-        if one.relations is not None:
-            self._with_dataset_labels(one).save(run.embeddings)
-            return
+        tested = self._with_dataset_labels(found["test"])
         if per_query is None:
-            per_query = measure_embeddings(one, ks=(1,), measure=self.recipe.evaluation.measure).per_query
-        gallery = None if one.gallery is None else self._with_dataset_labels(one.gallery)
-        own = replace(self._with_dataset_labels(one), gallery=gallery)
-        own.save(run.embeddings)
+            per_query = measure_embeddings(found["test"], ks=(1,), measure=self.recipe.evaluation.measure).per_query
         each = {name: value.cpu() for name, value in per_query.items()}
         answered = ~each["mrr"].isnan()
         tensors = {
-            "rows": own.rows[answered],
-            "labels": torch.as_tensor(own.labels)[answered],
+            "rows": tested.rows[answered],
+            "labels": torch.as_tensor(tested.labels)[answered],
             "recall@1": each["precision@1"][answered].to(torch.uint8),  # equal to it, and measured for any ks
             "map@r": each["map@r"][answered].float(),
         }
         write_tensors(run.queries, tensors)
 
+    def write_embeddings(self, run: RunFolder, found: Mapping[str, EmbeddingSet]) -> None:
+        """Write the embeddings of the test to a run folder."""
+        if self._test:
+            self._with_dataset_labels(found["test"]).save(run.embeddings)
+
     def _with_dataset_labels(self, one: EmbeddingSet) -> EmbeddingSet:
         """Replace the labels of the training, where trained classes come first, by those of the dataset."""
-        return replace(one, labels=torch.from_numpy(self.parts.dataset.labels[one.rows.numpy()].copy()))
+        labels = torch.from_numpy(self.parts.dataset.labels[one.rows.numpy()].copy())
+        gallery = None if one.gallery is None else self._with_dataset_labels(one.gallery)
+        return replace(one, labels=labels, gallery=gallery)

@@ -483,16 +483,14 @@ def create_network(recipe: Recipe, store: Store | Vectors) -> Model:
     return model
 
 
-def untrained(recipe: Recipe) -> Recipe:
-    """Return the recipe of the network before any training: pooled features of pretrained weights, without a head.
-
-    Args:
-        recipe: The recipe. A network with random weights, or with those of a saved model, is kept as it is.
-    """
-    if recipe.network.pretrained is False or _saved_model(recipe.network.pretrained) is not None:
-        return recipe
-    plain = {"dim": None, "head": "none", "levels": None, "members": 1, "independent": False, "freeze": False}
-    return recipe.model_copy(update={"network": recipe.network.model_copy(update=plain)})
+def untrained(parts: Parts) -> Parts:
+    """Replace the network by the pooled features of its pretrained backbone; other networks are untrained as built."""
+    section = parts.recipe.network
+    if not section.freeze and (section.pretrained is False or _saved_model(section.pretrained) is not None):
+        return parts
+    backbone = members_of(parts.model)[0].backbone
+    model = Embedder(backbone, dim=None, pooling=section.pooling, normalize=section.normalize).to(parts.device)
+    return replace(parts, model=model)
 
 
 def _saved_model(pretrained: bool | str) -> Path | None:

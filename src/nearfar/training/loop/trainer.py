@@ -8,16 +8,16 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from nearfar.data.store.store import Store
 from nearfar.distributed import World
@@ -94,6 +94,15 @@ def catch_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def not_needed(work: str) -> Iterator[None]:
+    """Turn the failure of work that no metric depends on into a warning."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"{work} failed: {error}", stacklevel=3)
 
 
 MAX_SAVING = 0.05  # share of the time for checkpoints; with short epochs, not every epoch is saved
@@ -184,21 +193,39 @@ class Trainer:
         if self.recipe.network.freeze:
             self.parts = on_features(self.parts, self.display.watch)
         self.session, self.evaluator = Session(self.parts, self.world), Evaluator(self.parts, self.world)
+        began = self.world.share(self.resume and self.run_folder.manifest.exists())
+        before = None if began else self._try_out()
         if self.world.is_main:
-            self._write_manifest_and_recipe()
+            self._write_manifest_and_recipe(began, before)
             self._report_left_out()
         for logger in self.loggers:
             if isinstance(logger, str):
                 created = logging.create(logger, self.run_folder.folder, settings=to_dict(self.recipe))
-                logger = stack.enter_context(closing(created))
+                stack.callback(self._close, created)
+                logger = created
             self._open_loggers.append(logger)
         self.log = stack.enter_context(Log(self.run_folder.log if self.world.is_main else Path(os.devnull)))
 
-    def _write_manifest_and_recipe(self) -> None:
+    def _close(self, logger: Logger) -> None:
+        with not_needed("closing a logger"):
+            logger.close()
+
+    def _try_out(self) -> dict[str, Any] | None:
+        """Embed a batch as evaluations will, which must not fail after the training; measure the network before it."""
+        self.evaluator.try_out()
+        if not (self.recipe.evaluation.before and "test" in self.evaluator.parts_at_end):
+            return None
+        if self.world.is_main:
+            provenance.record_look(self.run_folder, "before")
+        evaluator = Evaluator(untrained(self.parts), self.world)
+        embedded = evaluator.embed(["test"])
+        return evaluator.measure(embedded)[0]["test"] if self.world.is_main else None
+
+    def _write_manifest_and_recipe(self, began: bool, before: dict[str, Any] | None) -> None:
         """Write the manifest, then the recipe, in this order: a folder with a recipe is a run."""
         run = self.run_folder
-        if not (self.resume and run.manifest.exists()):
-            about = provenance.of(self.parts, self.world)
+        if not began:
+            about = provenance.of(self.parts, self.world) | ({} if before is None else {"before": before})
             shared = about["data"]["duplicates"] = provenance.duplicates_of(self.parts, self.display.watch)
             if shared:
                 some = few(shared, SHOWN)
@@ -237,6 +264,8 @@ class Trainer:
             if self.resume:
                 about = provenance.record_resume(read_json(self.run_folder.manifest), self.recipe, position.iteration)
                 write_json(self.run_folder.manifest, about)
+                if self.recipe.evaluation.before and "before" not in about:
+                    self.display.say("evaluation.before has no effect: the network was not measured when the run began")
         self._began = time.monotonic() - position.seconds
         if position.iteration:
             self.display.say(f"resumed at step {position.iteration:,} of {self.parts.steps:,} in {folder}")
@@ -274,16 +303,11 @@ class Trainer:
         session, position = self.session, self.session.position
         self.world.broadcast(self.parts.model)  # each process has its own statistics of batch norms
         last = position.epoch + 1 >= self.parts.epochs
+        if last:
+            self._checkpoint(always=True)  # nothing that fails from here on costs a step
         due = self.evaluator.due(position.epoch + 1, last=last)
-        metric = None
         self._embedded, self._per_query = {}, None
-        if due:
-            try:
-                metric = self._evaluate(due)
-            except BaseException:
-                if last:
-                    self._checkpoint(always=True)  # a failed evaluation must not cost the last epoch
-                raise
+        metric = self._evaluate(due) if due else None
         self.evaluator.update_learned()
         session.end_epoch(metric)
 
@@ -348,7 +372,8 @@ class Trainer:
             left = None if seconds is None else (parts.steps - done) * seconds
             epoch = summary.first // parts.steps_per_epoch + 1
             where = done, parts.steps, epoch, parts.epochs
-            self.display.show(Status(*where, summary.loss, images_s, left, position.skipped, position.metrics))
+            with not_needed("showing the progress"):
+                self.display.show(Status(*where, summary.loss, images_s, left, position.skipped, position.metrics))
 
     def _handle_nonfinite(self, summary: StepSummary) -> None:
         """Count skipped steps, or write the batch to a file and stop."""
@@ -374,7 +399,8 @@ class Trainer:
         if self.world.is_main:
             self.log.write({"step": step, "epoch": max(step - 1, 0) // self.parts.steps_per_epoch, **line})
         for logger in self._open_loggers:
-            logger.log(step, flat(finite(line)))
+            with not_needed("logging"):
+                logger.log(step, flat(finite(line)))
 
     # --- checkpoints and stopping ------------------------------------------------------------------------------
 
@@ -443,24 +469,16 @@ class Trainer:
             "skipped": position.skipped,
             **measured,
         }
-        if self.recipe.evaluation.before and "test" in measured:
-            metrics["before"] = self._measure_before()
-        evaluator.write(self.run_folder, self._embedded, self._per_query)
+        about = read_json(self.run_folder.manifest)
+        before = {"before": about["before"]} if self.recipe.evaluation.before and "before" in about else {}
+        metrics |= before
+        evaluator.write_queries(self.run_folder, self._embedded, self._per_query)
         provenance.finish(self.run_folder, metrics)
-        before = {"before": metrics["before"]} if "before" in metrics else {}
-        self.display.finish(console.Conclusion(position.seconds, rule, epoch + 1, before | measured))
+        with not_needed(f"writing {self.run_folder.embeddings}"):
+            evaluator.write_embeddings(self.run_folder, self._embedded)
+        with not_needed("showing the end of the training"):
+            self.display.finish(console.Conclusion(position.seconds, rule, epoch + 1, before | measured))
         return metrics
-
-    def _measure_before(self) -> dict[str, Any]:
-        """Measure the network as it was before the training on the test classes."""
-        provenance.record_look(self.run_folder, "before")
-        if self.recipe.network.freeze:  # the features are what it is trained on
-            parts = replace(self.parts, model=nn.Identity())  # type: ignore[arg-type]
-        else:
-            parts = build(untrained(self.recipe), cache=self.cache)
-        evaluator = Evaluator(parts)
-        measured: dict[str, Any] = evaluator.measure(evaluator.embed(["test"]))[0]["test"]
-        return measured
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -533,7 +533,7 @@ class EvaluationSection(Section):
     train_recall: bool = False
     """Also evaluate the training classes."""
     before: bool = False
-    """At the end, also evaluate the network as it was before the training, on the test classes. The look is counted."""
+    """Before the first step, also evaluate the network on the test classes. The look is counted."""
     batch_size: Count = 256
     """Images in a batch."""
     measure: Literal["cosine", "euclidean"] = "cosine"
@@ -552,8 +552,9 @@ class EvaluationSection(Section):
     def conflicts(self) -> Iterator[str]:
         if self.crop == "center":
             yield from _check_resize(self)
-        if self.test_every and not self.test:
-            yield f"evaluation.test_every is {self.test_every}, but evaluation.test is false; one of them must change"
+        for key in ("test_every", "before"):
+            if (value := getattr(self, key)) and not self.test:
+                yield f"evaluation.{key} is {str(value).lower()}, but evaluation.test is false; one of them must change"
 
 
 class SelectionSection(Section):

@@ -18,7 +18,10 @@ from nearfar.training.run import checkpoints
 from nearfar.utils.atomic import naming
 
 # Keys that change no result; they may differ when a run is resumed.
-FREE = ("data.mode", "data.root", "training.checkpoint_steps", "training.device", "evaluation.test_every")
+FREE = (
+    *("data.mode", "data.root", "evaluation.before", "evaluation.test_every", "training.checkpoint_steps"),
+    "training.device",
+)
 CHANGEABLE = (*FREE, "training.on_nonfinite")
 PATIENCE = 0.2  # seconds, in which another process that removes its lock has done so
 TRIES = 100  # attempts to lock a folder that other processes create and remove
@@ -109,7 +112,8 @@ class RunFolder:
             raise RunError(f"{self.folder} holds no run to resume: {NAME} is missing")
         changed = contradictions(load(self.folder), recipe)
         if changed:
-            raise RunError(f"the recipe differs from that of the run in {self.folder}: {'; '.join(changed)}")
+            free = f"only {', '.join(CHANGEABLE)} may change"
+            raise RunError(f"the recipe differs from that of the run in {self.folder}: {'; '.join(changed)}; {free}")
         for place in (self.last, self.best):
             checkpoints.recover(place)
 
