@@ -18,8 +18,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearfar import estimators as E
-from nearfar.estimators.constraints import draw_pairs, draw_triplets
 from nearfar.estimators.pair_methods import pola_update
+from nearfar.estimators.pairs import draw_pairs, draw_triplets
 
 CHEAP = [
     E.Mahalanobis(),

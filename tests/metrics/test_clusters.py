@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +81,6 @@ def test_progress() -> None:
     assert calls[-1][0] == calls[-1][1]
 
 
-def test_faiss_is_asked_for_by_name_and_missing_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    assert nf.metrics.clustering(*rays())["nmi"] == 1.0
-    with pytest.raises(ImportError, match=r"backend 'faiss' needs FAISS; .* pip install 'nearfar\[faiss\]'"):
-        nf.metrics.clustering(*rays(), backend="faiss")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_faiss_finds_the_same(dtype: torch.dtype) -> None:
-    pytest.importorskip("faiss")
-    embeddings, labels = rays()
-    assert nf.metrics.clustering(embeddings.to(dtype), labels, backend="faiss") == nf.metrics.clustering(
-        embeddings, labels
-    )
-
-
 EMBEDDINGS, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
 
 
@@ -112,7 +95,6 @@ EMBEDDINGS, LABELS = torch.eye(4), torch.tensor([0, 0, 1, 1])
         ({"k": 5}, ValueError, "k is 5; it must be ≥ 1 and ≤ 4"),
         ({"restarts": 0}, ValueError, "restarts is 0"),
         ({"normalization": "max"}, ValueError, "normalization is 'max'; allowed are arithmetic, geometric"),
-        ({"backend": "numpy"}, ValueError, "backend is 'numpy'; allowed are torch, faiss"),
     ],
 )
 def test_errors_name_the_argument(keywords: dict[str, Any], error: type[Exception], message: str) -> None:

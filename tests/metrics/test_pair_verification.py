@@ -10,11 +10,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from nearfar import metrics
+from nearfar.supervision import Pairs
 
 RNG = np.random.default_rng(0)
 POINTS = RNG.normal(size=(40, 5))
 LEFT, RIGHT = RNG.permutation(np.stack(np.triu_indices(40, 1), axis=1))[:120].T
 SAME = (RNG.random(120) < 0.5).astype(np.int64)
+PAIRS = Pairs(LEFT, RIGHT, SAME)
 
 
 def similarities(measure: str) -> np.ndarray[Any, Any]:
@@ -40,34 +42,46 @@ def by_hand(values: np.ndarray[Any, Any], folds: np.ndarray[Any, Any]) -> float:
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
 def test_given_pairs(measure: str) -> None:
     values = similarities(measure)
-    found = metrics.pair_verification(POINTS, LEFT, RIGHT, SAME, rates=(0.1,), measure=measure)
+    found = metrics.verification(POINTS, PAIRS, rates=(0.1,), measure=measure)
     assert found["auc"] == pytest.approx(roc_auc_score(SAME, values))
     threshold = min(t for t in values[SAME == 1] if (values[SAME == 0] >= t).mean() <= 0.1)
     assert found["tar@0.1"] == pytest.approx((values[SAME == 1] >= threshold).mean())
     assert found["threshold@0.1"] == pytest.approx(threshold if measure == "cosine" else -threshold)
     assert found["accuracy"] == pytest.approx(by_hand(values, np.arange(120) % 10))
     folds = np.arange(120) // 30
-    again = metrics.pair_verification(torch.from_numpy(POINTS), LEFT, RIGHT, SAME, folds=folds, measure=measure)
+    again = metrics.verification(torch.from_numpy(POINTS), PAIRS, folds=folds, measure=measure)
     assert again["accuracy"] == pytest.approx(by_hand(values, folds))
 
 
 def test_all_pairs_are_those_of_the_labels() -> None:
     labels = np.arange(40) % 6
     left, right = np.triu_indices(40, 1)
-    given = metrics.pair_verification(POINTS, left, right, (labels[left] == labels[right]).astype(np.int64))
+    given = metrics.verification(POINTS, Pairs(left, right, labels[left] == labels[right]))
     for name, value in metrics.verification(POINTS, labels).items():
         assert given[name] == pytest.approx(value, nan_ok=True)
+
+
+def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself() -> None:
+    left, right, same = np.array([0, 0, 3, 1]), np.array([1, 1, 3, 2]), np.array([1, 0, 1, 0])
+    unit = POINTS / np.linalg.norm(POINTS, axis=1, keepdims=True)
+    values = (unit[left] * unit[right]).sum(axis=1)
+    report = metrics.verification(POINTS, Pairs(left, right, same))
+    assert report["auc"] == pytest.approx(roc_auc_score(same, values))
 
 
 @pytest.mark.parametrize(
     ("right", "same", "message"),
     [
-        (RIGHT, np.ones(120, dtype=np.int64), "same must be 1 or 0 for each pair, and hold both"),
-        (RIGHT, SAME * 2, "same must be 1 or 0"),
+        (RIGHT, np.ones(120, dtype=np.int64), "labels: all pairs are same, so there is no pair to refuse"),
+        (RIGHT, 0 * SAME, "labels: all pairs are different, so there is no pair to accept"),
         (RIGHT + 40, SAME, "right goes from .* embeddings has 40 rows"),
-        (RIGHT[1:], SAME, "right has shape"),
     ],
 )
 def test_pairs_that_do_not_fit(right: Any, same: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        metrics.pair_verification(POINTS, LEFT, right, same)
+        metrics.verification(POINTS, Pairs(LEFT, right, same))
+
+
+def test_folds_need_given_pairs() -> None:
+    with pytest.raises(TypeError, match="folds are those of given pairs"):
+        metrics.verification(POINTS, np.arange(40) % 6, folds=np.arange(40))

@@ -69,9 +69,10 @@ def test_training_tells_unseen_pairs_apart(
     else:
         left, right = pandas.concat([test.anchor] * 2), pandas.concat([test.positive, test.negative])
         same = pandas.Series([1] * 240 + [0] * 240)
-    before = nf.metrics.pair_verification(VECTORS, left, right, same)
+    pairs = nf.supervision.Pairs(left, right, same)
+    before = nf.metrics.verification(VECTORS, pairs)
     run = nf.train(recipe(folder, kind), tmp_path / "run")
-    after = nf.metrics.pair_verification(nf.load(run.folder).embed(VECTORS), left, right, same)
+    after = nf.metrics.verification(nf.load(run.folder).embed(VECTORS), pairs)
     found = run.metrics["test"]
     assert found["auc"] == pytest.approx(after["auc"])
     assert found["auc"] > before["auc"] + 0.1

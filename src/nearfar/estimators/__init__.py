@@ -12,13 +12,13 @@ Example:
 """
 
 from nearfar.estimators.base import LinearTransformer
-from nearfar.estimators.covariance import LFDA, RCA, Mahalanobis
+from nearfar.estimators.closed_form import LFDA, RCA, Mahalanobis
 from nearfar.estimators.deep import DeepMetric
 from nearfar.estimators.kernel import KernelMetric
 from nearfar.estimators.linear import LinearMetric
 from nearfar.estimators.lmnn import LMNN
+from nearfar.estimators.nca import MCML, MLKR, NCA
 from nearfar.estimators.pair_methods import ITML, LSML, MMC, POLA
-from nearfar.estimators.softmax_neighbors import MCML, MLKR, NCA
 
 __all__ = [
     "ITML",

@@ -128,6 +128,30 @@ class LinearTransformer(MetricLearner):
         return self
 
 
+class LabelMethod(LinearTransformer):
+    """Base class of the methods that learn from class labels alone; a subclass implements ``_learn``."""
+
+    _requires_y = True
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Learn from labels.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels.
+
+        Returns:
+            The estimator.
+        """
+        samples, codes = self._check_labels(X, y)
+        check_class_sizes(codes, self)
+        return self._learn(samples, codes)
+
+    def _learn(self, samples: Array, codes: Array) -> Self:
+        """Learn from checked samples and class numbers."""
+        raise NotImplementedError
+
+
 def check_numbers(estimator: BaseEstimator) -> None:
     """Check the parameters that are whole numbers, and the tolerance, of any estimator.
 
@@ -205,10 +229,10 @@ def centered(samples: Array, device: str | torch.device, dtype: torch.dtype = to
         device: A PyTorch device.
         dtype: Their type there.
     """
-    return tensor(samples - samples.mean(axis=0), device, dtype)
+    return to_device(samples - samples.mean(axis=0), device, dtype)
 
 
-def tensor(array: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def to_device(array: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Copy an array to a device.
 
     Args:

@@ -8,6 +8,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +46,7 @@ START = "start"  # folder of the network that a further training starts from
 _TEMPORARY: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DeepMetric(MetricLearner):
     """Trains a network whose embeddings are close for samples of one class.
 
@@ -78,45 +80,22 @@ class DeepMetric(MetricLearner):
         (1797, 8)
     """
 
-    model_: Model
-    run_: str
-
-    def __init__(
-        self,
-        *,
-        loss: str = "multi_similarity",
-        network: str = "mlp",
-        n_components: int = 64,
-        loss_settings: Mapping[str, Any] | None = None,
-        network_settings: Mapping[str, Any] | None = None,
-        epochs: int = 20,
-        batch_size: int = 128,
-        per_class: int = 4,
-        lr: float = 1e-3,
-        validation: float = 0.0,
-        patience: int | None = None,
-        metric: str = "recall@1",
-        recipe: Mapping[str, Any] | None = None,
-        runs: str | Path | None = None,
-        random_state: Any = None,
-        device: str = "auto",
-    ) -> None:
-        self.loss = loss
-        self.network = network
-        self.n_components = n_components
-        self.loss_settings = loss_settings
-        self.network_settings = network_settings
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.per_class = per_class
-        self.lr = lr
-        self.validation = validation
-        self.patience = patience
-        self.metric = metric
-        self.recipe = recipe
-        self.runs = runs
-        self.random_state = random_state
-        self.device = device
+    loss: str = "multi_similarity"
+    network: str = "mlp"
+    n_components: int = 64
+    loss_settings: Mapping[str, Any] | None = None
+    network_settings: Mapping[str, Any] | None = None
+    epochs: int = 20
+    batch_size: int = 128
+    per_class: int = 4
+    lr: float = 1e-3
+    validation: float = 0.0
+    patience: int | None = None
+    metric: str = "recall@1"
+    recipe: Mapping[str, Any] | None = None
+    runs: str | Path | None = None
+    random_state: Any = None
+    device: str = "auto"
 
     def __sklearn_tags__(self) -> Tags:
         """Return scikit-learn's tags: labels are required, and embeddings are float32."""
@@ -238,7 +217,8 @@ class DeepMetric(MetricLearner):
         return self.model_.dim
 
     def _set(self, model: Model, folder: Path) -> Self:
-        self.model_, self.run_ = model, str(folder)
+        self.model_: Model = model
+        self.run_ = str(folder)
         self.metrics_ = read_json(RunFolder(folder).metrics)
         self.n_iter_ = max(1, int(self.metrics_.get("epoch", 0)) + 1)
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -9,8 +10,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 
-from nearfar.estimators.base import LinearTransformer, centered, check_components, factor, principal_directions, tensor
-from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs, draw_triplets
+from nearfar.estimators.base import (
+    LinearTransformer,
+    centered,
+    check_components,
+    factor,
+    principal_directions,
+    to_device,
+)
+from nearfar.estimators.pairs import check_pairs, check_tuples, draw_pairs, draw_triplets
 from nearfar.estimators.solvers import (
     Objective,
     descend,
@@ -19,14 +27,15 @@ from nearfar.estimators.solvers import (
     over_factor,
     pair_bounds,
     regularized,
-    scatter,
     squared_distances,
+    weighted_scatter,
 )
 from nearfar.utils.validation import positive
 
 Array = NDArray[Any]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearMetric(LinearTransformer):
     """Learns a metric by minimizing a regularizer plus a weighted sum of losses.
 
@@ -69,36 +78,19 @@ class LinearMetric(LinearTransformer):
         (150, 4)
     """
 
-    def __init__(
-        self,
-        *,
-        regularizer: Literal["frobenius", "trace", "logdet"] = "frobenius",
-        loss: Literal["hinge", "relative", "squared"] = "hinge",
-        trade_off: float = 1.0,
-        reference: Literal["similar", "identity"] = "similar",
-        upper: float | None = None,
-        lower: float | None = None,
-        margin: float = 1.0,
-        n_components: int | None = None,
-        n_constraints: int | None = None,
-        max_iter: int = 200,
-        tol: float = 1e-6,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.regularizer = regularizer
-        self.loss = loss
-        self.trade_off = trade_off
-        self.reference = reference
-        self.upper = upper
-        self.lower = lower
-        self.margin = margin
-        self.n_components = n_components
-        self.n_constraints = n_constraints
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
+    regularizer: Literal["frobenius", "trace", "logdet"] = "frobenius"
+    loss: Literal["hinge", "relative", "squared"] = "hinge"
+    trade_off: float = 1.0
+    reference: Literal["similar", "identity"] = "similar"
+    upper: float | None = None
+    lower: float | None = None
+    margin: float = 1.0
+    n_components: int | None = None
+    n_constraints: int | None = None
+    max_iter: int = 200
+    tol: float = 1e-6
+    random_state: Any = None
+    device: str = "cpu"
 
     _requires_y = True
 
@@ -191,7 +183,7 @@ class LinearMetric(LinearTransformer):
             def relative(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
                 excess = squared_distances(near, a) - squared_distances(far, a) + self.margin
                 active = (excess > 0).to(a)
-                return (excess * active).sum(), scatter(near, active) - scatter(far, active)
+                return (excess * active).sum(), weighted_scatter(near, active) - weighted_scatter(far, active)
 
             return relative
         wanted = pair_bounds(near, far, self.upper, self.lower)
@@ -201,14 +193,14 @@ class LinearMetric(LinearTransformer):
             def hinge(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
                 above, below = squared_distances(near, a) - upper, lower - squared_distances(far, a)
                 value = above.clamp_min(0).sum() + below.clamp_min(0).sum()
-                return value, scatter(near, (above > 0).to(a)) - scatter(far, (below > 0).to(a))
+                return value, weighted_scatter(near, (above > 0).to(a)) - weighted_scatter(far, (below > 0).to(a))
 
             return hinge
         delta = torch.cat([near, far])
         if targets is not None:
             if pairs is None:
                 raise ValueError("targets are given without pairs; each row of pairs needs its target")
-            given = tensor(np.asarray(targets, dtype=np.float64).ravel(), self.device)
+            given = to_device(np.asarray(targets, dtype=np.float64).ravel(), self.device)
             if len(given) != len(delta):
                 raise ValueError(f"targets has {len(given)} values; pairs has {len(delta)} rows")
             same = torch.as_tensor(
@@ -218,6 +210,6 @@ class LinearMetric(LinearTransformer):
 
         def squared(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             error = squared_distances(delta, a) - wanted
-            return error.square().sum(), scatter(delta, 2 * error)
+            return error.square().sum(), weighted_scatter(delta, 2 * error)
 
         return squared

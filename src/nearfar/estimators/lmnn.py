@@ -9,12 +9,11 @@ from itertools import product
 from typing import Any, Self
 
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from nearfar.estimators.base import (
-    LinearTransformer,
+    LabelMethod,
     centered,
-    check_class_sizes,
     check_components,
     principal_directions,
 )
@@ -26,7 +25,8 @@ TILE = (1024, 2048)  # distances computed at a time
 REACH = 100  # other samples within reach of a sample, on average, beyond which a step is too long
 
 
-class LMNN(LinearTransformer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LMNN(LabelMethod):
     """Pulls each sample's nearest neighbors of its class closer and pushes other classes out of their reach.
 
     Formula:
@@ -56,41 +56,17 @@ class LMNN(LinearTransformer):
         (150, 2)
     """
 
-    _requires_y = True
+    neighbors: int = 3
+    push: float = 0.5
+    n_components: int | None = None
+    rounds: int = 12
+    max_iter: int = 10
+    tol: float = 1e-4
+    device: str = "cpu"
 
-    def __init__(
-        self,
-        *,
-        neighbors: int = 3,
-        push: float = 0.5,
-        n_components: int | None = None,
-        rounds: int = 12,
-        max_iter: int = 10,
-        tol: float = 1e-4,
-        device: str = "cpu",
-    ) -> None:
-        self.neighbors = neighbors
-        self.push = push
-        self.n_components = n_components
-        self.rounds = rounds
-        self.max_iter = max_iter
-        self.tol = tol
-        self.device = device
-
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from labels.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels.
-
-        Returns:
-            The estimator.
-        """
+    def _learn(self, samples: Array, codes: Array) -> Self:
         if not 0 < self.push < 1:
             raise ValueError(f"push is {self.push}; it must be between 0 and 1")
-        samples, codes = self._check_labels(X, y)
-        check_class_sizes(codes, self)
         data = centered(samples, self.device, torch.float64 if len(samples) <= 5000 else torch.float32)
         labels = torch.as_tensor(codes, device=data.device)
         order = torch.argsort(labels, stable=True)  # classes are contiguous, so that a class is a range of columns

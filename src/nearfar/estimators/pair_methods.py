@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -11,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import validate_data
 
-from nearfar.estimators.base import LinearTransformer, centered, factor, tensor
-from nearfar.estimators.constraints import check_pairs, check_tuples, draw_pairs
+from nearfar.estimators.base import LinearTransformer, centered, factor, to_device
+from nearfar.estimators.pairs import check_pairs, check_tuples, draw_pairs
 from nearfar.estimators.solvers import (
     descend,
     lbfgs,
@@ -22,8 +23,8 @@ from nearfar.estimators.solvers import (
     project,
     project_diagonal,
     regularized,
-    scatter,
     squared_distances,
+    weighted_scatter,
 )
 from nearfar.utils.validation import positive
 
@@ -38,6 +39,23 @@ class _PairMethod(LinearTransformer):
     random_state: Any
     device: str
 
+    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
+        """Learn from labels or pairs.
+
+        Args:
+            X: Samples, of shape (n, features).
+            y: Class labels, from which pairs are drawn.
+            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
+
+        Returns:
+            The estimator.
+        """
+        return self._learn(*self._differences(X, y, pairs))
+
+    def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
+        """Learn from centered samples and the differences of similar and of dissimilar pairs."""
+        raise NotImplementedError
+
     def _differences(self, X: ArrayLike, y: ArrayLike | None, pairs: Any) -> tuple[torch.Tensor, ...]:
         samples, labels = self._check(X, y if pairs is None else None)
         if pairs is not None:
@@ -48,9 +66,10 @@ class _PairMethod(LinearTransformer):
             name = type(self).__name__
             raise ValueError(f"{name} requires y to be passed, but the target y is None; pairs are the alternative")
         data = centered(samples, self.device)
-        return data, data[similar[:, 0]] - data[similar[:, 1]], data[dissimilar[:, 0]] - data[dissimilar[:, 1]]
+        return data, *(data[rows[:, 0]] - data[rows[:, 1]] for rows in (similar, dissimilar))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MMC(_PairMethod):
     """Pulls similar pairs together while the distances of dissimilar pairs keep their sum.
 
@@ -81,45 +100,24 @@ class MMC(_PairMethod):
         150
     """
 
-    def __init__(
-        self,
-        *,
-        diagonal: bool = False,
-        n_constraints: int | None = None,
-        max_iter: int = 200,
-        tol: float = 0.1,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.diagonal = diagonal
-        self.n_constraints = n_constraints
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
+    diagonal: bool = False
+    n_constraints: int | None = None
+    max_iter: int = 200
+    tol: float = 0.1
+    random_state: Any = None
+    device: str = "cpu"
 
-    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
-        """Learn from labels or pairs.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
-
-        Returns:
-            The estimator.
-        """
-        _, near, far = self._differences(X, y, pairs)
-        if not len(near) or not len(far):
-            raise ValueError(f"there are {len(near)} similar and {len(far)} dissimilar pairs; MMC needs both")
-        pull = near.T @ near / len(near)
+    def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
+        if not len(similar) or not len(dissimilar):
+            raise ValueError(f"there are {len(similar)} similar and {len(dissimilar)} dissimilar pairs; MMC needs both")
+        pull = similar.T @ similar / len(similar)
 
         def objective(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            distances = squared_distances(far, a).clamp_min(0).sqrt()
+            distances = squared_distances(dissimilar, a).clamp_min(0).sqrt()
             total = distances.mean()
             if total == 0:
                 return torch.full((), torch.inf).to(a), pull
-            slope = scatter(far, 0.5 / (distances.clamp_min(1e-12) * total * len(far)))
+            slope = weighted_scatter(dissimilar, 0.5 / (distances.clamp_min(1e-12) * total * len(dissimilar)))
             return (a * pull).sum() - total.log(), pull - slope
 
         start = torch.eye(pull.shape[0]).to(pull) / pull.trace().clamp_min(1e-12)
@@ -128,6 +126,7 @@ class MMC(_PairMethod):
         return self._set(factor(matrix), history)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ITML(_PairMethod):
     """Information-theoretic metric learning: stays close to a prior metric while pairs keep to distance bounds.
 
@@ -159,52 +158,29 @@ class ITML(_PairMethod):
         150
     """
 
-    def __init__(
-        self,
-        *,
-        gamma: float = 1.0,
-        bounds: tuple[float, float] | None = None,
-        prior: str = "identity",
-        n_constraints: int | None = None,
-        max_iter: int = 200,
-        tol: float = 1e-6,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.gamma = gamma
-        self.bounds = bounds
-        self.prior = prior
-        self.n_constraints = n_constraints
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
+    gamma: float = 1.0
+    bounds: tuple[float, float] | None = None
+    prior: str = "identity"
+    n_constraints: int | None = None
+    max_iter: int = 200
+    tol: float = 1e-6
+    random_state: Any = None
+    device: str = "cpu"
 
-    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
-        """Learn from labels or pairs.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
-
-        Returns:
-            The estimator.
-        """
+    def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
         positive("gamma", self.gamma)
         if self.bounds is not None and (len(self.bounds) != 2 or min(self.bounds) <= 0):
             raise ValueError(f"bounds is {tuple(self.bounds)}; it must be two positive numbers")
-        data, near, far = self._differences(X, y, pairs)
-        delta = torch.cat([near, far])
-        sign = torch.cat([torch.ones(len(near)), -torch.ones(len(far))]).to(delta)
-        bound = pair_bounds(near, far, *(self.bounds or (None, None))).clamp_min(1e-9)
+        delta = torch.cat([similar, dissimilar])
+        sign = torch.cat([torch.ones(len(similar)), -torch.ones(len(dissimilar))]).to(delta)
+        bound = pair_bounds(similar, dissimilar, *(self.bounds or (None, None))).clamp_min(1e-9)
         prior, inverse = prior_metric(self.prior, data)
 
         def cost(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             ratio = squared_distances(delta, a) / bound
             broken = (sign * ratio > sign) & (ratio > 0)  # no metric changes the distance of equal samples
             ratio = torch.where(broken, ratio.clamp_min(1e-200), 1.0)  # a bound that holds costs nothing
-            return (ratio - ratio.log() - 1).sum(), scatter(delta, (1 - 1 / ratio) / bound)
+            return (ratio - ratio.log() - 1).sum(), weighted_scatter(delta, (1 - 1 / ratio) / bound)
 
         objective = over_factor(regularized(partial(logdet_divergence, inverse=inverse), cost, self.gamma))
         return self._set(*lbfgs(objective, factor(prior), max_iter=self.max_iter, tol=self.tol))
@@ -229,6 +205,7 @@ def prior_metric(prior: str, data: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     raise ValueError(f"prior is {prior!r}; it must be 'identity' or 'covariance'")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LSML(LinearTransformer):
     """Least-squares metric learning from relative comparisons, close to a prior metric.
 
@@ -256,22 +233,12 @@ class LSML(LinearTransformer):
 
     _requires_y = True
 
-    def __init__(
-        self,
-        *,
-        prior: str = "identity",
-        n_constraints: int | None = None,
-        max_iter: int = 200,
-        tol: float = 1e-6,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.prior = prior
-        self.n_constraints = n_constraints
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
+    prior: str = "identity"
+    n_constraints: int | None = None
+    max_iter: int = 200
+    tol: float = 1e-6
+    random_state: Any = None
+    device: str = "cpu"
 
     def fit(
         self,
@@ -310,8 +277,8 @@ class LSML(LinearTransformer):
         if not len(rows):
             raise ValueError("no comparisons can be drawn from y: no class has two samples")
         data = centered(samples, self.device)
-        near, far = data[rows[:, 0]] - data[rows[:, 1]], data[rows[:, 2]] - data[rows[:, 3]]
-        weight = torch.ones(len(rows)).to(data) if weights is None else tensor(np.asarray(weights), self.device)
+        closer, farther = data[rows[:, 0]] - data[rows[:, 1]], data[rows[:, 2]] - data[rows[:, 3]]
+        weight = torch.ones(len(rows)).to(data) if weights is None else to_device(np.asarray(weights), self.device)
         if len(weight) != len(rows):
             raise ValueError(f"weights has {len(weight)} values; there are {len(rows)} comparisons")
         if not (weight >= 0).all():
@@ -319,15 +286,17 @@ class LSML(LinearTransformer):
         prior, inverse = prior_metric(self.prior, data)
 
         def cost(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            first, second = (squared_distances(part, a).clamp_min(1e-24).sqrt() for part in (near, far))
+            first, second = (squared_distances(delta, a).clamp_min(1e-24).sqrt() for delta in (closer, farther))
             excess = (first - second).clamp_min(0)
             scaled = weight * excess / len(rows)
-            return (scaled * excess).sum(), scatter(near, scaled / first) - scatter(far, scaled / second)
+            slope = weighted_scatter(closer, scaled / first) - weighted_scatter(farther, scaled / second)
+            return (scaled * excess).sum(), slope
 
         objective = over_factor(regularized(partial(logdet_divergence, inverse=inverse), cost))
         return self._set(*lbfgs(objective, factor(prior), max_iter=self.max_iter, tol=self.tol))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class POLA(_PairMethod):
     """Pseudo-metric online learning: one pair at a time, also by ``partial_fit``.
 
@@ -352,31 +321,14 @@ class POLA(_PairMethod):
         True
     """
 
-    matrix_: Array
-    threshold_: float
+    epochs: int = 1
+    n_constraints: int | None = None
+    random_state: Any = None
+    device: str = "cpu"
 
-    def __init__(
-        self, *, epochs: int = 1, n_constraints: int | None = None, random_state: Any = None, device: str = "cpu"
-    ) -> None:
-        self.epochs = epochs
-        self.n_constraints = n_constraints
-        self.random_state = random_state
-        self.device = device
-
-    def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
-        """Learn from labels or pairs, from the zero metric.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels, from which pairs are drawn.
-            pairs: Instead of ``y``, which is then ignored: rows (left, right, same).
-
-        Returns:
-            The estimator.
-        """
-        self.__dict__.pop("matrix_", None)
-        self.__dict__.pop("threshold_", None)
-        return self._learn(X, y, pairs, self.epochs)
+    def _learn(self, data: torch.Tensor, similar: torch.Tensor, dissimilar: torch.Tensor) -> Self:
+        d = data.shape[1]
+        return self._update(torch.zeros(d, d).to(data), 1.0, similar, dissimilar, self.epochs)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
         """Learn from more labels or pairs, from the metric learned so far.
@@ -389,22 +341,24 @@ class POLA(_PairMethod):
         Returns:
             The estimator.
         """
-        if hasattr(self, "matrix_"):
-            validate_data(self, X, reset=False)
-        return self._learn(X, y, pairs, 1)
+        if not hasattr(self, "matrix_"):
+            return self._learn(*self._differences(X, y, pairs))
+        validate_data(self, X, reset=False)
+        _, similar, dissimilar = self._differences(X, y, pairs)
+        return self._update(to_device(self.matrix_, self.device), self.threshold_, similar, dissimilar, 1)
 
-    def _learn(self, X: ArrayLike, y: ArrayLike | None, pairs: Any, epochs: int) -> Self:
-        _, near, far = self._differences(X, y, pairs)
-        delta = torch.cat([near, far])
-        sign = [1.0] * len(near) + [-1.0] * len(far)
-        d = delta.shape[1]
-        matrix = tensor(self.matrix_, self.device) if hasattr(self, "matrix_") else torch.zeros(d, d).to(delta)
-        threshold = getattr(self, "threshold_", 1.0)
+    def _update(
+        self, matrix: torch.Tensor, threshold: float, similar: torch.Tensor, dissimilar: torch.Tensor, epochs: int
+    ) -> Self:
+        """Move the metric by each pair, in random order."""
+        delta = torch.cat([similar, dissimilar])
+        sign = [1.0] * len(similar) + [-1.0] * len(dissimilar)
         random = check_random_state(self.random_state)
         for _ in range(epochs):
             for i in random.permutation(len(delta)):
                 matrix, threshold = pola_update(matrix, threshold, delta[i], sign[i])
-        self.matrix_, self.threshold_ = np.asarray(matrix.cpu()), threshold
+        self.matrix_: Array = np.asarray(matrix.cpu())
+        self.threshold_ = threshold
         return self._set(factor(matrix))
 
 

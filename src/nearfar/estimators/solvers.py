@@ -177,7 +177,7 @@ def pair_bounds(
     return torch.cat([similar.expand(len(near)), dissimilar.expand(len(far))])
 
 
-def scatter(differences: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def weighted_scatter(differences: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return Σ w δδᵀ.
 
     Args:

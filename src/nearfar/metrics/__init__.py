@@ -15,7 +15,7 @@ from nearfar.metrics.clustering import ami, clustering, f1, nmi
 from nearfar.metrics.intervals import Interval, class_intervals
 from nearfar.metrics.kmeans import KMeans, kmeans
 from nearfar.metrics.retrieval import retrieval
-from nearfar.metrics.verification import pair_verification, verification
+from nearfar.metrics.verification import verification
 
 __all__ = [
     "Interval",
@@ -28,7 +28,6 @@ __all__ = [
     "f1",
     "kmeans",
     "nmi",
-    "pair_verification",
     "retrieval",
     "verification",
 ]

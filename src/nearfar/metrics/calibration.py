@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import MEASURES
+from nearfar.metrics.inputs import MEASURES
 from nearfar.metrics.verification import RocCurve, compare_pairs
 from nearfar.supervision import Pairs
 from nearfar.utils.atomic import write_json
@@ -173,19 +173,13 @@ def calibrate(
         one_of("criterion", criterion, CRITERIA)
     elif not 0 <= number("criterion", criterion) < 1:
         raise ValueError(f"criterion is {criterion}; a false accept rate must be ≥ 0 and < 1")
-    curve, unit = compare_pairs(
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        measure=measure,
-        memory_budget=memory_budget,
-        progress=progress,
+    curve, _ = compare_pairs(
+        embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget, progress=progress
     )
     place = _best(curve, criterion)
     right, wrong = int(curve.accepted[place]), int(curve.reached[place])
     return Threshold(
-        similarity=float(curve.similarity[place]) * abs(unit),
+        similarity=float(curve.similarity[place]) * abs(curve.unit),
         measure=measure,
         criterion=criterion if isinstance(criterion, str) else float(criterion),
         false_accept=wrong / curve.negatives,

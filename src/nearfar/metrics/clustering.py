@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize as to_unit
 
 from nearfar.metrics.kmeans import MEMORY_BUDGET, kmeans
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import ArrayInput, as_labels, as_vectors, check_finite
 from nearfar.utils.validation import one_of, whole
 
-BACKENDS = ("torch", "faiss")
 NORMALIZATIONS = ("arithmetic", "geometric")
 CHUNK = 1 << 20  # probabilities held at a time
 
@@ -39,7 +36,6 @@ def clustering(
     seed: int = 0,
     normalize: bool = True,
     normalization: str = "arithmetic",
-    backend: str = "torch",
     memory_budget: int = MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> dict[str, float]:
@@ -54,8 +50,6 @@ def clustering(
         seed: Seed of the initial centers.
         normalize: Scale the embeddings to unit length first.
         normalization: Normalization of NMI, see :func:`nmi`.
-        backend: ``"torch"``, or ``"faiss"``, which finds other clusters of similar quality and ignores
-            ``memory_budget`` and ``progress``.
         memory_budget: Working memory in bytes, see :func:`kmeans`.
         progress: Called with the number of iterations done and their total.
 
@@ -64,7 +58,6 @@ def clustering(
 
     Raises:
         ValueError: If there is only one class, or an argument is invalid.
-        ImportError: If FAISS is requested and not installed.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -74,25 +67,21 @@ def clustering(
     vectors = as_vectors("embeddings", embeddings)
     codes = as_labels("labels", labels, len(vectors)).cpu()
     one_of("normalization", normalization, NORMALIZATIONS)
-    one_of("backend", backend, BACKENDS)
     classes = len(torch.unique(codes))
     if classes == 1:
         raise ValueError("labels have one class; at least two are required")
     k = classes if k is None else whole("k", k, high=len(vectors))
     check_finite("embeddings", vectors)
-    if backend == "faiss":
-        assignment = _faiss_kmeans(vectors, k, restarts, iterations, seed, normalize)
-    else:
-        assignment = kmeans(
-            vectors,
-            k,
-            restarts=restarts,
-            iterations=iterations,
-            seed=seed,
-            normalize=normalize,
-            memory_budget=memory_budget,
-            progress=progress,
-        ).assignment
+    assignment = kmeans(
+        vectors,
+        k,
+        restarts=restarts,
+        iterations=iterations,
+        seed=seed,
+        normalize=normalize,
+        memory_budget=memory_budget,
+        progress=progress,
+    ).assignment
     return {
         "nmi": nmi(codes, assignment, normalization=normalization),
         "ami": ami(codes, assignment),
@@ -206,26 +195,6 @@ def f1(labels: ArrayInput, assignment: ArrayInput) -> float:
     of_classes, of_clusters, of_shared = (int((some * (some - 1)).sum()) for some in _sizes(labels, assignment))
     pairs = of_classes + of_clusters
     return 2 * of_shared / pairs if pairs else 1.0
-
-
-def _faiss_kmeans(vectors: Tensor, k: int, restarts: int, iterations: int, seed: int, normalize: bool) -> Tensor:
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError("backend 'faiss' needs FAISS; install it with: pip install 'nearfar[faiss]'") from error
-    points = vectors.float().cpu()
-    array = np.ascontiguousarray((to_unit(points) if normalize else points).numpy())
-    model: Any = faiss.Kmeans(
-        array.shape[1],
-        k,
-        niter=whole("iterations", iterations),
-        nredo=whole("restarts", restarts),
-        seed=whole("seed", seed, low=0, high=2**31 - 1),
-        min_points_per_centroid=1,  # FAISS warns below 39
-        max_points_per_centroid=len(array),  # FAISS would sample at most 256 per center
-    )
-    model.train(array)
-    return torch.from_numpy(model.index.search(array, 1)[1][:, 0])
 
 
 def _sizes(labels: ArrayInput, assignment: ArrayInput) -> _Sizes:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nearfar.metrics.points import QueryGallery
+from nearfar.metrics.inputs import QueryGallery
 from nearfar.utils.progress import Progress
 
 CANDIDATES = 100  # nearest items that are re-ranked
@@ -40,10 +40,10 @@ def reranked_positives(inputs: QueryGallery, ignored: Any, positives: Tensor, pr
     queries, gallery = inputs.queries, inputs.gallery or inputs.queries
     count, every = len(positives), torch.arange(len(inputs.gallery_classes), device=positives.device)
     ranks = torch.full((count, max(1, int(positives.max()))), torch.inf, dtype=torch.float64)
-    items, measure = gallery.exact(every), "cosine" if queries.unit else "euclidean"
+    items, measure = gallery.float64(every), "cosine" if queries.unit else "euclidean"
     classes = inputs.gallery_classes.cpu().numpy()
     for index in torch.split(torch.arange(count, device=every.device), max(1, CPU_BYTES // (8 * len(every)))):
-        rows = queries.exact(index)
+        rows = queries.float64(index)
         similarity = queries.pairwise(rows, items)
         if inputs.gallery is None:
             similarity[torch.arange(len(index)), index] = -torch.inf  # a query is not its own candidate

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.metrics.inputs import SAME, Points, QueryGallery, as_points, as_query_gallery
 from nearfar.metrics.k_reciprocal import reranked_positives
-from nearfar.metrics.points import SAME, Points, QueryGallery, as_points, as_query_gallery
 from nearfar.supervision import Supervision
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import Array, ArrayInput, as_array, as_label_pair, as_labels, full_precision
@@ -272,7 +272,7 @@ class _Block:
     above: Tensor  # [b, k], number of items ranked before each, counted individually
     beyond: Tensor  # [b, k + 1], number of other items that rank before exactly so many of the positives
     close: Tensor  # [b], number of comparisons that were too close for float32
-    quick: Tensor | None = None  # [b, d], in float32, if it fits into memory
+    float32: Tensor | None = None  # [b, d], in float32, if it fits into memory
 
 
 class PositiveRanks:
@@ -401,12 +401,12 @@ class PositiveRanks:
             above += before & there[:, some] & (slots != slot)
         span = int(classes[0]), int(classes[-1])
         side = self.gallery if gallery else self.queries
-        quick = side.quick(index) if self.keeps else None
+        vectors = side.float32(index) if self.keeps else None
         above.masked_fill_(~there, math.inf)
         limits = similarity.float().T.contiguous()
         beyond = torch.zeros(len(index), len(slots) + 1, dtype=torch.int64, device=index.device)
         close = torch.zeros_like(index)
-        return _Block(index, classes, span, positives, similarity, limits, above, beyond, close, quick)
+        return _Block(index, classes, span, positives, similarity, limits, above, beyond, close, vectors)
 
     def _before(self, one: Tensor, index: Tensor, other: Tensor, other_index: Tensor) -> Tensor:
         """Return whether items of similarity ``one`` rank before those of ``other``; ties go to the lower index."""
@@ -420,14 +420,14 @@ class PositiveRanks:
         rows = max(1, room // (64 * self.queries.array.shape[1] * max(1, others.shape[1])))
         parts = []
         for some, theirs in zip(torch.split(index, rows), torch.split(others, rows), strict=True):
-            items = self.gallery.exact(theirs.flatten()).view(*theirs.shape, self.queries.array.shape[1])
-            parts.append(self.queries.similarity(self.queries.exact(some).unsqueeze(1), items))
+            items = self.gallery.float64(theirs.flatten()).view(*theirs.shape, self.queries.array.shape[1])
+            parts.append(self.queries.similarity(self.queries.float64(some).unsqueeze(1), items))
         return torch.cat(parts)
 
     def _count(self, rows: _Block, columns: _Block) -> None:
         """Count the columns that rank before the positives of the rows and, without a gallery, vice versa."""
-        one = self.queries.quick(rows.index) if rows.quick is None else rows.quick
-        other = self.gallery.quick(columns.index) if columns.quick is None else columns.quick
+        one = self.queries.float32(rows.index) if rows.float32 is None else rows.float32
+        other = self.gallery.float32(columns.index) if columns.float32 is None else columns.float32
         similarity = self.queries.pairwise(one, other, out=self._room(torch.float32, len(one), len(other)))
         error = self.queries.float32_error(one, other)
         if rows.span[0] <= columns.span[1] and columns.span[0] <= rows.span[1]:
@@ -517,9 +517,9 @@ class PositiveRanks:
     def _exact_ranks(self, index: Tensor) -> Tensor:
         """Return the ranks of the positives of some queries, [b, k]."""
         block = self._block(index)
-        queries = self.queries.exact(index)
+        queries = self.queries.float64(index)
         for some in torch.split(torch.arange(len(self.order), device=index.device), CPU_BLOCK):
-            similarity = self.queries.pairwise(queries, self.gallery.exact(some))
+            similarity = self.queries.pairwise(queries, self.gallery.float64(some))
             # Positives are counted separately, and a query ignores itself.
             similarity.masked_fill_(block.classes.unsqueeze(1) == self.gallery_classes[some], -math.inf)
             for slot in range(block.above.shape[1]):
@@ -548,12 +548,12 @@ class PositiveRanks:
 
 def _similarities(queries: Points, gallery: Points, index: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return the similarities of some queries with all items, [b, n], and bounds of their rounding errors."""
-    some_queries = queries.exact(index) - queries.center
+    some_queries = queries.float64(index) - queries.center
     every = torch.arange(len(gallery.array), device=index.device)
     similarity = some_queries.new_empty(len(index), len(every))
     rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
     for some in torch.split(every, max(1, budget // (64 * some_queries.shape[1]))):
-        items = gallery.exact(some) - queries.center
+        items = gallery.float64(some) - queries.center
         similarity[:, some] = queries.pairwise(some_queries, items)
         rounding[some] = SMALL * items.square().sum(dim=1)
     return similarity, rounding + SMALL * some_queries.square().sum(dim=1, keepdim=True)

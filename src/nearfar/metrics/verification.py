@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.metrics.points import SAME, Points, QueryGallery, as_points, as_query_gallery
+from nearfar.metrics.inputs import SAME, Points, QueryGallery, as_points, as_query_gallery
 from nearfar.supervision import Pairs, Supervision
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import Array, ArrayInput, as_labels, full_precision
@@ -34,10 +34,11 @@ def verification(
     *,
     rates: float | Sequence[float] | Array = (1e-2, 1e-3),
     measure: str = "cosine",
+    folds: ArrayInput | None = None,
     memory_budget: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Compute verification metrics over all pairs, exactly.
+    """Compute verification metrics over all or over given pairs, exactly.
 
     Every two embeddings form a pair, or every query with every item of a gallery. A pair is positive if both are of one
     class. A threshold accepts the pairs that are at least as similar. Nothing is sampled. Similarities closer than
@@ -52,6 +53,8 @@ def verification(
         gallery_labels: [n], labels of the gallery.
         rates: False accept rates, each ≥ 0 and < 1, or a single rate.
         measure: "cosine" or "euclidean".
+        folds: [p], the fold of each given pair, for the accuracy; ten folds in turn by default, or as many as there are
+            pairs if these are fewer.
         memory_budget: Memory for tiles in bytes. The default is 256 MiB, or up to 2 GiB of free GPU memory. Positive
             pairs take up to 100 bytes each in addition.
         progress: Called with the number of steps done and their total.
@@ -65,28 +68,40 @@ def verification(
           pair; NaN if there is none;
         - ``eer``: equal error rate, on the ROC curve with linear interpolation;
         - ``auc``: area under the ROC curve; ties count half;
-        - ``positives`` and ``negatives``: numbers of pairs.
+        - ``positives`` and ``negatives``: numbers of pairs;
+        - ``accuracy``, of given pairs: the share that is judged right, each fold by the threshold that is best for the
+          others, as in the protocol of LFW.
 
     Raises:
         ValueError: If there is no positive or no negative pair, or an argument is invalid.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
-        >>> found = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.25,))
-        >>> found["tar@0.25"], round(found["threshold@0.25"], 6), found["eer"], found["auc"]
+        >>> report = verification(points, torch.tensor([0, 0, 1, 1]), rates=(0.25,))
+        >>> report["tar@0.25"], round(report["threshold@0.25"], 6), report["eer"], report["auc"]
         (1.0, 0.8, 0.25, 0.75)
+        >>> pairs = Pairs(torch.tensor([0, 2, 0]), torch.tensor([1, 3, 2]), torch.tensor([1, 1, 0]))
+        >>> report = verification(points, pairs)
+        >>> report["auc"], report["positives"], report["negatives"]
+        (1.0, 2, 1)
     """
     checked = _rates(rates)
-    curve, unit = compare_pairs(
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        measure=measure,
-        memory_budget=memory_budget,
-        progress=progress,
+    if folds is not None and not isinstance(labels, Pairs):
+        raise TypeError("folds are those of given pairs; labels must be Pairs")
+    curve, similarity = compare_pairs(
+        embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget, progress=progress
     )
-    return _report(curve, checked, unit)
+    report: dict[str, float] = {}
+    for rate in checked:
+        accepted, threshold = curve.at(rate)
+        report |= {f"tar@{rate}": accepted, f"threshold@{rate}": threshold * curve.unit}
+    report |= {"eer": curve.equal_error(), "auc": curve.area()}
+    report |= {"positives": curve.positives, "negatives": curve.negatives}
+    if similarity is not None and isinstance(labels, Pairs):
+        turns = torch.arange(len(similarity)) % min(10, len(similarity))
+        folds = turns if folds is None else as_labels("folds", folds, len(similarity)).cpu()
+        report["accuracy"] = _accuracy(similarity.cpu(), labels.same.cpu(), folds)
+    return report
 
 
 def compare_pairs(
@@ -98,85 +113,17 @@ def compare_pairs(
     measure: str,
     memory_budget: int | None,
     progress: Progress | None,
-) -> tuple[RocCurve, float]:
-    """Return the ROC curve of all or of the given pairs, and the factor from its similarities to thresholds.
-
-    The arguments are those of ``verification``.
-    """
+) -> tuple[RocCurve, Tensor | None]:
+    """Return the ROC curve of the pairs of ``verification``, and the similarity of each pair if they are given."""
     if isinstance(labels, Supervision):
         if gallery_labels is not None:
             raise ValueError("gallery_labels is given, but the pairs say which items of the gallery are meant")
         queries, items, budget = as_points(embeddings, gallery, measure=measure, memory_budget=memory_budget)
         with full_precision(queries.array.device):
-            return _curve_of_pairs(queries, items, labels, budget), similarity_unit(queries)
+            return _curve_of_pairs(queries, items, labels, budget)
     inputs = as_query_gallery(embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget)
     with full_precision(inputs.queries.array.device):
-        return roc_curve(inputs, progress), similarity_unit(inputs.queries)
-
-
-def _report(curve: RocCurve, rates: Sequence[float], unit: float) -> dict[str, float]:
-    """Return the metrics of a curve; ``unit`` converts similarities to thresholds: distances are negative ones."""
-    found: dict[str, float] = {}
-    for rate in rates:
-        accepted, threshold = curve.at(rate)
-        found |= {f"tar@{rate}": accepted, f"threshold@{rate}": threshold * unit}
-    found |= {"eer": curve.equal_error(), "auc": curve.area()}
-    return {**found, "positives": curve.positives, "negatives": curve.negatives}
-
-
-@torch.no_grad()
-def pair_verification(
-    embeddings: ArrayInput,
-    left: ArrayInput,
-    right: ArrayInput,
-    same: ArrayInput,
-    *,
-    folds: ArrayInput | None = None,
-    rates: float | Sequence[float] | Array = (1e-2, 1e-3),
-    measure: str = "cosine",
-) -> dict[str, float]:
-    """Compute verification metrics over given pairs, exactly.
-
-    Args:
-        embeddings: [n, d], a tensor, NumPy array, memory map or table of pandas, of 16, 32 or 64 bits.
-        left: [p], rows of the first members of the pairs.
-        right: [p], rows of the second members.
-        same: [p], 1 for pairs that are the same, and 0 for others.
-        folds: [p], the fold of each pair, for the accuracy; ten folds in turn by default, or as many as there are pairs
-            if these are fewer.
-        rates: False accept rates, each ≥ 0 and < 1, or a single rate.
-        measure: "cosine" or "euclidean".
-
-    Returns:
-        The dictionary of :func:`verification`, and ``accuracy``: the share of pairs that are judged right, each fold by
-        the threshold that is best for the others, as in the protocol of LFW.
-
-    Raises:
-        ValueError: If there is no positive or no negative pair, or an argument is invalid.
-
-    Example:
-        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
-        >>> found = pair_verification(points, np.array([0, 2, 0]), np.array([1, 3, 2]), np.array([1, 1, 0]))
-        >>> found["auc"], found["positives"], found["negatives"]
-        (1.0, 2, 1)
-    """
-    checked = _rates(rates)
-    points, _, budget = as_points(embeddings, None, measure=measure, memory_budget=None)
-    first = as_labels("left", left)
-    rows = first, as_labels("right", right, len(first))
-    wanted = as_labels("same", same, len(first)).cpu()
-    for name, each in zip(("left", "right"), rows, strict=True):
-        low, high = int(each.min()), int(each.max())
-        if low < 0 or high >= len(points.array):
-            raise ValueError(f"{name} goes from {low} to {high}; embeddings has {len(points.array)} rows")
-    if torch.unique(wanted).tolist() != [0, 1]:
-        raise ValueError("same must be 1 or 0 for each pair, and hold both")
-    with full_precision(points.array.device):
-        similarity = _of_pairs(points, points, *rows, budget).cpu()
-    curve = _count(similarity[wanted == 1], [similarity[wanted == 0]], points.unit)
-    turns = torch.arange(len(first)) % min(10, len(first))
-    judged = _accuracy(similarity, wanted == 1, turns if folds is None else as_labels("folds", folds, len(first)).cpu())
-    return {**_report(curve, checked, similarity_unit(points)), "accuracy": judged}
+        return roc_curve(inputs, progress), None
 
 
 def _accuracy(similarity: Tensor, same: Tensor, folds: Tensor) -> float:
@@ -206,6 +153,7 @@ class RocCurve(NamedTuple):
         reached: [k], number of negative pairs that are at least as similar.
         positives: Number of positive pairs.
         negatives: Number of negative pairs.
+        unit: The factor from similarities to cosines, or to distances, which are negative similarities.
     """
 
     similarity: Tensor
@@ -214,6 +162,7 @@ class RocCurve(NamedTuple):
     reached: Tensor
     positives: int
     negatives: int
+    unit: float
 
     def at(self, rate: float) -> tuple[float, float]:
         """Return the true accept rate and the threshold at a false accept rate."""
@@ -240,11 +189,6 @@ class RocCurve(NamedTuple):
         times = self.accepted - torch.cat([self.accepted[1:], self.accepted.new_zeros(1)])
         twice = int((times * (self.above + self.reached)).sum())  # in the wrong order
         return (2 * self.positives * self.negatives - twice) / (2 * self.positives * self.negatives)
-
-
-def similarity_unit(points: Points) -> float:
-    """Return the factor from similarities to cosines or distances, which are negative similarities."""
-    return 1.0 if points.unit else -1.0 / points.scale
 
 
 def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
@@ -279,42 +223,46 @@ def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
 
     positive = torch.cat(found)
     found.clear()
-    curve = _count(positive, negatives(), inputs.queries.unit)
+    curve = _count(positive, negatives(), inputs.queries)
     if not curve.negatives:
         raise ValueError("labels: all are of one class, so there is no pair to refuse")
     return curve
 
 
-def _curve_of_pairs(queries: Points, items: Points | None, given: Supervision, budget: int) -> RocCurve:
-    """Count the accepted pairs of those that are given."""
+def _curve_of_pairs(queries: Points, items: Points | None, given: Supervision, budget: int) -> tuple[RocCurve, Tensor]:
+    """Count the accepted pairs of those that are given, and return the similarity of each."""
     if not isinstance(given, Pairs) or given.others != "unknown":
         kind = f"a {type(given).__name__}" if not isinstance(given, Pairs) else "Pairs with others='negative'"
         raise TypeError(f"labels is {kind}; allowed are class labels, and Pairs whose others are unknown")
-    device, gallery = queries.array.device, queries if items is None else items
-    given.of_batch(len(queries.array), None if items is None else len(items.array), device)  # checks the pairs
-    found = _of_pairs(queries, gallery, given.left, given.right, budget)
-    chosen = given.same.to(device)
-    for needed, what, purpose in ((chosen, "different", "accept"), (~chosen, "same", "refuse")):
+    gallery = queries if items is None else items
+    for name, members, points in (("left", given.left, queries), ("right", given.right, gallery)):
+        low, high, count = int(members.min()), int(members.max()), len(points.array)
+        if low < 0 or high >= count:
+            where = "embeddings" if points is queries else "gallery"
+            raise ValueError(f"{name} goes from {low} to {high}; {where} has {count} rows")
+    similarity = _of_pairs(queries, gallery, given.left, given.right, budget)
+    same = given.same.to(similarity.device)
+    for needed, kind, purpose in ((same, "different", "accept"), (~same, "same", "refuse")):
         if not bool(needed.any()):
-            raise ValueError(f"labels: all pairs are {what}, so there is no pair to {purpose}")
-    return _count(found[chosen], [found[~chosen]], queries.unit)
+            raise ValueError(f"labels: all pairs are {kind}, so there is no pair to {purpose}")
+    return _count(similarity[same], [similarity[~same]], queries), similarity
 
 
 def _of_pairs(queries: Points, gallery: Points, left: Tensor, right: Tensor, budget: int) -> Tensor:
     """Return the similarity of each pair, some at a time."""
     step = max(1, budget // (64 * queries.array.shape[1]))
     parts = zip(*(torch.split(rows.to(queries.array.device), step) for rows in (left, right)), strict=True)
-    found = torch.cat([queries.similarity(queries.exact(one), gallery.exact(other)) for one, other in parts])
+    found = torch.cat([queries.similarity(queries.float64(one), gallery.float64(other)) for one, other in parts])
     return found if queries.unit else -found.neg().sqrt()  # distances, not their squares
 
 
-def _count(positive: Tensor, several: Iterable[Tensor], unit: bool) -> RocCurve:
+def _count(positive: Tensor, several: Iterable[Tensor], points: Points) -> RocCurve:
     """Count negative pairs, given in parts, at the similarity of each positive pair; the arguments are overwritten."""
     positive = _in_order(positive)
     positives, negatives = len(positive), 0
-    similarity, start = _different(positive, unit)
+    similarity, start = _different(positive, points.unit)
     del positive
-    slack = _slack(similarity, unit)
+    slack = _slack(similarity, points.unit)
     low, high = similarity - slack, similarity + slack
     above, reached = torch.zeros_like(start), torch.zeros_like(start)
     for part in several:
@@ -322,7 +270,8 @@ def _count(positive: Tensor, several: Iterable[Tensor], unit: bool) -> RocCurve:
         negatives += len(negative)
         above += len(negative) - torch.searchsorted(negative, high, right=True)
         reached += len(negative) - torch.searchsorted(negative, low)
-    return RocCurve(similarity, positives - start, above, reached, positives, negatives)
+    unit = 1.0 if points.unit else -1.0 / points.scale
+    return RocCurve(similarity, positives - start, above, reached, positives, negatives, unit)
 
 
 def _slack(similarity: Tensor, unit: bool) -> Tensor:
@@ -348,8 +297,8 @@ class _Block:
     span: tuple[int, int]  # the first and the last class
     kept: Tensor | None  # [b, d], in float64, if they fit into memory
 
-    def exact(self) -> Tensor:
-        return self.points.exact(self.index) if self.kept is None else self.kept
+    def float64(self) -> Tensor:
+        return self.points.float64(self.index) if self.kept is None else self.kept
 
 
 class _Tile(NamedTuple):
@@ -365,7 +314,7 @@ class _Tile(NamedTuple):
 
     def pairs(self, *, same: bool) -> Tensor:
         """Return the similarities of positive pairs, or of negative pairs; each pair once."""
-        one, other = self.rows.exact(), self.columns.exact()
+        one, other = self.rows.float64(), self.columns.float64()
         if self.rows.points.unit:
             similarity = one @ other.T
         else:  # matrix products would lose the digits of short distances
@@ -388,7 +337,7 @@ def _tiles(inputs: QueryGallery) -> list[_Tile]:
     def blocks(points: Points, classes: Tensor) -> list[_Block]:
         parts = torch.split(torch.argsort(classes, stable=True), side)
         spans = [(int(classes[index[0]]), int(classes[index[-1]])) for index in parts]
-        kept = [points.exact(index) if keeps else None for index in parts]
+        kept = [points.float64(index) if keeps else None for index in parts]
         return [_Block(points, *each) for each in zip(parts, [classes[i] for i in parts], spans, kept, strict=True)]
 
     rows = blocks(inputs.queries, inputs.query_classes)

@@ -20,6 +20,7 @@ from nearfar.data.sampling import Independent, hard_items
 from nearfar.distributed import World
 from nearfar.losses import HierarchicalTriplet
 from nearfar.networks.embedder import cpu_batch
+from nearfar.supervision import Pairs
 from nearfar.training.loop.builder import Parts, Rows, output_dims
 from nearfar.training.loop.step import autocast, no_cudnn_autotune
 from nearfar.training.run.folder import RunFolder, finite
@@ -236,7 +237,7 @@ def verify(embeddings: Tensor, relations: ItemRelations, *, measure: str = "cosi
         measure: "cosine" or "euclidean".
 
     Returns:
-        What ``metrics.pair_verification`` returns, for triplets of both of their pairs. In addition, for pairs with
+        What ``metrics.verification`` returns, for triplets of both of their pairs. In addition, for pairs with
         scores between 0 and 1, "spearman", the rank correlation of similarities and scores; and for triplets,
         "triplet_accuracy", the share whose positive is more similar than their negative.
     """
@@ -246,9 +247,8 @@ def verify(embeddings: Tensor, relations: ItemRelations, *, measure: str = "cosi
     same, folds = relations.same, relations.folds
     if relations.width == 3:
         same = np.repeat([True, False], len(relations))
-    found: dict[str, Any] = metrics.pair_verification(
-        embeddings, left, right, same.astype(np.int64), folds=folds, measure=measure
-    )
+    pairs = Pairs(left, right, same)
+    found: dict[str, Any] = metrics.verification(embeddings, pairs, folds=folds, measure=measure)
     points = embeddings.double().cpu()
     points = torch.nn.functional.normalize(points, dim=1) if measure == "cosine" else points
     nearness = -(points[left] - points[right]).norm(dim=1).numpy()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from nearfar.estimators.base import (
-    LinearTransformer,
+    LabelMethod,
     centered,
-    check_class_sizes,
     check_components,
     principal_directions,
-    tensor,
+    to_device,
 )
 from nearfar.estimators.solvers import lbfgs, over_rows
 
@@ -29,25 +29,15 @@ def _choose(distances: torch.Tensor, rows: slice) -> torch.Tensor:
     return torch.softmax(distances.neg_(), dim=1)
 
 
-class _SoftmaxNeighbors(LinearTransformer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class _SoftmaxNeighbors(LabelMethod):
     """Common settings of the three methods."""
 
-    _requires_y = True
-
-    def __init__(
-        self,
-        *,
-        n_components: int | None = None,
-        max_iter: int = 50,
-        tol: float = 1e-8,
-        precision: Precision = "auto",
-        device: str = "cpu",
-    ) -> None:
-        self.n_components = n_components
-        self.max_iter = max_iter
-        self.tol = tol
-        self.precision = precision
-        self.device = device
+    n_components: int | None = None
+    max_iter: int = 50
+    tol: float = 1e-8
+    precision: Precision = "auto"
+    device: str = "cpu"
 
     def _tensor(self, samples: Array) -> torch.Tensor:
         """Return the centered samples in the wanted precision."""
@@ -92,18 +82,7 @@ class NCA(_SoftmaxNeighbors):
         (150, 2)
     """
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from labels.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels.
-
-        Returns:
-            The estimator.
-        """
-        samples, codes = self._check_labels(X, y)
-        check_class_sizes(codes, self)
+    def _learn(self, samples: Array, codes: Array) -> Self:
         data = self._tensor(samples)
         labels = torch.as_tensor(codes, device=data.device)
 
@@ -141,18 +120,7 @@ class MCML(_SoftmaxNeighbors):
         (150, 4)
     """
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from labels.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels.
-
-        Returns:
-            The estimator.
-        """
-        samples, codes = self._check_labels(X, y)
-        check_class_sizes(codes, self)
+    def _learn(self, samples: Array, codes: Array) -> Self:
         data = self._tensor(samples)
         labels = torch.as_tensor(codes, device=data.device)
         others = (torch.bincount(labels) - 1)[labels].to(data)
@@ -161,11 +129,11 @@ class MCML(_SoftmaxNeighbors):
             wanted = (labels[rows, None] == labels).to(data)
             wanted.diagonal(rows.start).zero_()
             wanted /= others[rows, None].clamp_min(1)
-            some = (others[rows] > 0).to(data)
+            present = (others[rows] > 0).to(data)
             mean = (wanted * distances).sum(dim=1)
             chosen = _choose(distances, rows)  # from here on, distances holds their negatives
             logarithm = torch.logsumexp(distances, dim=1)
-            return ((mean + logarithm) * some).sum(), wanted.sub_(chosen.mul_(some[:, None]))
+            return ((mean + logarithm) * present).sum(), wanted.sub_(chosen.mul_(present[:, None]))
 
         return self._minimize(data, weigh)
 
@@ -204,7 +172,7 @@ class MLKR(_SoftmaxNeighbors):
         """
         samples, numbers = self._check_labels(X, y, numeric=True)
         data = self._tensor(samples)
-        targets = tensor(numbers - numbers.mean(), self.device, data.dtype)
+        targets = to_device(numbers - numbers.mean(), self.device, data.dtype)
 
         def weigh(distances: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
             chosen = _choose(distances, rows)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from nearfar.estimators.base import LinearTransformer, centered, check_class_sizes, check_components
-from nearfar.estimators.constraints import check_pairs, chunks_of
+from nearfar.estimators.base import LabelMethod, LinearTransformer, centered, check_class_sizes, check_components
+from nearfar.estimators.pairs import check_pairs, chunks_of
 
 Array = NDArray[Any]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Mahalanobis(LinearTransformer):
     """The Mahalanobis distance: Euclidean distance after whitening the data. No labels are needed.
 
@@ -36,10 +38,9 @@ class Mahalanobis(LinearTransformer):
         True
     """
 
-    def __init__(self, *, shrinkage: float | str = 0.0, n_components: int | None = None, device: str = "cpu") -> None:
-        self.shrinkage = shrinkage
-        self.n_components = n_components
-        self.device = device
+    shrinkage: float | str = 0.0
+    n_components: int | None = None
+    device: str = "cpu"
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None) -> Self:
         """Estimate the covariance.
@@ -66,6 +67,7 @@ class Mahalanobis(LinearTransformer):
         return self._set(whitening(covariance, check_components(self.n_components, d)))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RCA(LinearTransformer):
     """Relevant component analysis: whitens the variation inside chunks of similar samples.
 
@@ -85,9 +87,8 @@ class RCA(LinearTransformer):
         (150, 4)
     """
 
-    def __init__(self, *, n_components: int | None = None, device: str = "cpu") -> None:
-        self.n_components = n_components
-        self.device = device
+    n_components: int | None = None
+    device: str = "cpu"
 
     def fit(self, X: ArrayLike, y: ArrayLike | None = None, *, pairs: Any = None) -> Self:
         """Learn from labels, each class a chunk, or from similar pairs, whose linked samples are chunks.
@@ -121,7 +122,8 @@ class RCA(LinearTransformer):
         return self._set(whitening(directions @ within @ directions.T, kept) @ directions)
 
 
-class LFDA(LinearTransformer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class LFDA(LabelMethod):
     """Local Fisher discriminant analysis: separates classes but keeps the local structure inside a class.
 
     Formula:
@@ -145,41 +147,20 @@ class LFDA(LinearTransformer):
         (178, 2)
     """
 
-    def __init__(
-        self,
-        *,
-        n_components: int | None = None,
-        neighbors: int = 7,
-        embedding: str = "weighted",
-        device: str = "cpu",
-    ) -> None:
-        self.n_components = n_components
-        self.neighbors = neighbors
-        self.embedding = embedding
-        self.device = device
+    n_components: int | None = None
+    neighbors: int = 7
+    embedding: str = "weighted"
+    device: str = "cpu"
 
-    _requires_y = True
-
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Learn from labels.
-
-        Args:
-            X: Samples, of shape (n, features).
-            y: Class labels.
-
-        Returns:
-            The estimator.
-        """
+    def _learn(self, samples: Array, codes: Array) -> Self:
         if self.embedding not in ("weighted", "orthonormalized", "plain"):
             raise ValueError(f"embedding is {self.embedding!r}; it must be 'weighted', 'orthonormalized' or 'plain'")
-        samples, labels = self._check_labels(X, y)
-        check_class_sizes(labels, self)
         data = centered(samples, self.device)
         n, d = data.shape
         within = torch.zeros(d, d).to(data)
         between = torch.zeros_like(within)
-        for code in range(labels.max() + 1):
-            part = data[torch.as_tensor(labels == code, device=data.device)]
+        for code in range(codes.max() + 1):
+            part = data[torch.as_tensor(codes == code, device=data.device)]
             size = len(part)
             distances = torch.cdist(part, part)
             place = min(self.neighbors, size - 1)

@@ -34,16 +34,16 @@ class Points:
     scale: float
     center: Tensor
 
-    def exact(self, index: Tensor) -> Tensor:
+    def float64(self, index: Tensor) -> Tensor:
         """Return some of the points in float64."""
         points = self.array[index].double()
         if not self.unit:
             return points.mul_(self.scale)
         return unit_rows(points)
 
-    def quick(self, index: Tensor) -> Tensor:
+    def float32(self, index: Tensor) -> Tensor:
         """Return some of the points in float32, relative to the center."""
-        return (self.exact(index) - self.center).float()
+        return (self.float64(index) - self.center).float()
 
     def similarity(self, one: Tensor, other: Tensor) -> Tensor:
         """Return the similarity of exact points, pair by pair along the last dimension."""
