@@ -74,7 +74,7 @@ def test_a_pair_may_be_given_twice_with_two_judgments_and_a_row_with_itself() ->
     [
         (RIGHT, np.ones(120, dtype=np.int64), "labels: all pairs are same, so there is no pair to refuse"),
         (RIGHT, 0 * SAME, "labels: all pairs are different, so there is no pair to accept"),
-        (RIGHT + 40, SAME, "right goes from .* embeddings has 40 rows"),
+        (RIGHT + 40, SAME, "right ranges from .* embeddings has 40 rows"),
     ],
 )
 def test_pairs_that_do_not_fit(right: Any, same: Any, message: str) -> None:

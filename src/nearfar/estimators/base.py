@@ -153,11 +153,7 @@ class LabelMethod(LinearTransformer):
 
 
 def check_numbers(estimator: BaseEstimator) -> None:
-    """Check the parameters that are whole numbers, and the tolerance, of any estimator.
-
-    Args:
-        estimator: The estimator.
-    """
+    """Check the parameters that are whole numbers, and the tolerance, of any estimator."""
     for name, value in estimator.get_params(deep=False).items():
         if name in COUNTS and value is not None:
             whole(name, value)
@@ -166,12 +162,7 @@ def check_numbers(estimator: BaseEstimator) -> None:
 
 
 def class_numbers(y: ArrayLike, estimator: BaseEstimator) -> tuple[Array, Array]:
-    """Return the classes, at least two, and the number of each sample's class.
-
-    Args:
-        y: Class labels of any type but continuous numbers.
-        estimator: The estimator that needs them.
-    """
+    """Return the classes, at least two, and the number of each sample's class."""
     labels = column_or_1d(y, warn=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # many classes of few samples are usual here
@@ -183,23 +174,13 @@ def class_numbers(y: ArrayLike, estimator: BaseEstimator) -> tuple[Array, Array]
 
 
 def check_class_sizes(labels: Array, estimator: BaseEstimator) -> None:
-    """Check that there are two samples of one class.
-
-    Args:
-        labels: Class numbers from 0 on.
-        estimator: The estimator that needs them.
-    """
+    """Check that there are two samples of one class."""
     if np.bincount(labels).max() < 2:
         raise ValueError(f"y has {len(labels)} classes of one sample; {type(estimator).__name__} needs two of a class")
 
 
 def check_components(n_components: int | None, features: int) -> int:
-    """Return the number of output dimensions: that of the input if none is given.
-
-    Args:
-        n_components: The wanted number.
-        features: The number of input features.
-    """
+    """Return the number of output dimensions: that of the input if none is given."""
     if n_components is None:
         return features
     if not 1 <= n_components <= features:
@@ -208,13 +189,7 @@ def check_components(n_components: int | None, features: int) -> int:
 
 
 def principal_directions(data: torch.Tensor, kept: int) -> torch.Tensor:
-    """Return the first transformation of an iterative method, with orthonormal rows.
-
-    Args:
-        data: Centered samples.
-        kept: The number of output dimensions: the identity if it is that of the input, otherwise the directions of
-            largest variance.
-    """
+    """Return the first transformation of an iterative method, with orthonormal rows."""
     if kept == data.shape[1]:
         return torch.eye(kept).to(data)
     directions: torch.Tensor = torch.linalg.eigh(data.T @ data).eigenvectors.flip(1)[:, :kept].T.contiguous()
@@ -222,33 +197,17 @@ def principal_directions(data: torch.Tensor, kept: int) -> torch.Tensor:
 
 
 def centered(samples: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Copy samples to a device, without their mean.
-
-    Args:
-        samples: Samples as float64.
-        device: A PyTorch device.
-        dtype: Their type there.
-    """
+    """Copy samples to a device, without their mean."""
     return to_device(samples - samples.mean(axis=0), device, dtype)
 
 
 def to_device(array: Array, device: str | torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Copy an array to a device.
-
-    Args:
-        array: A NumPy array.
-        device: A PyTorch device.
-        dtype: Its type there.
-    """
+    """Copy an array to a device."""
     return torch.as_tensor(array, dtype=dtype, device=as_device("device", str(device)))
 
 
 def factor(matrix: torch.Tensor) -> torch.Tensor:
-    """Return G with GᵀG = A for a positive semi-definite A, without the directions in which A is zero.
-
-    Args:
-        matrix: A, of shape (d, d).
-    """
+    """Return G with GᵀG = A for a positive semi-definite A, without the directions in which A is zero."""
     values, vectors = torch.linalg.eigh(matrix)
     kept = values > values[-1].clamp_min(0) * 1e-12
     if not kept.any():  # the zero metric still has one direction

@@ -185,10 +185,6 @@ def whitening(covariance: torch.Tensor, kept: int) -> torch.Tensor:
     """Return the transformation that makes a covariance the identity, by its ``kept`` largest directions.
 
     Directions without variance are mapped to zero.
-
-    Args:
-        covariance: Of shape (d, d).
-        kept: The number of output dimensions.
     """
     values, vectors = torch.linalg.eigh(covariance)
     values, vectors = values.flip(0), vectors.flip(1)
@@ -199,12 +195,7 @@ def whitening(covariance: torch.Tensor, kept: int) -> torch.Tensor:
 
 
 def scatters(data: torch.Tensor, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the covariance within chunks and the covariance of all samples.
-
-    Args:
-        data: Centered samples.
-        chunks: The chunk of each sample, numbered from 0.
-    """
+    """Return the covariance within chunks and the covariance of all samples."""
     count = torch.bincount(chunks).to(data.dtype)
     means = torch.zeros(len(count), data.shape[1]).to(data).index_add_(0, chunks, data) / count[:, None]
     residuals = data - means[chunks]
@@ -212,15 +203,7 @@ def scatters(data: torch.Tensor, chunks: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def generalized_eigenvectors(matrix: torch.Tensor, metric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Solve ``matrix v = λ metric v`` for symmetric matrices, by decreasing λ.
-
-    Args:
-        matrix: Symmetric.
-        metric: Symmetric and positive semi-definite; 1e-9 of its mean eigenvalue is added to the diagonal.
-
-    Returns:
-        The eigenvectors as columns, with vᵀ metric v = 1, and the eigenvalues λ.
-    """
+    """Solve ``matrix v = λ metric v`` for symmetric matrices, by decreasing λ."""
     d = metric.shape[0]
     ridge = 1e-9 * metric.trace() / d + 1e-300
     root = torch.linalg.cholesky(metric + ridge * torch.eye(d).to(metric))

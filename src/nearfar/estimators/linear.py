@@ -119,13 +119,13 @@ class LinearMetric(LinearTransformer):
         samples, labels = self._check(X, y if pairs is None and triplets is None else None)
         data = centered(samples, self.device)
         similar, dissimilar, tuples = self._constraints(labels, pairs, triplets, len(samples))
-        near, far = (data[rows[:, 0]] - data[rows[:, 1]] for rows in (similar, dissimilar))
+        pulled, pushed = (data[rows[:, 0]] - data[rows[:, 1]] for rows in (similar, dissimilar))
         if self.loss == "relative":
-            near, far = data[tuples[:, 0]] - data[tuples[:, 1]], data[tuples[:, 0]] - data[tuples[:, 2]]
-            if not len(near):
+            pulled, pushed = data[tuples[:, 0]] - data[tuples[:, 1]], data[tuples[:, 0]] - data[tuples[:, 2]]
+            if not len(pulled):
                 raise ValueError("no triplets can be drawn from y: no class has two samples")
-        cost = self._loss(near, far, pairs, targets)
-        objective = regularized(self._regularizer(near), cost, self.trade_off)
+        cost = self._loss(pulled, pushed, pairs, targets)
+        objective = regularized(self._regularizer(pulled), cost, self.trade_off)
         if self.n_components is None:
             start = torch.eye(data.shape[1]).to(data)
             matrix, history = descend(objective, start, max_iter=self.max_iter, tol=self.tol)
@@ -166,37 +166,37 @@ class LinearMetric(LinearTransformer):
             + ("triplets" if self.loss == "relative" else "pairs")
         )
 
-    def _regularizer(self, near: torch.Tensor) -> Objective:
-        d = near.shape[1]
-        identity = torch.eye(d).to(near)
+    def _regularizer(self, pulled: torch.Tensor) -> Objective:
+        d = pulled.shape[1]
+        identity = torch.eye(d).to(pulled)
         if self.regularizer == "frobenius":
             return lambda a: (a.square().sum() / 2, a)
         if self.regularizer == "trace":
-            c = identity if self.reference == "identity" or not len(near) else near.T @ near / len(near)
+            c = identity if self.reference == "identity" or not len(pulled) else pulled.T @ pulled / len(pulled)
             return lambda a: ((a * c).sum(), c)
 
         return lambda a: logdet_divergence(a, identity)
 
-    def _loss(self, near: torch.Tensor, far: torch.Tensor, pairs: Any, targets: ArrayLike | None) -> Objective:
+    def _loss(self, pulled: torch.Tensor, pushed: torch.Tensor, pairs: Any, targets: ArrayLike | None) -> Objective:
         if self.loss == "relative":
 
             def relative(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                excess = squared_distances(near, a) - squared_distances(far, a) + self.margin
+                excess = squared_distances(pulled, a) - squared_distances(pushed, a) + self.margin
                 active = (excess > 0).to(a)
-                return (excess * active).sum(), weighted_scatter(near, active) - weighted_scatter(far, active)
+                return (excess * active).sum(), weighted_scatter(pulled, active) - weighted_scatter(pushed, active)
 
             return relative
-        wanted = pair_bounds(near, far, self.upper, self.lower)
+        wanted = pair_bounds(pulled, pushed, self.upper, self.lower)
         if self.loss == "hinge":
-            upper, lower = wanted[: len(near)], wanted[len(near) :]
+            upper, lower = wanted[: len(pulled)], wanted[len(pulled) :]
 
             def hinge(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                above, below = squared_distances(near, a) - upper, lower - squared_distances(far, a)
+                above, below = squared_distances(pulled, a) - upper, lower - squared_distances(pushed, a)
                 value = above.clamp_min(0).sum() + below.clamp_min(0).sum()
-                return value, weighted_scatter(near, (above > 0).to(a)) - weighted_scatter(far, (below > 0).to(a))
+                return value, weighted_scatter(pulled, (above > 0).to(a)) - weighted_scatter(pushed, (below > 0).to(a))
 
             return hinge
-        delta = torch.cat([near, far])
+        delta = torch.cat([pulled, pushed])
         if targets is not None:
             if pairs is None:
                 raise ValueError("targets are given without pairs; each row of pairs needs its target")

@@ -81,9 +81,9 @@ class LMNN(LabelMethod):
             proposal = lbfgs(objective, g, max_iter=self.max_iter, tol=self.tol / 10)[0].to(data)
             most = max(REACH * len(data), 2 * len(pairs.rows))
             for _ in range(10):
-                found = within_reach(data @ proposal.T, labels, targets, most)
-                if len(found.rows) <= most:
-                    reached = self._objective(proposal, data, targets, found)[0]
+                trial = within_reach(data @ proposal.T, labels, targets, most)
+                if len(trial.rows) <= most:
+                    reached = self._objective(proposal, data, targets, trial)[0]
                     if reached < value:
                         break
                 proposal = (proposal + g) / 2
@@ -91,7 +91,7 @@ class LMNN(LabelMethod):
                 break
             g, value = proposal, reached
             history.append(float(value))
-            pairs = found.union(pairs)
+            pairs = trial.union(pairs)
             if history[-2] - history[-1] <= self.tol * abs(history[-1]):
                 break
         return self._set(g, history)
@@ -122,48 +122,29 @@ class LMNN(LabelMethod):
 
 @dataclass(frozen=True)
 class SparsePairs:
-    """Pairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns.
+    """Pairs of rows as the non-zero places of a sparse matrix, by rows and, for its transpose, by columns."""
 
-    Attributes:
-        rows: The first sample of each pair, in increasing order.
-        columns: The second sample of each pair.
-        n: The number of samples.
-    """
-
-    rows: torch.Tensor
+    rows: torch.Tensor  # the first sample of each pair, in increasing order
     columns: torch.Tensor
-    n: int
+    n: int  # samples
 
     def union(self, other: SparsePairs) -> SparsePairs:
-        """Return the pairs of both, once each.
-
-        Args:
-            other: Pairs of the same samples.
-        """
+        """Return the pairs of both, once each."""
         keys = torch.cat([self.rows * self.n + self.columns, other.rows * self.n + other.columns])
         keys = torch.unique(keys)
         return SparsePairs(keys // self.n, keys % self.n, self.n)
 
     def distances(self, points: torch.Tensor) -> torch.Tensor:
-        """Return the squared distance of each pair.
-
-        Args:
-            points: All samples.
-        """
-        found = points.new_empty(len(self.rows))
-        for start in range(0, len(found), CHUNK):
+        """Return the squared distance of each pair."""
+        distances = points.new_empty(len(self.rows))
+        for start in range(0, len(distances), CHUNK):
             part = slice(start, start + CHUNK)
             difference = points[self.rows[part]].sub_(points[self.columns[part]])
-            torch.linalg.vecdot(difference, difference, out=found[part])
-        return found
+            torch.linalg.vecdot(difference, difference, out=distances[part])
+        return distances
 
     def laplacian(self, points: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return half the gradient of Σ w |z_i − z_j|² by the points.
-
-        Args:
-            points: z, all samples.
-            weights: w of each pair.
-        """
+        """Return half the gradient of Σ w |z_i − z_j|² by the points."""
         sums = torch.zeros_like(points[:, 0])
         sums.index_add_(0, self.rows, weights).index_add_(0, self.columns, weights)
         product = self._sparse(self.rows, self.columns, weights) @ points
@@ -181,13 +162,7 @@ class SparsePairs:
 
 
 def target_neighbors(data: torch.Tensor, labels: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the k nearest samples of the same class, -1 where a class has too few.
-
-    Args:
-        data: Samples, sorted by class.
-        labels: Class numbers.
-        k: The number of neighbors.
-    """
+    """Return the k nearest samples of the same class, -1 where a class has too few."""
     targets = torch.full((len(data), k), -1, device=data.device)
     start = 0
     for size in torch.bincount(labels).tolist():
@@ -205,12 +180,7 @@ def target_neighbors(data: torch.Tensor, labels: torch.Tensor, k: int) -> torch.
 
 
 def target_distances(points: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the squared distances to the target neighbors, -inf where there is none.
-
-    Args:
-        points: All samples.
-        targets: The number of each target neighbor, or -1.
-    """
+    """Return the squared distances to the target neighbors, -inf where there is none."""
     columns = [(points - points[column.clamp_min(0)]).square().sum(dim=1) for column in targets.T]
     return torch.where(targets >= 0, torch.stack(columns, dim=1), -torch.inf)
 
@@ -218,22 +188,11 @@ def target_distances(points: torch.Tensor, targets: torch.Tensor) -> torch.Tenso
 def within_reach(
     points: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, most: float = math.inf
 ) -> SparsePairs:
-    """Find all samples of other classes closer than the farthest target neighbor plus the margin of 1.
-
-    Args:
-        points: Samples, sorted by class.
-        labels: Class numbers.
-        targets: The target neighbors of each sample.
-        most: The search ends as soon as it has found more pairs than this: samples that collapse are all within
-            reach of each other.
-
-    Returns:
-        The pairs; not all of them if there are more than ``most``.
-    """
+    """Find all samples of other classes closer than the farthest target neighbor plus the margin of 1."""
     limit = target_distances(points, targets).max(dim=1).values + 1
     norms = points.square().sum(dim=1)
     ends = torch.bincount(labels).cumsum(0).tolist()
-    found = []
+    parts = []
     start = count = 0
     for end in ends:  # each pair of classes once: its distances serve both
         for first, other in product(range(start, end, TILE[0]), range(end, len(points), TILE[1])):
@@ -241,11 +200,11 @@ def within_reach(
                 break
             rows, columns = slice(first, min(first + TILE[0], end)), slice(other, other + TILE[1])
             distances = torch.addmm(norms[columns], points[rows], points[columns].T, alpha=-2).add_(norms[rows, None])
-            for near, transposed in ((distances < limit[rows, None], False), (distances < limit[columns], True)):
-                row, column = near.nonzero(as_tuple=True)
+            for close, transposed in ((distances < limit[rows, None], False), (distances < limit[columns], True)):
+                row, column = close.nonzero(as_tuple=True)
                 pair = (row + first, column + other)
-                found.append(pair[transposed] * len(points) + pair[not transposed])
+                parts.append(pair[transposed] * len(points) + pair[not transposed])
                 count += len(row)
         start = end
-    keys = torch.cat(found).sort().values
+    keys = torch.cat(parts).sort().values
     return SparsePairs(keys // len(points), keys % len(points), len(points))

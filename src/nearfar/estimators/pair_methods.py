@@ -187,12 +187,7 @@ class ITML(_PairMethod):
 
 
 def prior_metric(prior: str, data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the prior metric A₀ and its inverse.
-
-    Args:
-        prior: "identity" or "covariance".
-        data: Centered samples.
-    """
+    """Return the prior metric A₀ and its inverse."""
     d = data.shape[1]
     identity = torch.eye(d).to(data)
     if prior == "identity":
@@ -363,14 +358,7 @@ class POLA(_PairMethod):
 
 
 def pola_update(matrix: torch.Tensor, threshold: float, delta: torch.Tensor, sign: float) -> tuple[torch.Tensor, float]:
-    """Return metric and threshold after one pair.
-
-    Args:
-        matrix: A.
-        threshold: b.
-        delta: The difference of the pair's samples.
-        sign: 1 for a similar and -1 for a dissimilar pair.
-    """
+    """Return metric and threshold after one pair."""
     loss = sign * (float(delta @ matrix @ delta) - threshold) + 1
     if loss <= 0:
         return matrix, threshold

@@ -11,16 +11,7 @@ Array = NDArray[Any]
 
 
 def check_pairs(pairs: Any, n: int) -> tuple[Array, Array]:
-    """Return given pairs as similar and dissimilar pairs of row numbers.
-
-    Args:
-        pairs: An array of shape (k, 3) with columns left, right and same (1, or 0 or -1), or an object with the
-            attributes ``left``, ``right`` and ``same``.
-        n: The number of samples.
-
-    Returns:
-        Similar pairs of shape (s, 2) and dissimilar pairs of shape (t, 2).
-    """
+    """Return given pairs as similar and dissimilar pairs of row numbers."""
     if all(hasattr(pairs, name) for name in ("left", "right", "same")):
         pairs = np.stack(
             [np.asarray(getattr(pairs, name)).astype(np.int64) for name in ("left", "right", "same")], axis=1
@@ -36,31 +27,14 @@ def check_pairs(pairs: Any, n: int) -> tuple[Array, Array]:
 
 
 def check_tuples(tuples: ArrayLike, width: int, n: int, name: str) -> Array:
-    """Return given triplets (anchor, nearer, farther) or quadruplets (a, b nearer than c, d) of row numbers.
-
-    Args:
-        tuples: An array of shape (k, width).
-        width: 3 or 4.
-        n: The number of samples.
-        name: The name of the argument, for errors.
-    """
+    """Return given triplets (anchor, nearer, farther) or quadruplets (a, b nearer than c, d) of row numbers."""
     rows = _rows(tuples, width, name)
     _check_range(rows, n, name)
     return rows
 
 
 def draw_pairs(labels: Array, count: int | None, random: np.random.RandomState) -> tuple[Array, Array]:
-    """Draw similar and dissimilar pairs from labels, without comparing all pairs.
-
-    Args:
-        labels: Class numbers.
-        count: Pairs of each kind; by default 20 times the square of the number of classes, from 1,000 to
-            100,000, so that many classes need no more memory.
-        random: The random state.
-
-    Returns:
-        Distinct similar pairs and distinct dissimilar pairs, each at most ``count``.
-    """
+    """Draw similar and dissimilar pairs from labels, without comparing all pairs."""
     sizes = np.bincount(labels)
     wanted = count if count is not None else min(max(20 * len(sizes) ** 2, 1000), 100_000)
     order = np.argsort(labels, kind="stable")
@@ -81,13 +55,7 @@ def draw_pairs(labels: Array, count: int | None, random: np.random.RandomState) 
 
 
 def draw_triplets(labels: Array, count: int | None, random: np.random.RandomState) -> Array:
-    """Draw triplets (anchor, another of its class, one of another class) from labels.
-
-    Args:
-        labels: Class numbers.
-        count: Their number; the default is that of ``draw_pairs``.
-        random: The random state.
-    """
+    """Draw triplets (anchor, another of its class, one of another class) from labels."""
     similar, dissimilar = draw_pairs(labels, count, random)
     if not len(similar) or not len(dissimilar):
         return np.empty((0, 3), dtype=np.int64)
@@ -99,12 +67,7 @@ def draw_triplets(labels: Array, count: int | None, random: np.random.RandomStat
 
 
 def chunks_of(pairs: Array, n: int) -> Array:
-    """Return the chunk of each sample: samples linked by similar pairs share one; -1 for samples without a pair.
-
-    Args:
-        pairs: Similar pairs of row numbers.
-        n: The number of samples.
-    """
+    """Return the chunk of each sample: samples linked by similar pairs share one; -1 for samples without a pair."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -14,22 +14,14 @@ Objective = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def project(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the closest positive semi-definite matrix.
-
-    Args:
-        matrix: A square matrix; its symmetric part is used.
-    """
+    """Return the closest positive semi-definite matrix."""
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
     projected: torch.Tensor = (vectors * values.clamp_min(0)) @ vectors.T
     return projected
 
 
 def project_diagonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Return the closest non-negative diagonal matrix.
-
-    Args:
-        matrix: A square matrix.
-    """
+    """Return the closest non-negative diagonal matrix."""
     return matrix.diagonal().clamp_min(0).diag()
 
 
@@ -45,16 +37,6 @@ def descend(
 
     The step length is that of Barzilai and Borwein. A line search makes sure that the objective never increases; it
     also keeps the iterates inside the domain of an objective that is infinite elsewhere.
-
-    Args:
-        objective: Returns value and gradient; the value may be infinite.
-        start: A feasible matrix with a finite value.
-        max_iter: The largest number of steps.
-        tol: The descent ends when a step improves the objective by less than this share.
-        projection: Returns the closest matrix of the set.
-
-    Returns:
-        The best matrix and the value at the start and after each step.
     """
     point = start
     value, gradient = objective(point)
@@ -86,17 +68,7 @@ def descend(
 
 
 def lbfgs(objective: Objective, start: torch.Tensor, *, max_iter: int, tol: float) -> tuple[torch.Tensor, list[float]]:
-    """Minimize a smooth function of a matrix by L-BFGS.
-
-    Args:
-        objective: Returns value and gradient.
-        start: Where the search starts.
-        max_iter: The largest number of iterations.
-        tol: The search ends when an iteration improves the objective by less than this share.
-
-    Returns:
-        The best matrix and the value at the start and after each iteration.
-    """
+    """Minimize a smooth function of a matrix by L-BFGS."""
     from scipy.optimize import minimize
 
     values: list[float] = []
@@ -111,18 +83,14 @@ def lbfgs(objective: Objective, start: torch.Tensor, *, max_iter: int, tol: floa
         values.append(float(intermediate_result.fun))
 
     first = start.double().cpu().numpy().ravel()
-    found = minimize(
+    result = minimize(
         flat, first, jac=True, method="L-BFGS-B", callback=note, options={"maxiter": max_iter, "ftol": tol, "maxls": 30}
     )
-    return torch.as_tensor(found.x.reshape(start.shape), dtype=torch.float64, device=start.device), values
+    return torch.as_tensor(result.x.reshape(start.shape), dtype=torch.float64, device=start.device), values
 
 
 def over_factor(objective: Objective) -> Objective:
-    """Return a function of A as one of G with A = GᵀG, which needs no constraint.
-
-    Args:
-        objective: Value and gradient at a symmetric A.
-    """
+    """Return a function of A as one of G with A = GᵀG, which needs no constraint."""
 
     def of_factor(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         value, gradient = objective(g.T @ g)
@@ -132,13 +100,7 @@ def over_factor(objective: Objective) -> Objective:
 
 
 def regularized(regularizer: Objective, cost: Objective, weight: float = 1.0) -> Objective:
-    """Return the sum of a regularizer and a weighted cost, which is not computed where the regularizer is infinite.
-
-    Args:
-        regularizer: Value and gradient of the regularizer.
-        cost: Value and gradient of the cost.
-        weight: The weight of the cost.
-    """
+    """Return the sum of a regularizer and a weighted cost, which is not computed where the regularizer is infinite."""
 
     def objective(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         value, gradient = regularizer(matrix)
@@ -151,49 +113,27 @@ def regularized(regularizer: Objective, cost: Objective, weight: float = 1.0) ->
 
 
 def squared_distances(differences: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return δᵀAδ of each pair.
-
-    Args:
-        differences: δ of each pair, of shape (pairs, d).
-        matrix: A.
-    """
+    """Return δᵀAδ of each pair."""
     return ((differences @ matrix) * differences).sum(dim=1)
 
 
 def pair_bounds(
-    near: torch.Tensor, far: torch.Tensor, upper: float | None = None, lower: float | None = None
+    similar_pairs: torch.Tensor, dissimilar_pairs: torch.Tensor, upper: float | None = None, lower: float | None = None
 ) -> torch.Tensor:
-    """Return the bound of each similar and then of each dissimilar pair's squared distance.
-
-    Args:
-        near: Differences of similar pairs.
-        far: Differences of dissimilar pairs.
-        upper: The bound of similar pairs; by default the 5th percentile of all squared distances.
-        lower: The bound of dissimilar pairs; by default the 95th percentile.
-    """
-    squared = torch.cat([near, far]).square().sum(dim=1)
+    """Return the bound of each similar and then of each dissimilar pair's squared distance."""
+    squared = torch.cat([similar_pairs, dissimilar_pairs]).square().sum(dim=1)
     similar = squared.quantile(0.05) if upper is None else squared.new_tensor(upper)
     dissimilar = squared.quantile(0.95) if lower is None else squared.new_tensor(lower)
-    return torch.cat([similar.expand(len(near)), dissimilar.expand(len(far))])
+    return torch.cat([similar.expand(len(similar_pairs)), dissimilar.expand(len(dissimilar_pairs))])
 
 
 def weighted_scatter(differences: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return Σ w δδᵀ.
-
-    Args:
-        differences: δ of each pair, of shape (pairs, d).
-        weights: w of each pair.
-    """
+    """Return Σ w δδᵀ."""
     return (differences * weights[:, None]).T @ differences
 
 
 def logdet_divergence(matrix: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tr(A A₀⁻¹) − log det(A A₀⁻¹) − d and its gradient by A; infinite if A is not positive definite.
-
-    Args:
-        matrix: A.
-        inverse: A₀⁻¹.
-    """
+    """Return tr(A A₀⁻¹) − log det(A A₀⁻¹) − d and its gradient by A; infinite if A is not positive definite."""
     root, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
         return torch.full((), torch.inf).to(matrix), inverse
@@ -206,17 +146,7 @@ def over_rows(
     weigh: Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]],
     tile: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum a function of each point's squared distances to all points, with its gradient, in tiles of rows.
-
-    Args:
-        points: Points of shape (n, d).
-        weigh: Called with the squared distances of some rows and the slice of these rows. Returns the sum of their
-            values and the derivative by each distance. It may overwrite the distances.
-        tile: The number of rows at a time; by default so many that a tile takes about 8 MiB, on a GPU 64 MiB.
-
-    Returns:
-        The sum and its gradient by the points.
-    """
+    """Sum a function of each point's squared distances to all points, with its gradient, in tiles of rows."""
     n = len(points)
     size = 8 if points.device.type == "cpu" else 64  # MiB; the kernel takes larger tensors back when they are freed
     tile = tile or max(1, (size << 20) // (n * points.element_size()))

@@ -60,14 +60,14 @@ class Threshold:
     negatives: int
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def score(self, one: Array, other: Array) -> float:
+    def score(self, left: Array, right: Array) -> float:
         """Return the score of two embeddings: their cosine, or minus their distance.
 
         Args:
-            one: [d].
-            other: [d].
+            left: [d].
+            right: [d].
         """
-        first, second = (torch.as_tensor(each).double() for each in (one, other))
+        first, second = (torch.as_tensor(vector).double() for vector in (left, right))
         if self.measure == "euclidean":
             return -float(torch.linalg.vector_norm(first - second))
         return float(torch.cosine_similarity(first, second, dim=0, eps=1e-30))
@@ -114,17 +114,17 @@ class Threshold:
         try:
             content = json.loads(Path(file).read_text(encoding="utf-8"))
             head = content.pop("format"), content.pop("version")
-            found = cls(**content)
-            one_of("measure", found.measure, MEASURES)
+            threshold = cls(**content)
+            one_of("measure", threshold.measure, MEASURES)
             for name in ("similarity", "false_accept", "false_reject", "f1", "accuracy", "positives", "negatives"):
-                number(name, getattr(found, name))
+                number(name, getattr(threshold, name))
         except FileNotFoundError:
             raise
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is no threshold that this version of nearfar reads: {error}") from error
         if head != (FORMAT, VERSION):
             raise ValueError(f"{file} is of format {head[0]!r}, version {head[1]!r}; {FORMAT!r}, {VERSION} is needed")
-        return found
+        return threshold
 
 
 @torch.no_grad()

@@ -137,7 +137,7 @@ def nmi(labels: ArrayInput, assignment: ArrayInput, *, normalization: str = "ari
     if 1 in (len(sizes.classes), len(sizes.clusters)):
         return 0.0
     n, log_n = sizes.samples, math.log(sizes.samples)
-    of_classes, of_clusters, of_shared = (_sum_x_log_x(some) for some in sizes)
+    of_classes, of_clusters, of_shared = (_sum_x_log_x(counts) for counts in sizes)
     information = max(0.0, log_n + (of_shared - of_classes - of_clusters) / n)
     entropies = log_n - of_classes / n, log_n - of_clusters / n
     scale = sum(entropies) / 2 if normalization == "arithmetic" else math.sqrt(math.prod(entropies))
@@ -171,7 +171,7 @@ def ami(labels: ArrayInput, assignment: ArrayInput) -> float:
         return 1.0
     if sizes.trivial:
         return 0.0
-    of_classes, of_clusters, of_shared = (_sum_x_log_x(some) for some in sizes)
+    of_classes, of_clusters, of_shared = (_sum_x_log_x(counts) for counts in sizes)
     expected = _expected_sum_x_log_x(sizes)
     return (of_shared - expected) / ((of_classes + of_clusters) / 2 - expected)
 
@@ -192,7 +192,7 @@ def f1(labels: ArrayInput, assignment: ArrayInput) -> float:
         >>> f1(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 0, 1, 1]))  # 3 pairs and 2 pairs have 1 in common
         0.4
     """
-    of_classes, of_clusters, of_shared = (int((some * (some - 1)).sum()) for some in _sizes(labels, assignment))
+    of_classes, of_clusters, of_shared = (int((counts * (counts - 1)).sum()) for counts in _sizes(labels, assignment))
     pairs = of_classes + of_clusters
     return 2 * of_shared / pairs if pairs else 1.0
 
@@ -223,9 +223,9 @@ def _expected_sum_x_log_x(sizes: _Sizes) -> float:
     clusters, cluster_times = torch.unique(sizes.clusters, return_counts=True)
     total = 0.0
     for a, times in zip(classes.tolist(), class_times.tolist(), strict=True):
-        for some, lowest, width in _windows(a, clusters, sizes.samples):
-            expected = _hypergeometric_x_log_x(a, clusters[some], sizes.samples, lowest, width)
-            total += times * float(cluster_times[some].double() @ expected)
+        for group, lowest, width in _windows(a, clusters, sizes.samples):
+            expected = _hypergeometric_x_log_x(a, clusters[group], sizes.samples, lowest, width)
+            total += times * float(cluster_times[group].double() @ expected)
     return total
 
 
@@ -242,8 +242,8 @@ def _windows(a: int, b: Tensor, n: int) -> Iterator[tuple[slice, Tensor, int]]:
     width = int((highest - lowest).max()) + 1
     step = max(1, CHUNK // width)
     for start in range(0, len(b), step):
-        some = slice(start, start + step)
-        yield some, lowest[some], width
+        group = slice(start, start + step)
+        yield group, lowest[group], width
 
 
 def _hypergeometric_x_log_x(a: int, b: Tensor, n: int, lowest: Tensor, width: int) -> Tensor:

@@ -20,19 +20,12 @@ SAME = 2.0**-40  # similarities closer than this in float64 are equal
 
 @dataclass
 class Points:
-    """Embeddings that are compared by cosine or by negative squared distance.
+    """Embeddings that are compared by cosine or by negative squared distance."""
 
-    Args:
-        array: [n, d], of any floating-point type, on any device; possibly a memory map.
-        unit: Whether they are compared by cosine similarity.
-        scale: A power of two that keeps squared distances within the range of floating point.
-        center: [d], float64. Distances do not depend on it, but their precision in float32 does.
-    """
-
-    array: Tensor
-    unit: bool
-    scale: float
-    center: Tensor
+    array: Tensor  # [n, d], of any floating-point type, on any device; possibly a memory map
+    unit: bool  # whether they are compared by cosine similarity
+    scale: float  # a power of two that keeps squared distances within the range of floating point
+    center: Tensor  # [d], float64; distances do not depend on it, but their precision in float32 does
 
     def float64(self, index: Tensor) -> Tensor:
         """Return some of the points in float64."""
@@ -45,9 +38,9 @@ class Points:
         """Return some of the points in float32, relative to the center."""
         return (self.float64(index) - self.center).float()
 
-    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
+    def similarity(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the similarity of exact points, pair by pair along the last dimension."""
-        return (one * other).sum(dim=-1) if self.unit else -(one - other).square_().sum(dim=-1)
+        return (left * right).sum(dim=-1) if self.unit else -(left - right).square_().sum(dim=-1)
 
     def pairwise(self, rows: Tensor, columns: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the similarities of all rows with all columns, in their precision."""
@@ -66,13 +59,7 @@ class Points:
 
 
 def prepare(arrays: Sequence[Tensor], measure: str, rows: int = 65_536) -> list[Points]:
-    """Prepare arrays of embeddings for comparison with each other.
-
-    Args:
-        arrays: Arrays [n, d] with the same d.
-        measure: "cosine" or "euclidean".
-        rows: Rows to read at a time.
-    """
+    """Prepare arrays of embeddings for comparison with each other."""
     if measure == "cosine":
         origin = torch.zeros(arrays[0].shape[1], dtype=torch.float64, device=arrays[0].device)
         return [Points(array, True, 1.0, origin) for array in arrays]
@@ -80,27 +67,19 @@ def prepare(arrays: Sequence[Tensor], measure: str, rows: int = 65_536) -> list[
     largest = max(float(block.abs().max()) for block in blocks)
     scale = 2.0 ** -math.frexp(largest)[1] if largest else 1.0
     # The median is not moved by outliers.
-    some = torch.cat([array[:: len(array) // 1024 + 1].double() for array in arrays])
-    center = (some * scale).median(dim=0).values
+    sample = torch.cat([array[:: len(array) // 1024 + 1].double() for array in arrays])
+    center = (sample * scale).median(dim=0).values
     return [Points(array, False, scale, center) for array in arrays]
 
 
 class QueryGallery(NamedTuple):
-    """Queries and the gallery they are compared with.
+    """Queries and the gallery they are compared with."""
 
-    Attributes:
-        queries: The m queries.
-        query_classes: [m], class numbers from 0.
-        gallery: The n items; None if the queries are compared with each other.
-        gallery_classes: [n], class numbers.
-        budget: Working memory in bytes, in addition to the input.
-    """
-
-    queries: Points
-    query_classes: Tensor
-    gallery: Points | None
-    gallery_classes: Tensor
-    budget: int
+    queries: Points  # m
+    query_classes: Tensor  # [m], numbers from 0
+    gallery: Points | None  # n; None if the queries are compared with each other
+    gallery_classes: Tensor  # [n]
+    budget: int  # working memory in bytes, in addition to the input
 
 
 def as_query_gallery(
@@ -121,7 +100,7 @@ def as_query_gallery(
         classes = _codes(as_labels("labels", labels, count).to(device))
         return QueryGallery(queries, classes, None, classes, budget)
     pair = as_label_pair("labels", labels, count, "gallery_labels", gallery_labels, len(items.array))
-    classes = _codes(torch.cat([one.to(device) for one in pair]))
+    classes = _codes(torch.cat([part.to(device) for part in pair]))
     return QueryGallery(queries, classes[:count], items, classes[count:], budget)
 
 

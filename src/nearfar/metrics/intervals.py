@@ -42,24 +42,14 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class CrossedMeans:
-    """Means over classes and seeds, and how well they are known.
-
-    Args:
-        mean: [columns], the means.
-        error: [columns], their standard errors.
-        freedom: [columns], degrees of freedom of the errors.
-    """
+    """Means over classes and seeds, and how well they are known."""
 
     mean: Values
     error: Values
     freedom: Values
 
     def intervals(self, confidence: float = 0.95) -> tuple[Values, Values]:
-        """Lower and upper ends of the intervals.
-
-        Args:
-            confidence: Share of intervals that contain the true mean.
-        """
+        """Lower and upper ends of the intervals."""
         from scipy import special
 
         half = special.stdtrit(self.freedom, (1 + confidence) / 2) * self.error
@@ -70,9 +60,6 @@ class CrossedMeans:
 
         They are intervals of the logit, so that they end within 0 and 1 and are longer towards 0.5: with a few classes
         they contain the true mean more often than symmetric ones.
-
-        Args:
-            confidence: Share of intervals that contain the true mean.
         """
         from scipy import special
 
@@ -94,31 +81,18 @@ class CrossedMeans:
 
 @dataclass(frozen=True)
 class MeanSquares:
-    """Mean squares of a table of classes and seeds, as parts of the variance of its mean.
-
-    Args:
-        mean: [columns], means over classes and seeds.
-        of_class: [columns], part of the classes.
-        of_seed: [columns], part of the seeds; 0 with one seed.
-        of_rest: [columns], part of the rest, which the other two contain; 0 with one seed.
-        classes: Number of classes.
-        seeds: Number of seeds.
-    """
+    """Mean squares of a table of classes and seeds, as parts of the variance of its mean."""
 
     mean: Values
     of_class: Values
-    of_seed: Values
-    of_rest: Values
+    of_seed: Values  # 0 with one seed
+    of_rest: Values  # which the other two contain; 0 with one seed
     classes: int
     seeds: int
 
 
 def mean_squares(table: Values) -> MeanSquares:
-    """Compute the mean squares of two crossed random effects: x = mean + class + seed + rest.
-
-    Args:
-        table: [classes, seeds, columns], at least two classes.
-    """
+    """Compute the mean squares of two crossed random effects: x = mean + class + seed + rest."""
     classes, seeds, columns = table.shape
     mean = table.mean(axis=(0, 1))
     by_class = table.mean(axis=1) - mean
@@ -132,38 +106,27 @@ def mean_squares(table: Values) -> MeanSquares:
     return MeanSquares(mean, of_class, of_seed, of_rest, classes, seeds)
 
 
-def crossed_means(found: MeanSquares, *, related: bool = False) -> CrossedMeans:
+def crossed_means(squares: MeanSquares, *, related: bool = False) -> CrossedMeans:
     """Estimate means over classes and seeds, both of which are samples.
 
     The variance of a mean is estimated without bias by of_class + of_seed − of_rest, and is at least the larger of the
     first two. Its degrees of freedom are those of Satterthwaite. With one seed it is that of the classes alone.
 
-    Args:
-        found: The mean squares.
-        related: Whether all columns are of one kind, such as differences of losses. A few seeds agree or disagree by
-            chance, so the part of the seeds is then moved towards the usual one (moderated variance, Smyth 2004), which
-            counts as PRIOR more degrees of freedom.
-
-    Returns:
-        The means with their errors.
-
-    Example:
-        >>> means = crossed_means(mean_squares(np.array([[[1.0]], [[2.0]], [[3.0]]])))
-        >>> float(means.mean[0]), round(float(means.error[0]), 3), float(means.freedom[0])
-        (2.0, 0.577, 2.0)
+    In ``related`` columns, such as differences of losses, a few seeds agree or disagree by chance, so the part of the
+    seeds is moved towards the usual one (moderated variance, Smyth 2004): PRIOR more degrees of freedom.
     """
     from scipy import special
 
-    of_class, of_seed, of_rest = found.of_class, found.of_seed, found.of_rest
-    class_freedom, seed_freedom = found.classes - 1.0, max(found.seeds - 1.0, 1.0)
-    if related and found.seeds > 1 and len(of_seed) > 1:
+    of_class, of_seed, of_rest = squares.of_class, squares.of_seed, squares.of_rest
+    class_freedom, seed_freedom = squares.classes - 1.0, max(squares.seeds - 1.0, 1.0)
+    if related and squares.seeds > 1 and len(of_seed) > 1:
         usual = np.median(of_seed) * seed_freedom / special.chdtri(seed_freedom, 0.5)  # the median is below the mean
         of_seed = (seed_freedom * of_seed + PRIOR * usual) / (seed_freedom + PRIOR)
         seed_freedom = seed_freedom + PRIOR
     variance = np.maximum(of_class + of_seed - of_rest, np.maximum(of_class, of_seed))
     spread = of_class**2 / class_freedom + of_seed**2 / seed_freedom + of_rest**2 / (class_freedom * seed_freedom)
     freedom = np.divide(variance**2, spread, out=np.full(len(spread), class_freedom), where=spread > 0)
-    return CrossedMeans(found.mean, np.sqrt(variance), freedom)
+    return CrossedMeans(squares.mean, np.sqrt(variance), freedom)
 
 
 def by_class(values: Values, classes: NDArray[Any]) -> Values:
@@ -171,24 +134,13 @@ def by_class(values: Values, classes: NDArray[Any]) -> Values:
 
     Classes differ in size, so the mean over queries is a ratio of sums over classes. The value of a class is the
     linear term of that ratio: μ + (size / mean size) · (mean of the class − μ).
-
-    Args:
-        values: [queries, columns].
-        classes: [queries], the class of each query.
-
-    Returns:
-        [classes, columns].
-
-    Example:
-        >>> by_class(np.array([[1.0], [0.0], [1.0], [1.0]]), np.array([7, 7, 3, 3])).ravel().tolist()
-        [1.0, 0.5]
     """
     _, codes = np.unique(classes, return_inverse=True)
     sizes = np.bincount(codes).astype(np.float64)[:, None]
     sums = np.stack([np.bincount(codes, weights=column) for column in values.T], axis=1)
     mean = values.mean(axis=0)
-    found: Values = mean + (sums - sizes * mean) / sizes.mean()
-    return found
+    per_class: Values = mean + (sums - sizes * mean) / sizes.mean()
+    return per_class
 
 
 def class_intervals(
@@ -221,9 +173,9 @@ def class_intervals(
     if not values:
         raise ValueError("values is empty; at least one array is required")
     labels = _array("classes", classes)
-    found = {}
-    for name, each in values.items():
-        column = _array(name, each).astype(np.float64)
+    intervals = {}
+    for name, metric in values.items():
+        column = _array(name, metric).astype(np.float64)
         if column.ndim != 1 or column.shape != labels.shape:
             raise ValueError(f"{name} has shape {column.shape}, and classes {labels.shape}; both need [queries]")
         if np.isinf(column).any():
@@ -236,13 +188,13 @@ def class_intervals(
         if len(table) > 1:
             ends = crossed_means(mean_squares(table[:, None])).share_intervals(confidence)
             low, high = (float(end[0]) for end in ends)
-        found[name] = Interval(mean, low, high, len(table))
-    return found
+        intervals[name] = Interval(mean, low, high, len(table))
+    return intervals
 
 
 def _array(name: str, values: ArrayInput) -> NDArray[Any]:
     values = as_array(name, values)
     if not isinstance(values, (Tensor, np.ndarray)):
         raise TypeError(f"{name} is a {type(values).__name__}; a torch.Tensor or NumPy array is required")
-    found: NDArray[Any] = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-    return found
+    array: NDArray[Any] = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    return array

@@ -25,15 +25,6 @@ def reranked_positives(inputs: QueryGallery, ignored: Any, positives: Tensor, pr
     The nearest 100 items are ordered by the distance of the paper, as in ``Index.search``; all others follow in their
     own order. Ignored items take part in the re-ranking and are removed from the ranking afterwards.
 
-    Args:
-        inputs: Queries and gallery.
-        ignored: Called with the indices of some queries and of all items; returns which items these queries ignore.
-        positives: [m], number of positives of each query.
-        progress: Called with the number of queries done and in total.
-
-    Returns:
-        Ranks from 0, [m, most positives]; infinite where there are no more.
-
     Reference:
         Zhong et al.: Re-ranking Person Re-identification with k-reciprocal Encoding. CVPR 2017.
     """
@@ -50,70 +41,50 @@ def reranked_positives(inputs: QueryGallery, ignored: Any, positives: Tensor, pr
         order = torch.sort(similarity, dim=1, descending=True, stable=True).indices.cpu().numpy()
         unseen = ignored(index, every).cpu().numpy()
         for place, query in enumerate(index.tolist()):
-            near = order[place, : min(CANDIDATES, len(every) - (inputs.gallery is None))]
-            points = torch.cat([rows[place : place + 1], items[torch.from_numpy(near)]]).cpu().numpy()
-            near[:] = near[np.argsort(mixed(squared_distances(points, measure)), kind="stable")]
+            candidates = order[place, : min(CANDIDATES, len(every) - (inputs.gallery is None))]
+            points = torch.cat([rows[place : place + 1], items[torch.from_numpy(candidates)]]).cpu().numpy()
+            candidates[:] = candidates[np.argsort(mixed(squared_distances(points, measure)), kind="stable")]
             kept = order[place][~unseen[place][order[place]]]
-            found = np.flatnonzero(classes[kept] == int(inputs.query_classes[query]))
-            ranks[query, : len(found)] = torch.from_numpy(found).double()
+            hits = np.flatnonzero(classes[kept] == int(inputs.query_classes[query]))
+            ranks[query, : len(hits)] = torch.from_numpy(hits).double()
             if progress is not None:
                 progress(query + 1, count)
     return ranks.to(positives.device)
 
 
 def squared_distances(points: Matrix, measure: str) -> Matrix:
-    """Return the squared distances [n, n] of all pairs; for cosines, of vectors scaled to length one.
-
-    Args:
-        points: The points [n, d].
-        measure: "cosine" or "euclidean".
-    """
+    """Return the squared distances [n, n] of all pairs; for cosines, of vectors scaled to length one."""
     if measure == "cosine":
         points = points / np.linalg.norm(points, axis=1, keepdims=True).clip(min=1e-30)
     squares = (points * points).sum(axis=1)
-    found: Matrix = (squares[:, None] + squares - 2 * points @ points.T).clip(min=0)
-    np.fill_diagonal(found, 0)
-    return found
+    distances: Matrix = (squares[:, None] + squares - 2 * points @ points.T).clip(min=0)
+    np.fill_diagonal(distances, 0)
+    return distances
 
 
-def mixed(distances: Matrix, *, near: int = NEAR, nearer: int = NEARER, old: float = OLD) -> Any:
-    """Return the paper's distance of the first point to all others.
-
-    Args:
-        distances: Distances [n, n] of all points.
-        near: k₁, the number of neighbors of each point.
-        nearer: k₂, the number of neighbors that are averaged.
-        old: λ, the weight of the original distance.
-
-    Returns:
-        Distances [n − 1].
-
-    Example:
-        >>> line = np.array([[0.0], [1.0], [2.0], [9.0]])
-        >>> mixed(squared_distances(line, "euclidean"), near=2, nearer=1).argsort().tolist()
-        [0, 1, 2]
-    """
+def mixed(distances: Matrix, *, neighbors: int = NEAR, averaged: int = NEARER, old: float = OLD) -> Any:
+    """Return the paper's distance of the first point to all others."""
     count = len(distances)
-    near, nearer = min(near, count - 1), min(nearer, count)
+    neighbors, averaged = min(neighbors, count - 1), min(averaged, count)
     distances = distances / distances.max(axis=1, keepdims=True).clip(min=1e-30)
     order = np.argsort(distances, axis=1, kind="stable")  # each point is its own nearest
     ranks = np.argsort(order, axis=1, kind="stable")
-    wide = _mutual(ranks, near)
-    half = _mutual(ranks, max(1, round(near / 2)))
+    wide = _mutual(ranks, neighbors)
+    half = _mutual(ranks, max(1, round(neighbors / 2)))
     # A neighbor's own neighbors are included if two thirds of them are already in the set.
     shared = wide.astype(np.float64) @ half.T.astype(np.float64)  # [i, j]: number of j's neighbors that are also i's
     bring = wide & (3 * shared > 2 * half.sum(axis=1))
     sets = wide | (bring.astype(np.float64) @ half > 0)
     weights = np.where(sets, np.exp(-distances), 0.0)
     weights /= weights.sum(axis=1, keepdims=True)
-    if nearer > 1:
-        weights = weights[order[:, :nearer]].mean(axis=1)
+    if averaged > 1:
+        weights = weights[order[:, :averaged]].mean(axis=1)
     less = np.minimum(weights[0], weights[1:]).sum(axis=1)
     jaccard = 1 - less / (2 - less).clip(min=1e-30)  # rows sum to one
     return (1 - old) * jaccard + old * distances[0, 1:]
 
 
-def _mutual(ranks: NDArray[np.int64], near: int) -> NDArray[np.bool_]:
+def _mutual(ranks: NDArray[np.int64], neighbors: int) -> NDArray[np.bool_]:
     """Whether two points are among each other's nearest neighbors, [n, n]."""
-    close: NDArray[np.bool_] = ranks <= near
+    close: NDArray[np.bool_] = ranks <= neighbors
     return close & close.T

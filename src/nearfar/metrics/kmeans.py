@@ -108,11 +108,6 @@ class TiledVectors:
 
     Without the mean |x|² − 2xc + |c|² would lose digits to a common offset. The power of two keeps squared distances
     within the range of floating point.
-
-    Args:
-        vectors: [n, d].
-        unit: Scale the vectors to unit length.
-        memory_budget: Memory in bytes, for tiles and, if it fits, a copy of the vectors.
     """
 
     def __init__(self, vectors: Tensor, *, unit: bool, memory_budget: int) -> None:
@@ -150,9 +145,9 @@ class TiledVectors:
         width = min(columns, self.side)
         height = max(1, min(8 * self.side, self.side**2 // width, self.room // (width + 6 * self.dim)))
         for start in range(0, self.count if rows is None else len(rows), height):
-            some = slice(start, start + height)
+            tile = slice(start, start + height)
             # A slice of all rows needs no copy.
-            yield some if rows is None or len(rows) == self.count else rows[some]
+            yield tile if rows is None or len(rows) == self.count else rows[tile]
 
     def nearest(self, rows: slice | Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Return the squared distance to the nearest center and its index; of equally near ones the first."""
@@ -160,8 +155,8 @@ class TiledVectors:
         best = torch.full_like(squares, math.inf)
         place = torch.zeros_like(squares, dtype=torch.long)
         for start in range(0, len(centers), self.side):
-            some = centers[start : start + self.side]
-            values = torch.addmm(some.square().sum(dim=1), points, some.T, alpha=-2.0)
+            part = centers[start : start + self.side]
+            values = torch.addmm(part.square().sum(dim=1), points, part.T, alpha=-2.0)
             least, where = values.min(dim=1)
             place = torch.where(least < best, where + start, place)
             best = torch.minimum(least, best)
@@ -218,10 +213,10 @@ class Lloyd:
         centers = self.points.take(rows)
         squares = centers.square().sum(dim=1)
         inertia = self.points.mean.new_zeros(len(rows))
-        for some in self.points.tiles(columns=len(rows)):
-            distances = torch.addmm(squares, self.points.take(some), centers.T, alpha=-2.0)
-            distances += self.points.squares[some].unsqueeze(1)
-            inertia += torch.minimum(distances, self.distances[some].unsqueeze(1)).sum(dim=0, dtype=torch.float64)
+        for tile in self.points.tiles(columns=len(rows)):
+            distances = torch.addmm(squares, self.points.take(tile), centers.T, alpha=-2.0)
+            distances += self.points.squares[tile].unsqueeze(1)
+            inertia += torch.minimum(distances, self.distances[tile].unsqueeze(1)).sum(dim=0, dtype=torch.float64)
         return rows[inertia.argmin()].unsqueeze(0)
 
     def _update(self) -> Tensor:
@@ -264,11 +259,11 @@ class Lloyd:
         """Reassign vectors to those of the given centers that are nearer than their own."""
         if not len(centers):
             return
-        for some in self.points.tiles(rows, columns=len(centers)):
-            distances, place = self.points.nearest(some, centers)
-            nearer = distances < self.distances[some]
-            self.assignment[some] = torch.where(nearer, numbers[place], self.assignment[some])
-            self.distances[some] = torch.minimum(distances, self.distances[some])
+        for tile in self.points.tiles(rows, columns=len(centers)):
+            distances, place = self.points.nearest(tile, centers)
+            nearer = distances < self.distances[tile]
+            self.assignment[tile] = torch.where(nearer, numbers[place], self.assignment[tile])
+            self.distances[tile] = torch.minimum(distances, self.distances[tile])
 
 
 def _add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:

@@ -102,7 +102,7 @@ def retrieval(
         one_of("rerank", rerank, RERANKINGS)
     counted = ks if {"precision", "map"}.intersection(at_k) else ()
     if isinstance(labels, Supervision):
-        if any(each is not None for each in (gallery_labels, positions, groups, gallery_groups, rerank)):
+        if any(argument is not None for argument in (gallery_labels, positions, groups, gallery_groups, rerank)):
             raise ValueError(
                 f"labels is a {type(labels).__name__}; gallery_labels, positions, groups, gallery_groups and rerank "
                 "need class labels"
@@ -118,9 +118,9 @@ def retrieval(
         inputs = as_query_gallery(
             embeddings, labels, gallery, gallery_labels, measure=measure, memory_budget=memory_budget
         )
-        own = None if positions is None else _positions(positions, inputs)
+        itself = None if positions is None else _positions(positions, inputs)
         kinds = None if groups is None and gallery_groups is None else _kinds(groups, gallery_groups, inputs)
-        ranking = PositiveRanks(inputs, own, kinds)
+        ranking = PositiveRanks(inputs, itself, kinds)
         with full_precision(ranking.order.device):
             if rerank is None:
                 statistics = ranking.statistics(progress, counted)
@@ -128,7 +128,7 @@ def retrieval(
                 ranks = reranked_positives(inputs, ranking.ignored, ranking.positives, progress)
                 statistics = _from_ranks(ranks, ranking.positives, counted)
         nothing = "the gallery has none of the queries' classes" if gallery is not None else "no class has two members"
-        nothing += "" if own is None and kinds is None else " except excluded items"
+        nothing += "" if itself is None and kinds is None else " except excluded items"
     values = _values(statistics, ks, at_k)
     answered = ~values["mrr"].isnan()
     if not bool(answered.any()):
@@ -204,20 +204,20 @@ def _positions(positions: ArrayInput, inputs: QueryGallery) -> Tensor:
     if isinstance(positions, np.ndarray) and positions.dtype.kind not in "iu":
         raise TypeError(f"positions is of {positions.dtype}; integers are required")
     classes, gallery_classes = inputs.query_classes, inputs.gallery_classes
-    own, count = as_labels("positions", positions, len(classes)).to(classes.device), len(gallery_classes)
-    low, high = int(own.min()), int(own.max())
+    places, count = as_labels("positions", positions, len(classes)).to(classes.device), len(gallery_classes)
+    low, high = int(places.min()), int(places.max())
     if low < -1 or high >= count:
         raise ValueError(
             f"positions range from {low} to {high}; allowed are 0 to {count - 1}, and -1 for queries not in the gallery"
         )
-    wrong = ((own >= 0) & (gallery_classes[own] != classes)).nonzero()
+    wrong = ((places >= 0) & (gallery_classes[places] != classes)).nonzero()
     if len(wrong):
         query = int(wrong[0])
         raise ValueError(
-            f"positions has {int(own[query])} for query {query}, which is of another class; the index of the query "
+            f"positions has {int(places[query])} for query {query}, which is of another class; the index of the query "
             "itself or -1 is required"
         )
-    return own
+    return places
 
 
 def _kinds(groups: ArrayInput | None, gallery_groups: ArrayInput | None, inputs: QueryGallery) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ def _kinds(groups: ArrayInput | None, gallery_groups: ArrayInput | None, inputs:
         raise ValueError("groups and gallery_groups must be given together; only one of them was given")
     else:
         pair = as_label_pair("groups", groups, len(classes), "gallery_groups", gallery_groups, len(gallery_classes))
-    different, codes = torch.unique(torch.cat([one.to(classes.device) for one in pair]), return_inverse=True)
+    different, codes = torch.unique(torch.cat([part.to(classes.device) for part in pair]), return_inverse=True)
     both = torch.cat([classes, gallery_classes]) * len(different) + codes
     kinds = torch.unique(both, return_inverse=True)[1]
     return kinds[: len(classes)], kinds[len(classes) :]
@@ -276,16 +276,10 @@ class _Block:
 
 
 class PositiveRanks:
-    """Ranks gallery items, or the other queries, for each query.
-
-    Args:
-        inputs: Queries and gallery.
-        own: [m], index of each query in the gallery, −1 for none. Without a gallery it is known.
-        kinds: [m] and [n]: items of the query's kind are ignored. Items of one kind are of one class.
-    """
+    """Ranks gallery items, or the other queries, for each query."""
 
     def __init__(
-        self, inputs: QueryGallery, own: Tensor | None = None, kinds: tuple[Tensor, Tensor] | None = None
+        self, inputs: QueryGallery, itself: Tensor | None = None, kinds: tuple[Tensor, Tensor] | None = None
     ) -> None:
         queries, query_classes, gallery, gallery_classes, budget = inputs
         self.queries, self.gallery = queries, queries if gallery is None else gallery
@@ -301,26 +295,17 @@ class PositiveRanks:
         self.order = torch.argsort(self.gallery_classes, stable=True)
         self._rooms: dict[torch.dtype, Tensor] = {}
         if self.alone:
-            own = torch.arange(len(query_classes), device=query_classes.device)
-        self.own = torch.full_like(query_classes, -1) if own is None else own
-        self.others = self.sizes[self.query_classes] - (self.own >= 0).long()  # [m], other items of the query's class
+            itself = torch.arange(len(query_classes), device=query_classes.device)
+        self.itself = torch.full_like(query_classes, -1) if itself is None else itself
+        self.others = self.sizes[self.query_classes] - (self.itself >= 0).long()  # [m], others of its class
         self.kinds = kinds
         self.positives = self.others - self._same_kind()  # [m], number of positives
 
     def statistics(self, progress: Progress | None = None, ks: Sequence[int] = ()) -> dict[str, Tensor]:
-        """Return statistics of each query, [m] each; NaN for queries without positives.
-
-        Args:
-            progress: Called with the number of steps done and their total.
-            ks: Numbers of neighbors for precision and average precision at k.
-
-        Returns:
-            Rank of the first positive (from 0), R-precision, MAP@R, average precision, and precision and average
-            precision at each k.
-        """
+        """Return statistics of each query, [m] each; NaN for queries without positives."""
         nan = torch.full((len(self.positives),), torch.nan, dtype=torch.float64, device=self.positives.device)
         names = ("first", "r_precision", "map@r", "map", *(f"{name}@{k}" for name in ("precision", "map") for k in ks))
-        found = {name: nan.clone() for name in names}
+        statistics = {name: nan.clone() for name in names}
         many = ((self.others > MANY_POSITIVES) & (self.positives > 0)).nonzero().squeeze(1)
         (blocks, pairs), tiles = self._blocks(), self._tiles(many)
         total = len(pairs) + len(tiles)
@@ -331,15 +316,15 @@ class PositiveRanks:
         for block in blocks:
             # An item that ranks before more than s of the positives ranks before the one in slot s.
             places = block.above + block.beyond[:, 1:].flip(1).cumsum(dim=1).flip(1)
-            _store(found, block.index, _from_ranks(places, self.positives[block.index], ks))
+            _store(statistics, block.index, _from_ranks(places, self.positives[block.index], ks))
             crowded = block.index[self._too_close(block)]
             for index in torch.split(crowded, self._exact_rows()) if len(crowded) else ():
-                _store(found, index, _from_ranks(self._exact_ranks(index), self.positives[index], ks))
+                _store(statistics, index, _from_ranks(self._exact_ranks(index), self.positives[index], ks))
         for done, index in enumerate(tiles, start=len(pairs) + 1):
-            _store(found, index, self._sorted(index, ks))
+            _store(statistics, index, self._sorted(index, ks))
             if progress is not None:
                 progress(done, total)
-        return found
+        return statistics
 
     # --- ignored items ------------------------------------------------------------------------------------
 
@@ -349,11 +334,11 @@ class PositiveRanks:
             return 0
         kinds, gallery_kinds = self.kinds
         number = torch.bincount(gallery_kinds, minlength=int(kinds.max()) + 1)[kinds]
-        return number - ((self.own >= 0) & (gallery_kinds[self.own] == kinds)).long()
+        return number - ((self.itself >= 0) & (gallery_kinds[self.itself] == kinds)).long()
 
     def ignored(self, index: Tensor, items: Tensor) -> Tensor:
         """Return whether queries [b] ignore items, [b, k] or [k]."""
-        out = items == self.own[index].unsqueeze(1)
+        out = items == self.itself[index].unsqueeze(1)
         if self.kinds is not None:
             out |= self.kinds[1][items] == self.kinds[0][index].unsqueeze(1)
         return out
@@ -368,11 +353,11 @@ class PositiveRanks:
         order = self.order if self.alone else torch.argsort(self.query_classes, stable=True)
         rows = [self._block(index) for index in torch.split(order, size)]
         if self.alone:
-            pairs = [(one, other) for number, one in enumerate(rows) for other in rows[number:]]
+            pairs = [(left, right) for number, left in enumerate(rows) for right in rows[number:]]
         else:
             columns = [self._block(index, gallery=True) for index in torch.split(self.order, size)]
-            pairs = [(one, other) for one in rows for other in columns]
-        pairs = [(one, other) for one, other in pairs if one.above.numel() or other.above.numel()]
+            pairs = [(left, right) for left in rows for right in columns]
+        pairs = [(left, right) for left, right in pairs if left.above.numel() or right.above.numel()]
         return [block for block in rows if block.above.numel()], pairs
 
     def _block(self, index: Tensor, *, gallery: bool = False) -> _Block:
@@ -389,16 +374,16 @@ class PositiveRanks:
         if len(slots):
             # Skip the query itself: from its position on take the next item.
             later = self.order[(columns + 1).clamp(max=last)]
-            own = self.own[index].unsqueeze(1)
-            positives = torch.where((positives == own).cumsum(dim=1) > 0, later, positives)
+            itself = self.itself[index].unsqueeze(1)
+            positives = torch.where((positives == itself).cumsum(dim=1) > 0, later, positives)
             there &= ~self.ignored(index, positives)
             similarity, order = self._exactly(index, positives).masked_fill_(~there, math.inf).sort(dim=1, stable=True)
             positives, there = positives.gather(1, order), there.gather(1, order)
         above = torch.zeros_like(similarity)
         for slot in range(len(slots)):
-            some = slice(slot, slot + 1)
-            before = self._before(similarity[:, some], positives[:, some], similarity, positives)
-            above += before & there[:, some] & (slots != slot)
+            column = slice(slot, slot + 1)
+            before = self._before(similarity[:, column], positives[:, column], similarity, positives)
+            above += before & there[:, column] & (slots != slot)
         span = int(classes[0]), int(classes[-1])
         side = self.gallery if gallery else self.queries
         vectors = side.float32(index) if self.keeps else None
@@ -408,10 +393,10 @@ class PositiveRanks:
         close = torch.zeros_like(index)
         return _Block(index, classes, span, positives, similarity, limits, above, beyond, close, vectors)
 
-    def _before(self, one: Tensor, index: Tensor, other: Tensor, other_index: Tensor) -> Tensor:
+    def _before(self, similarity: Tensor, index: Tensor, other_similarity: Tensor, other_index: Tensor) -> Tensor:
         """Return whether items of similarity ``one`` rank before those of ``other``; ties go to the lower index."""
-        gap = one - other
-        slack = SAME if self.queries.unit else SAME * (one.abs() + other.abs())
+        gap = similarity - other_similarity
+        slack = SAME if self.queries.unit else SAME * (similarity.abs() + other_similarity.abs())
         return (gap > slack) | ((gap >= -slack) & (index < other_index))
 
     def _exactly(self, index: Tensor, others: Tensor) -> Tensor:
@@ -419,32 +404,32 @@ class PositiveRanks:
         room = min(self.budget, CPU_ROOM) if index.device.type == "cpu" else self.budget
         rows = max(1, room // (64 * self.queries.array.shape[1] * max(1, others.shape[1])))
         parts = []
-        for some, theirs in zip(torch.split(index, rows), torch.split(others, rows), strict=True):
-            items = self.gallery.float64(theirs.flatten()).view(*theirs.shape, self.queries.array.shape[1])
-            parts.append(self.queries.similarity(self.queries.float64(some).unsqueeze(1), items))
+        for queries, places in zip(torch.split(index, rows), torch.split(others, rows), strict=True):
+            items = self.gallery.float64(places.flatten()).view(*places.shape, self.queries.array.shape[1])
+            parts.append(self.queries.similarity(self.queries.float64(queries).unsqueeze(1), items))
         return torch.cat(parts)
 
     def _count(self, rows: _Block, columns: _Block) -> None:
         """Count the columns that rank before the positives of the rows and, without a gallery, vice versa."""
-        one = self.queries.float32(rows.index) if rows.float32 is None else rows.float32
-        other = self.gallery.float32(columns.index) if columns.float32 is None else columns.float32
-        similarity = self.queries.pairwise(one, other, out=self._room(torch.float32, len(one), len(other)))
-        error = self.queries.float32_error(one, other)
+        left = self.queries.float32(rows.index) if rows.float32 is None else rows.float32
+        right = self.gallery.float32(columns.index) if columns.float32 is None else columns.float32
+        similarity = self.queries.pairwise(left, right, out=self._room(torch.float32, len(left), len(right)))
+        error = self.queries.float32_error(left, right)
         if rows.span[0] <= columns.span[1] and columns.span[0] <= rows.span[1]:
             # Positives are counted separately.
             similarity.masked_fill_(rows.classes.unsqueeze(1) == columns.classes, -math.inf)
         if rows.above.shape[1]:
-            near = self._near(similarity, rows.limits[0].unsqueeze(1) - error)
-            if near is None:
+            entries = self._near(similarity, rows.limits[0].unsqueeze(1) - error)
+            if entries is None:
                 self._add_many(rows, columns, similarity, error)
             else:
-                self._add(rows, columns, *near, error)
+                self._add(rows, columns, *entries, error)
         if self.alone and rows is not columns and columns.above.shape[1]:
-            near = self._near(similarity, columns.limits[0] - error)
-            if near is None:
+            entries = self._near(similarity, columns.limits[0] - error)
+            if entries is None:
                 self._add_many(columns, rows, similarity.T.contiguous(), error)
             else:
-                row, column, values = near
+                row, column, values = entries
                 self._add(columns, rows, column, row, values, error)
 
     def _room(self, dtype: torch.dtype, height: int, width: int) -> Tensor:
@@ -487,10 +472,10 @@ class PositiveRanks:
             perhaps = torch.ge(similarity, low, out=exceeds).sum(dim=1)
             rows.above[:, slot] += surely
             unsure = (perhaps != surely).nonzero().squeeze(1)
-            for some in torch.split(unsure, max(1, self.budget // (16 * similarity.shape[1]))):
-                values = similarity[some]
-                which, column = ((values >= low[some]) & (values <= high[some])).nonzero().unbind(1)
-                self._decide(rows, columns, some[which], torch.full_like(which, slot), column)
+            for queries in torch.split(unsure, max(1, self.budget // (16 * similarity.shape[1]))):
+                values = similarity[queries]
+                which, column = ((values >= low[queries]) & (values <= high[queries])).nonzero().unbind(1)
+                self._decide(rows, columns, queries[which], torch.full_like(which, slot), column)
 
     def _decide(self, rows: _Block, columns: _Block, row: Tensor, slot: Tensor, column: Tensor) -> None:
         """Repeat close comparisons of columns with positives, each in a slot of a row, in float64."""
@@ -518,13 +503,13 @@ class PositiveRanks:
         """Return the ranks of the positives of some queries, [b, k]."""
         block = self._block(index)
         queries = self.queries.float64(index)
-        for some in torch.split(torch.arange(len(self.order), device=index.device), CPU_BLOCK):
-            similarity = self.queries.pairwise(queries, self.gallery.float64(some))
+        for items in torch.split(torch.arange(len(self.order), device=index.device), CPU_BLOCK):
+            similarity = self.queries.pairwise(queries, self.gallery.float64(items))
             # Positives are counted separately, and a query ignores itself.
-            similarity.masked_fill_(block.classes.unsqueeze(1) == self.gallery_classes[some], -math.inf)
+            similarity.masked_fill_(block.classes.unsqueeze(1) == self.gallery_classes[items], -math.inf)
             for slot in range(block.above.shape[1]):
                 limit, positive = block.similarity[:, slot, None], block.positives[:, slot, None]
-                block.above[:, slot] += self._before(similarity, some, limit, positive).sum(dim=1)
+                block.above[:, slot] += self._before(similarity, items, limit, positive).sum(dim=1)
         return block.above
 
     # --- many positives: sorting --------------------------------------------------------------------------
@@ -548,15 +533,15 @@ class PositiveRanks:
 
 def _similarities(queries: Points, gallery: Points, index: Tensor, budget: int) -> tuple[Tensor, Tensor]:
     """Return the similarities of some queries with all items, [b, n], and bounds of their rounding errors."""
-    some_queries = queries.float64(index) - queries.center
+    rows = queries.float64(index) - queries.center
     every = torch.arange(len(gallery.array), device=index.device)
-    similarity = some_queries.new_empty(len(index), len(every))
+    similarity = rows.new_empty(len(index), len(every))
     rounding = torch.zeros_like(similarity[:1]).squeeze(0)  # of each column
-    for some in torch.split(every, max(1, budget // (64 * some_queries.shape[1]))):
-        items = gallery.float64(some) - queries.center
-        similarity[:, some] = queries.pairwise(some_queries, items)
-        rounding[some] = SMALL * items.square().sum(dim=1)
-    return similarity, rounding + SMALL * some_queries.square().sum(dim=1, keepdim=True)
+    for columns in torch.split(every, max(1, budget // (64 * rows.shape[1]))):
+        items = gallery.float64(columns) - queries.center
+        similarity[:, columns] = queries.pairwise(rows, items)
+        rounding[columns] = SMALL * items.square().sum(dim=1)
+    return similarity, rounding + SMALL * rows.square().sum(dim=1, keepdim=True)
 
 
 def _in_order(similarity: Tensor, rounding: Tensor, unit: bool) -> Tensor:
@@ -609,6 +594,6 @@ def _from_ranks(ranks: Tensor, number: Tensor, ks: Sequence[int]) -> dict[str, T
     }
 
 
-def _store(found: dict[str, Tensor], index: Tensor, values: dict[str, Tensor]) -> None:
+def _store(statistics: dict[str, Tensor], index: Tensor, values: dict[str, Tensor]) -> None:
     for name, value in values.items():
-        found[name][index] = value
+        statistics[name][index] = value

@@ -130,31 +130,21 @@ def _accuracy(similarity: Tensor, same: Tensor, folds: Tensor) -> float:
     """Return the share of right judgments, each fold judged by the best threshold of the others."""
     right = 0
     for fold in torch.unique(folds):
-        own = folds == fold
-        values, order = similarity[~own].sort(stable=True)
-        kinds = same[~own][order].long()
+        judged = folds == fold
+        values, order = similarity[~judged].sort(stable=True)
+        kinds = same[~judged][order].long()
         # Right judgments if the first k values are refused and the others accepted, for k = 0 … n.
         correct = torch.cat([kinds.new_zeros(1), (1 - 2 * kinds).cumsum(0)]) + kinds.sum()
         differs = torch.ones(len(correct), dtype=torch.bool)
         differs[1:-1] = values.diff() > 0  # no threshold separates equal values
         k = int(torch.where(differs, correct, -1).argmax())
         ends = torch.cat([values.new_tensor([-math.inf]), values, values.new_tensor([math.inf])])
-        right += int(((similarity[own] > (ends[k] + ends[k + 1]) / 2) == same[own]).sum())
+        right += int(((similarity[judged] > (ends[k] + ends[k + 1]) / 2) == same[judged]).sum())
     return right / len(same)
 
 
 class RocCurve(NamedTuple):
-    """Numbers of accepted pairs at the similarity of each positive pair, in ascending order.
-
-    Attributes:
-        similarity: [k], the distinct similarities of positive pairs.
-        accepted: [k], number of positive pairs that are at least as similar.
-        above: [k], number of negative pairs that are more similar.
-        reached: [k], number of negative pairs that are at least as similar.
-        positives: Number of positive pairs.
-        negatives: Number of negative pairs.
-        unit: The factor from similarities to cosines, or to distances, which are negative similarities.
-    """
+    """Numbers of accepted pairs at the similarity of each positive pair, in ascending order."""
 
     similarity: Tensor
     accepted: Tensor
@@ -192,24 +182,16 @@ class RocCurve(NamedTuple):
 
 
 def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
-    """Count the accepted pairs at the similarity of each positive pair.
-
-    Args:
-        inputs: Queries and gallery.
-        progress: Called with the number of steps done and their total.
-
-    Raises:
-        ValueError: If there is no positive or no negative pair.
-    """
+    """Count the accepted pairs at the similarity of each positive pair."""
     tiles = _tiles(inputs)
     mixed = [tile for tile in tiles if tile.mixed]
     total = len(mixed) + len(tiles)
-    found = [torch.empty(0, dtype=torch.float64, device=inputs.query_classes.device)]
+    positives = [torch.empty(0, dtype=torch.float64, device=inputs.query_classes.device)]
     for done, tile in enumerate(mixed, start=1):
-        found.append(tile.pairs(same=True))
+        positives.append(tile.pairs(same=True))
         if progress is not None:
             progress(done, total)
-    if not any(len(each) for each in found):
+    if not any(len(values) for values in positives):
         where = (
             "the gallery has none of the queries' classes" if inputs.gallery is not None else "no class has two members"
         )
@@ -221,8 +203,8 @@ def roc_curve(inputs: QueryGallery, progress: Progress | None) -> RocCurve:
             if progress is not None:
                 progress(done, total)
 
-    positive = torch.cat(found)
-    found.clear()
+    positive = torch.cat(positives)
+    positives.clear()
     curve = _count(positive, negatives(), inputs.queries)
     if not curve.negatives:
         raise ValueError("labels: all are of one class, so there is no pair to refuse")
@@ -239,7 +221,7 @@ def _curve_of_pairs(queries: Points, items: Points | None, given: Supervision, b
         low, high, count = int(members.min()), int(members.max()), len(points.array)
         if low < 0 or high >= count:
             where = "embeddings" if points is queries else "gallery"
-            raise ValueError(f"{name} goes from {low} to {high}; {where} has {count} rows")
+            raise ValueError(f"{name} ranges from {low} to {high}; {where} has {count} rows")
     similarity = _of_pairs(queries, gallery, given.left, given.right, budget)
     same = given.same.to(similarity.device)
     for needed, kind, purpose in ((same, "different", "accept"), (~same, "same", "refuse")):
@@ -252,8 +234,10 @@ def _of_pairs(queries: Points, gallery: Points, left: Tensor, right: Tensor, bud
     """Return the similarity of each pair, some at a time."""
     step = max(1, budget // (64 * queries.array.shape[1]))
     parts = zip(*(torch.split(rows.to(queries.array.device), step) for rows in (left, right)), strict=True)
-    found = torch.cat([queries.similarity(queries.float64(one), gallery.float64(other)) for one, other in parts])
-    return found if queries.unit else -found.neg().sqrt()  # distances, not their squares
+    similarity = torch.cat(
+        [queries.similarity(queries.float64(first), gallery.float64(second)) for first, second in parts]
+    )
+    return similarity if queries.unit else -similarity.neg().sqrt()  # distances, not their squares
 
 
 def _count(positive: Tensor, several: Iterable[Tensor], points: Points) -> RocCurve:
@@ -314,11 +298,11 @@ class _Tile(NamedTuple):
 
     def pairs(self, *, same: bool) -> Tensor:
         """Return the similarities of positive pairs, or of negative pairs; each pair once."""
-        one, other = self.rows.float64(), self.columns.float64()
+        left, right = self.rows.float64(), self.columns.float64()
         if self.rows.points.unit:
-            similarity = one @ other.T
+            similarity = left @ right.T
         else:  # matrix products would lose the digits of short distances
-            similarity = torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist").neg_()
+            similarity = torch.cdist(left, right, compute_mode="donot_use_mm_for_euclid_dist").neg_()
         if not self.mixed:
             return similarity.flatten()
         wanted = (self.rows.classes.unsqueeze(1) == self.columns.classes) == same
@@ -338,13 +322,13 @@ def _tiles(inputs: QueryGallery) -> list[_Tile]:
         parts = torch.split(torch.argsort(classes, stable=True), side)
         spans = [(int(classes[index[0]]), int(classes[index[-1]])) for index in parts]
         kept = [points.float64(index) if keeps else None for index in parts]
-        return [_Block(points, *each) for each in zip(parts, [classes[i] for i in parts], spans, kept, strict=True)]
+        return [_Block(points, *block) for block in zip(parts, [classes[i] for i in parts], spans, kept, strict=True)]
 
     rows = blocks(inputs.queries, inputs.query_classes)
     if inputs.gallery is None:
-        return [_Tile(one, other) for place, one in enumerate(rows) for other in rows[place:]]
+        return [_Tile(left, right) for place, left in enumerate(rows) for right in rows[place:]]
     columns = blocks(inputs.gallery, inputs.gallery_classes)
-    return [_Tile(one, other) for one in rows for other in columns]
+    return [_Tile(left, right) for left in rows for right in columns]
 
 
 def _in_order(values: Tensor) -> Tensor:

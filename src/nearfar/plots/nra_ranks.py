@@ -40,13 +40,7 @@ class Ranked(NamedTuple):
 
 
 def ranked(loss: NRA, points: Tensor, labels: Tensor, anchor: int) -> Ranked:
-    """Convert distances to ranks and similarities, for one anchor of a batch.
-
-    Example:
-        >>> found = ranked(NRA(), torch.tensor([[0.0], [1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1, 1]), anchor=0)
-        >>> found.distance.tolist(), found.rank.tolist(), found.similarity.tolist()
-        ([1.0, 3.0, 5.0], [0.0, 0.5, 1.0], [1.0, 0.5, 0.0])
-    """
+    """Convert distances to ranks and similarities, for one anchor of a batch."""
     others = torch.arange(len(points)) != anchor
     distance = (points[others] - points[anchor]).norm(dim=1)
     positive = labels[others] == labels[anchor]
@@ -70,12 +64,12 @@ def draw_transfer(loss: NRA, path: str | Path) -> Path:
 
         left, right = figure.subplots(1, 2)
         for place, alpha in enumerate(alphas):
-            one = NRA(alpha=alpha, epsilon=loss.epsilon)
+            loss_of_alpha = NRA(alpha=alpha, epsilon=loss.epsilon)
             color = colormaps["viridis"](0.9 * place / (len(alphas) - 1))
             width = 2.8 if alpha == loss.alpha else 1.2
-            away = one.transfer(rank)
+            away = loss_of_alpha.transfer(rank)
             left.plot(rank, away, color=color, linewidth=width, label=f"α = {alpha:g}")
-            right.plot(rank, one.cost(1 - away), color=color, linewidth=width)
+            right.plot(rank, loss_of_alpha.cost(1 - away), color=color, linewidth=width)
         left.legend(frameon=False, loc="lower right")
         left.set_title("transfer function w(r)", fontsize=10)
         left.set_xlabel("rank r")
@@ -99,11 +93,11 @@ def draw_ranks(loss: NRA, path: str | Path) -> Path:
     with open_figure(path, (8.4, 6.4)) as figure:
         panels = figure.subplots(len(ANCHORS), len(titles), gridspec_kw={"wspace": 0.08})
         for (anchor, words), across in zip(ANCHORS.items(), panels, strict=True):
-            found = ranked(loss, POINTS, LABELS, anchor)
-            _draw_around(across[0], anchor, found.distance, "d", found.distance)
-            _draw_around(across[1], anchor, found.rank, "r", found.rank)
-            _draw_around(across[2], anchor, 1 - found.similarity, "s", found.similarity)
-            across[0].set_ylabel(f"{words}: loss {found.loss:.2g}", fontsize=10)
+            ranks = ranked(loss, POINTS, LABELS, anchor)
+            _draw_around(across[0], anchor, ranks.distance, "d", ranks.distance)
+            _draw_around(across[1], anchor, ranks.rank, "r", ranks.rank)
+            _draw_around(across[2], anchor, 1 - ranks.similarity, "s", ranks.similarity)
+            across[0].set_ylabel(f"{words}: loss {ranks.loss:.2g}", fontsize=10)
         for panel, title in zip(panels[0], titles, strict=True):
             panel.set_title(title, fontsize=10, pad=18)
         figure.suptitle("A batch as two of its anchors see it", fontsize=11)
@@ -125,8 +119,8 @@ def _draw_around(panel: Axes, anchor: int, radius: Tensor, sign: str, values: Te
         _circle(panel, radius[end], style.color, style.line)
         add_caption(panel, style, f"{style.name}, {sign} = {values[end]:.2f}")
         for label, marker in enumerate(MARKERS):
-            some = spots[ours & (labels == label)]
-            panel.scatter(some[:, 0], some[:, 1], s=26, color=style.color, marker=marker, linewidths=0, zorder=3)
+            members = spots[ours & (labels == label)]
+            panel.scatter(members[:, 0], members[:, 1], s=26, color=style.color, marker=marker, linewidths=0, zorder=3)
     panel.scatter(
         [0], [0], s=110, facecolors="none", edgecolors=PULL.color, marker=MARKERS[LABELS[anchor]], linewidths=1.8
     )

@@ -128,10 +128,10 @@ def curves(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for moved in similarity.unsqueeze(1):
-            for label, found in weights.items():
+            for label, values in weights.items():
                 gallery = _at(torch.cat([moved, still]))
                 labels = torch.cat([torch.tensor([label]), classes])
-                found.append(loss.pair_weights(anchors, anchor_labels, gallery, labels)[:, 0].sum())
+                values.append(loss.pair_weights(anchors, anchor_labels, gallery, labels)[:, 0].sum())
     return Curves(similarity, torch.stack(weights[0]), torch.stack(weights[1]))
 
 
@@ -143,8 +143,8 @@ def _proxy_curves(loss: ProxyLoss, similarity: Tensor, seed: int) -> Curves:
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        found = [torch.stack([_proxy_weight(loss, place, moved) for moved in similarity]) for place in (0, 1)]
-    return Curves(similarity, *found)
+        weights = [torch.stack([_proxy_weight(loss, place, moved) for moved in similarity]) for place in (0, 1)]
+    return Curves(similarity, *weights)
 
 
 def _proxy_weight(loss: ProxyLoss, place: int, similarity: Tensor) -> Tensor:
@@ -162,8 +162,8 @@ def _proxy_weight(loss: ProxyLoss, place: int, similarity: Tensor) -> Tensor:
     sample = torch.eye(1, loss.dim).to(at).requires_grad_()
     value = loss.against_proxies(sample, torch.zeros(1, dtype=torch.long), proxies)
     (gradient,) = torch.autograd.grad(value, sample)
-    found: Tensor = gradient[0, 1 + place] / component[place]
-    return -found if place == 0 else found
+    slope: Tensor = gradient[0, 1 + place] / component[place]
+    return -slope if place == 0 else slope
 
 
 def _at(similarity: Tensor) -> Tensor:
@@ -209,13 +209,13 @@ def _context() -> str:
 
 
 def _draw_panel(panel: Axes, title: str, loss: Loss) -> None:
-    found = curves(loss)
+    curve = curves(loss)
     lowest = 0.0
-    for style, weights in ((PULL, found.positive), (PUSH, found.negative)):
+    for style, weights in ((PULL, curve.positive), (PUSH, curve.negative)):
         largest = float(weights.abs().amax())
         relative = weights / largest if largest > 0 else weights
         lowest = min(lowest, float(relative.amin()))
-        panel.plot(found.similarity.numpy(), relative.numpy(), color=style.color, linestyle=style.line, linewidth=2)
+        panel.plot(curve.similarity.numpy(), relative.numpy(), color=style.color, linestyle=style.line, linewidth=2)
         add_caption(panel, style, f"{style.name}, up to {largest:.3g}")
     measure = loss.measure if isinstance(loss, PairLoss) else "cosine"  # proxies are drawn against their angle
     compares = "" if measure in ("cosine", "dot") else f" ({measure.replace('_', ' ')} distance)"
