@@ -17,6 +17,17 @@ HEADINGS = re.compile(
 )
 
 
+# What these export is all that is public in them.
+CLOSED = ("distributed", "engine", "losses", "migrate", "mining", "supervision")
+SECTIONS = {
+    griffe.DocstringSectionKind.attributes,
+    griffe.DocstringSectionKind.parameters,
+    griffe.DocstringSectionKind.raises,
+    griffe.DocstringSectionKind.returns,
+    griffe.DocstringSectionKind.yields,
+}
+
+
 @cache
 def package() -> griffe.Module:
     """nearfar as griffe reads it, without importing it."""
@@ -66,6 +77,16 @@ def public_objects(module: griffe.Module) -> Iterator[griffe.Object]:
             yield member
 
 
+def exported_objects(module: griffe.Module) -> Iterator[griffe.Object]:
+    """The module and its public objects, where its package exports it; only those in ``__all__``, if it has one."""
+    package = module.parent
+    if module.is_init_module or package is None or package.exports is None or module.name in package.exports:
+        for thing in public_objects(module):
+            name = thing.path.removeprefix(f"{module.path}.").partition(".")[0]
+            if thing is module or module.exports is None or name in module.exports:
+                yield thing
+
+
 def documented(thing: griffe.Object) -> list[str] | None:
     """The names in the ``Args`` of a docstring, or None without such a section."""
     assert thing.docstring is not None
@@ -107,6 +128,21 @@ def test_everything_a_package_exports_documents_its_arguments() -> None:
             if callable_ and accepted(thing) and documented(thing) is None:
                 missing.append(thing.path)
     assert sorted(set(missing)) == []
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_a_package_does_not_export_has_no_sections(name: str) -> None:
+    exported = {thing.path for thing in exported_objects(package()[name])}
+    for export in package()[name].exports:
+        thing = package()[name][str(export)]
+        exported.add((thing.final_target if thing.is_alias else thing).path)
+    sectioned = [
+        thing.path
+        for module in modules(package()[name])
+        for thing in public_objects(module)
+        if thing is not module and any(section.kind in SECTIONS for section in thing.docstring.parse("google"))
+    ]
+    assert [path for path in sectioned if path not in exported and path.rpartition(".")[0] not in exported] == []
 
 
 def test_a_wrong_docstring_is_found() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import griffe
 import pytest
 from filelock import FileLock
-from test_docstrings import modules, package, public_objects
+from test_docstrings import exported_objects, modules, package
 
 ROOT = Path(__file__).parents[1]
 RESOURCE = re.compile(r'<(?:script|img|iframe|source|link)[^>]*?\s(?:src|href)="(https?:)?//', re.IGNORECASE)
@@ -84,7 +84,7 @@ def documented(site: Path) -> set[str]:
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
-    wanted = {thing.path for module in modules(package()) for thing in public_objects(module)}
+    wanted = {thing.path for module in modules(package()) for thing in exported_objects(module)}
     wanted |= {
         f"{module.path}.{name}"
         for module in modules(package())

@@ -26,29 +26,29 @@ def modules_of(folder: Path) -> list[str]:
     return [package, *(f"{package}.{name}" for name in own)]
 
 
-def exported(folder: Path) -> dict[str, set[str]]:
-    """The names that a package takes from each of its modules and lists in ``__all__``."""
-    text = (folder / "__init__.py").read_text(encoding="utf-8")
-    names = re.search(r"^__all__ = (\[.*?\])", text, re.DOTALL | re.MULTILINE)
-    public = {*ast.literal_eval(names[1])} if names else set()
-    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    return {str(node.module): {name.name for name in node.names} & public for node in imports}
+def exports(file: Path) -> list[str] | None:
+    """The names that a module lists in ``__all__``; None without such a list."""
+    names = re.search(r"^__all__ = (\[.*?\])", file.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return ast.literal_eval(names[1]) if names else None
 
 
 def reference() -> dict[str, str]:
-    """The pages of the reference: one for each package, with all of its modules.
+    """The pages of the reference: one for each package, with the modules that it exports and what these export.
 
-    What a package exports is shown under the name of the package, and not again in its module; unless the module has
-    the same name, which hides it.
+    A package or module without ``__all__`` exports everything.
     """
     pages = {}
     for folder in sorted(file.parent for file in SOURCE.rglob("__init__.py")):
         title, *modules = modules_of(folder)
-        taken = exported(folder)
+        public = exports(folder / "__init__.py")
         parts = [f"---\ntitle: {title}\n---", f"::: {title}\n    options:\n        heading_level: 1"]
         for module in modules:
-            hidden = [f"!^{name}$" for name in sorted(taken.get(module, set()) - {module.rpartition(".")[2]})]
-            parts.append(f"::: {module}\n    options:\n        filters: {json.dumps(['!^_', *hidden])}")
+            name = module.rpartition(".")[2]
+            if public is not None and name not in public:
+                continue
+            members = exports(folder / f"{name}.py")
+            options = "filters: ['!^_']" if members is None else f"members: {json.dumps(members)}"
+            parts.append(f"::: {module}\n    options:\n        {options}")
         pages[f"reference/{title}.md"] = "\n\n".join(parts)
     return pages
 

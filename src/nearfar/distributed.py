@@ -51,9 +51,11 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import get_total_norm
 
 from nearfar import losses
-from nearfar.engine import ClassShard
+from nearfar.engine.class_tiles import ClassShard
 from nearfar.supervision import Hierarchy, Masks, MultiLabel, Pairs, Supervision, Triplets
 from nearfar.utils.tensors import as_device, readable
+
+__all__ = ["World", "current_world", "gather", "global_loss", "init_world", "shard_classes"]
 
 CPU = torch.device("cpu")
 TIMEOUT = timedelta(hours=2)  # the other processes wait while the main one measures embeddings
@@ -429,12 +431,7 @@ def _unknown_supervision(given: Supervision) -> TypeError:
 
 
 def class_bounds(num_classes: int, ranks: int) -> list[int]:
-    """Return the first class of each process, and the number of classes.
-
-    Example:
-        >>> class_bounds(10, 4)
-        [0, 2, 5, 7, 10]
-    """
+    """Return the first class of each process, and the number of classes."""
     return [rank * num_classes // ranks for rank in range(ranks + 1)]
 
 

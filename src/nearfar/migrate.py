@@ -22,6 +22,8 @@ from nearfar.losses import Loss, Regularized, create
 from nearfar.losses.foreign import PML_LOSSES
 from nearfar.losses.vicreg import EPSILON
 
+__all__ = ["Migration", "counterpart", "from_pml"]
+
 
 @dataclass(frozen=True)
 class Migration:

@@ -18,8 +18,14 @@ from typing import Any, ClassVar, NamedTuple, Never
 import torch
 from torch import Tensor
 
-from nearfar.engine import FLOOR, Tile, masked, positive_columns, scatter_mask
+from nearfar.engine import Tile, masked
+from nearfar.engine.rows import FLOOR, positive_columns, scatter_mask
 from nearfar.utils.validation import check_constructor, number, one_of, refuse_unknown
+
+__all__ = [
+    "All", "Choice", "DistanceWeighted", "Hard", "MinedTriplets", "Mining", "RandomNegative", "SemiHard",
+    "TripletMining", "ValidTriplet", "create", "names",
+]  # fmt: skip
 
 PML_MINERS = {  # classes of pytorch-metric-learning, and ours
     "BatchHardMiner": "nf.mining.Hard",

@@ -23,7 +23,7 @@ from torch import Tensor
 from nearfar.utils.tensors import ArrayInput, as_array, as_label_pair, as_labels, check_values, is_integer, readable
 from nearfar.utils.validation import non_negative, one_of
 
-__all__ = ["BatchSupervision", "Hierarchy", "Masks", "MultiLabel", "Pairs", "Supervision", "Triplets"]
+__all__ = ["Hierarchy", "Masks", "MultiLabel", "Pairs", "Supervision", "Triplets"]
 
 
 class BatchSupervision(ABC):

@@ -13,7 +13,8 @@ from checks import assert_same, make_batch, run
 from torch import Tensor
 
 import nearfar as nf
-from nearfar.engine import LossComputation, Tile, autograd, cuda_graphs, differentiable
+from nearfar.engine import Tile, autograd, cuda_graphs
+from nearfar.engine.autograd import LossComputation, differentiable
 
 STEPS = 12
 NOT_RECORDED = ("hierarchical_triplet", "quadruplet", "smooth_ap", "spectral_clustering")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nearfar.engine import SoftHistograms
+from nearfar.engine.histograms import SoftHistograms
 
 LOW, HIGH = -1.0, 1.0
 

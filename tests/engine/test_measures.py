@@ -7,7 +7,7 @@ import torch
 from checks import assert_close, make_batch
 from torch import Tensor
 
-from nearfar import engine
+from nearfar.engine import Tile, measures
 from nearfar.losses import PairLoss
 
 MEASURES = [
@@ -105,10 +105,10 @@ def test_equal_vectors_are_not_pushed_apart_in_a_random_direction() -> None:
 
 
 def test_measures_by_name() -> None:
-    assert engine.measure("euclidean").normalize
-    assert not engine.measure("euclidean", normalize=False).normalize
-    assert engine.measure("euclidean").is_distance
-    assert not engine.measure("cosine").is_distance
+    assert measures.create("euclidean").normalize
+    assert not measures.create("euclidean", normalize=False).normalize
+    assert measures.create("euclidean").is_distance
+    assert not measures.create("cosine").is_distance
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_measures_by_name() -> None:
 )
 def test_measures_that_are_not_there(name: str, normalize: bool, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        engine.measure(name, normalize=normalize)
+        measures.create(name, normalize=normalize)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -138,10 +138,10 @@ def test_snr_of_columns_that_are_weighted_has_anchors_in_rows(budget: int) -> No
         measure, needs_column_values = "snr", True
         memory_budget = budget
 
-        def column_values(self, tile: engine.Tile) -> Tensor:
+        def column_values(self, tile: Tile) -> Tensor:
             return torch.where(tile.positives | tile.negatives, tile.values, 0.0).sum(dim=1)
 
-        def on_tile(self, tile: engine.Tile) -> Tensor:
+        def on_tile(self, tile: Tile) -> Tensor:
             assert tile.column_values is not None
             return torch.where(tile.negatives, tile.values * tile.column_values, 0.0).sum(dim=1)
 

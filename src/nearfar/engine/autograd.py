@@ -24,9 +24,6 @@ def no_compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     PyTorch's own decorators import the compiler, at once or on the first call. This takes seconds, so this one imports
     it only while a caller is being compiled.
-
-    Args:
-        function: The function.
     """
     disabled: Callable[..., Tensor] = getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
 
@@ -39,31 +36,20 @@ def no_compile(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @dataclass(frozen=True)
 class LossComputation:
-    """The function that computes a loss with its gradients, and what is needed to record it as a CUDA graph.
+    """The function that computes a loss with its gradients, and what is needed to record it as a CUDA graph."""
 
-    Args:
-        compute: Maps (inputs, constants, which gradients are needed) to the loss and those gradients.
-        constants: Tensors without a gradient: labels, positions, random numbers.
-        owner: The object that keeps the recordings; None: nothing is recorded.
-        graph_key: Returns everything but tensors that decides what is computed; None: it must not be recorded.
-        pairs: Number of compared pairs. Very large computations are not recorded.
-        static: Indices of the inputs that keep their memory address from step to step if they are parameters.
-    """
-
-    compute: Compute
-    constants: Tensors = ()
-    owner: object = None
-    graph_key: Callable[[], Hashable] = lambda: None
-    pairs: int = 0
-    static: tuple[int, ...] = ()
+    compute: Compute  # maps inputs, constants and which gradients are needed to the loss and those gradients
+    constants: Tensors = ()  # without a gradient: labels, positions, random numbers
+    owner: object = None  # keeps the recordings; None: nothing is recorded
+    graph_key: Callable[[], Hashable] = lambda: None  # all but tensors that decides the result; None: not recorded
+    pairs: int = 0  # number of compared pairs; very large computations are not recorded
+    static: tuple[int, ...] = ()  # inputs that keep their memory address from step to step if they are parameters
 
 
 class StoredGradients:
     """The gradients of one loss value between its forward and backward pass.
 
-    Args:
-        gradients: One for each input, or None.
-        borrowed: Whether they are buffers of a CUDA graph, which the next replay overwrites.
+    Borrowed ones are buffers of a CUDA graph, which the next replay overwrites.
     """
 
     def __init__(self, gradients: Gradients, *, borrowed: bool = False) -> None:
@@ -153,15 +139,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
 @no_compile
 def differentiable(computation: LossComputation, inputs: Tensors) -> Tensor:
-    """Compute a loss, differentiable once by its inputs.
-
-    Args:
-        computation: The function that computes the loss and its gradients.
-        inputs: Tensors that may need a gradient; None for an input that is absent.
-
-    Returns:
-        The loss, a scalar.
-    """
+    """Compute a loss, differentiable once by its inputs."""
     if not torch.is_grad_enabled():
         # An autograd function would compute a gradient for every input that requires one, even here.
         return computation.compute(inputs, computation.constants, (False,) * len(inputs))[0]
@@ -173,9 +151,6 @@ def by_autograd(loss: Callable[..., Tensor]) -> Compute:
     """Return the ``compute`` function of a loss that has no closed-form gradient.
 
     Autograd differentiates it within the forward pass: autocast is off there, and all of it can be recorded.
-
-    Args:
-        loss: A function of (*inputs, *constants) that returns a scalar.
     """
 
     def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:

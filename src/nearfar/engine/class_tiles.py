@@ -92,25 +92,12 @@ class ClassLoss(Protocol):
 
 @dataclass(frozen=True)
 class ClassShard:
-    """The classes whose proxies are in this process, while other processes hold the others.
-
-    Args:
-        start: The first of these classes.
-        stop: The class after the last of them.
-        num_classes: The number of all classes.
-        stack: Returns the tensors that all processes call it with, one after the other: [processes, …]. The tensors
-            have the same shape everywhere.
-
-    Example:
-        >>> whole = ClassShard(0, 3, 3, stack=lambda tensor: tensor.unsqueeze(0))
-        >>> whole.sum(torch.tensor(2.0))
-        tensor(2.)
-    """
+    """The classes whose proxies are in this process, while other processes hold the others."""
 
     start: int
     stop: int
-    num_classes: int
-    stack: Callable[[Tensor], Tensor]
+    num_classes: int  # of all processes
+    stack: Callable[[Tensor], Tensor]  # the tensors of one shape that all processes call it with, [processes, …]
 
     def sum(self, part: Tensor) -> Tensor:
         """Return the sum over all processes, whose gradient is that of the own part."""
@@ -118,15 +105,7 @@ class ClassShard:
         return part + (self.stack(own).sum(dim=0) - own)
 
     def combine(self, own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """Combine what each process knows about the embeddings.
-
-        Args:
-            own: Similarity to the own class, [m, 1]; NaN where another process has it.
-            others: Log-sum-exp over the other classes of this process, [m, 1].
-
-        Returns:
-            Both over all classes, [m, 1].
-        """
+        """Combine the similarity to the own class, [m, 1], NaN in other processes, and the log-sum-exp of others."""
         all_own, all_others = self.stack(torch.stack([own, others])).unbind(dim=1)
         known = ~all_own.isnan()
         found = masked(all_own, known).sum(dim=0)
@@ -534,18 +513,8 @@ def class_loss(
 ) -> Tensor:
     """Compute the mean loss of a batch against proxies, differentiable once by embeddings, proxies and anchor values.
 
-    Args:
-        loss: The loss.
-        embeddings: The batch, [m, d].
-        labels: Class numbers, [m].
-        proxies: Proxies of all classes, [C, d] or [C, k, d].
-        sampled: The classes to compare with, [s], which include those of the batch; None: all.
-        shard: The classes of ``proxies``, if other processes have the others; all call this with the same batch and
-            the same sampled classes. The gradient by the embeddings is then the part of these proxies.
-        anchor_values: The loss's own number for each embedding, [m], for ``anchored_target``; None: ``target`` is used.
-
-    Returns:
-        The loss, a scalar.
+    With a shard, other processes hold the other proxies: all call this with the same batch and sampled classes, and the
+    gradient by the embeddings is the part of these proxies.
     """
 
     def compute(inputs: Tensors, constants: Tensors, needed: Needed) -> tuple[Tensor, Gradients]:

@@ -27,25 +27,15 @@ FAILED = -1  # in the place of a recording: it was not possible
 
 @dataclass
 class Recording:
-    """The kernels for one shape, and the buffers they read and write.
-
-    Args:
-        graph: The CUDA graph.
-        tensors: Buffers of the inputs and constants.
-        static: Indices of the tensors that the graph reads in place, without a copy.
-        loss: Buffer of the loss.
-        gradients: Buffers of the gradients.
-        number: How many recordings that share its memory pool were made before it.
-        last: The gradients of the last replay, if they are still alive.
-    """
+    """The kernels for one shape, and the buffers they read and write."""
 
     graph: torch.cuda.CUDAGraph
-    tensors: list[Tensor | None]
-    static: tuple[int, ...]
-    loss: Tensor
-    gradients: Gradients
-    number: int
-    last: weakref.ref[StoredGradients] | None = None
+    tensors: list[Tensor | None]  # buffers of the inputs and constants
+    static: tuple[int, ...]  # the tensors that the graph reads in place, without a copy
+    loss: Tensor  # buffer of the loss
+    gradients: Gradients  # buffers of the gradients
+    number: int  # how many recordings that share its memory pool were made before it
+    last: weakref.ref[StoredGradients] | None = None  # the gradients of the last replay, if they are still alive
 
     def release_buffers(self) -> None:
         """Copy the gradients of the last replay to memory of their own, if they are still needed."""

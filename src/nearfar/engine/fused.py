@@ -36,29 +36,20 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 @dataclass(frozen=True)
 class Terms:
-    """What is summed over the positives, or over the negatives, of a row with values v.
+    """What is summed over the positives, or over the negatives, of a row with values v."""
 
-    Args:
-        logit: Exponents of a log-sum-exp. "linear": logit_scale · v. "circle": logit_scale · w · (v − delta) with the
-            constant w = [v − optimum]+, or [optimum − v]+ if logit_scale is negative. "none": there is none.
-        logit_scale: Factor of the exponents.
-        optimum: Only for "circle".
-        delta: Only for "circle".
-        total: Terms of a sum, where z = scale · v + shift. "linear": z, "square": z², "hinge": [z]+,
-            "squared_hinge": [z]+², "softplus": log(1 + e^z). "none": there is none.
-        scale: Factor of the values in the sum.
-        shift: Added to them.
-        expected: Whether the loss uses ``Sums.expected``.
-    """
-
+    # Exponents of a log-sum-exp. "linear": logit_scale · v. "circle": logit_scale · w · (v − delta) with the constant
+    # w = [v − optimum]+, or [optimum − v]+ if logit_scale is negative. "none": there is none.
     logit: str = "none"
     logit_scale: float = 1.0
     optimum: float = 0.0
     delta: float = 0.0
+    # Terms of a sum, where z = scale · v + shift. "linear": z, "square": z², "hinge": [z]+, "squared_hinge": [z]+²,
+    # "softplus": log(1 + e^z). "none": there is none.
     total: str = "none"
     scale: float = 1.0
     shift: float = 0.0
-    expected: bool = False
+    expected: bool = False  # whether the loss uses `Sums.expected`
 
     def numbers(self) -> tuple[float, ...]:
         """Return the numbers that the kernels take."""
@@ -67,45 +58,28 @@ class Terms:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over the selected positives, or negatives, of each anchor, [m] each.
+    """Sums over the selected positives, or negatives, of each anchor, [m] each."""
 
-    Args:
-        log: The log-sum-exp of the exponents; ``FLOOR`` without a pair.
-        expected: The mean of v with the weights of the softmax, which are constants; 0 without a pair, and if the
-            terms do not ask for it.
-        total: The sum.
-        active: The number of terms of the sum that are not zero. For "softplus" the sum of the sigmoids if there is a
-            shift, otherwise 0.
-        number: The number of pairs.
-    """
-
-    log: Tensor
-    expected: Tensor
-    total: Tensor
-    active: Tensor
-    number: Tensor
+    log: Tensor  # the log-sum-exp of the exponents; FLOOR without a pair
+    expected: Tensor  # the mean of v with the weights of the softmax, as constants; 0 without a pair or if not used
+    total: Tensor  # the sum
+    active: Tensor  # its terms that are not zero; of "softplus" the sum of the sigmoids if shifted, otherwise 0
+    number: Tensor  # the pairs
 
 
 @dataclass(frozen=True)
 class Program:
-    """A loss in terms of sums over rows.
-
-    Args:
-        positives: What is summed over the positives.
-        negatives: What is summed over the negatives.
-        loss: Returns the loss, given the sums over positives and negatives; differentiated by autograd.
-        shift: A shift of each anchor's sums. "negatives": ``log`` of the negatives is added in the sum over the
-            positives. "anchor_values": they are subtracted in the sum over the positives and added in the other.
-        bounds: Only positives of a smaller and negatives of a larger similarity than these are used.
-        valid_triplet: Margin of the mining of that name; None: no mining.
-    """
+    """A loss in terms of sums over rows."""
 
     positives: Terms
     negatives: Terms
-    loss: Callable[[Sums, Sums], Tensor] = field(compare=False)
+    loss: Callable[[Sums, Sums], Tensor] = field(compare=False)  # of the sums over positives and negatives, by autograd
+    # A shift of each anchor's sums. "negatives": `log` of the negatives is added in the sum over the positives.
+    # "anchor_values": they are subtracted in the sum over the positives and added in the other.
     shift: str = "none"
+    # Only positives of a smaller and negatives of a larger similarity than these are used.
     bounds: tuple[float, float] = (math.inf, -math.inf)
-    valid_triplet: float | None = None
+    valid_triplet: float | None = None  # margin of the mining of that name; None: no mining
 
 
 @dataclass(frozen=True)
@@ -133,16 +107,11 @@ class AllTriplets:
 
     A kernel sums over the negatives of each positive, and another one computes the weights of the negatives. The host
     waits for the largest number of positives; with more than ``MOST_POSITIVES``, PyTorch computes everything.
-
-    Args:
-        margin: The margin.
-        soft: True: log(1 + e^x) instead of [x]+.
-        active: True: the mean over the triplets with a loss above zero.
     """
 
     margin: float
-    soft: bool
-    active: bool
+    soft: bool  # log(1 + e^x) instead of [x]+
+    active: bool  # the mean over the triplets with a loss above zero
 
 
 FusedProgram = Program | HardPairs | SemiHardPairs | AllTriplets
@@ -151,15 +120,10 @@ AUTOMATIC = 1 << 24  # pairs: from here on the kernels were faster than PyTorch 
 
 
 class Setting:
-    """Whether the kernels are used.
+    """Whether the kernels are used."""
 
-    Attributes:
-        precision: Precision of their products; None: they are off.
-        smallest: Number of pairs from which on they are used.
-    """
-
-    precision: ClassVar[str | None] = "float32"
-    smallest: ClassVar[int] = AUTOMATIC
+    precision: ClassVar[str | None] = "float32"  # of products; None: the kernels are off
+    smallest: ClassVar[int] = AUTOMATIC  # pairs from which on they are used
 
 
 class KernelError(RuntimeError):
@@ -167,11 +131,7 @@ class KernelError(RuntimeError):
 
 
 def fall_back(error: KernelError) -> None:
-    """Use PyTorch from now on, with a warning; raise the error if the kernels were turned on explicitly.
-
-    Args:
-        error: Why.
-    """
+    """Use PyTorch from now on, with a warning; raise the error if the kernels were turned on explicitly."""
     if Setting.smallest != AUTOMATIC:
         raise error
     warnings.warn(f"the fused kernels do not work on this GPU, so PyTorch is used: {error}", stacklevel=2)
@@ -203,22 +163,13 @@ def use_triton(enabled: bool | None = True, *, precision: str = "float32") -> No
 
 
 def mean_over(total: Tensor, count: Tensor) -> Tensor:
-    """Return Σ total / Σ count; 0 if nothing was counted.
-
-    Args:
-        total: Numerators, [m].
-        count: Denominators, [m].
-    """
+    """Return Σ total / Σ count; 0 if nothing was counted."""
     number = count.detach().sum()
     return total.sum() / masked(number, number > 0, 1.0)
 
 
 def applies(batch: TiledBatch) -> bool:
-    """Whether the kernels can compute a batch, if its loss has a program.
-
-    Args:
-        batch: The batch.
-    """
+    """Whether the kernels can compute a batch, if its loss has a program."""
     if batch.relations is not None or batch.embeddings.dtype != torch.float32:
         return False
     if type(batch.loss.comparison) is not Measure:
@@ -232,15 +183,10 @@ def applies(batch: TiledBatch) -> bool:
 
 @dataclass
 class FusedGradient:
-    """The gradients of a loss that the kernels computed.
+    """The gradients of a loss that the kernels computed."""
 
-    Args:
-        by_anchors: The gradient by the prepared anchors, [m, d].
-        by_columns: The gradient by the prepared gallery, [n, d], or None.
-    """
-
-    by_anchors: Tensor
-    by_columns: Tensor | None
+    by_anchors: Tensor  # by the prepared anchors, [m, d]
+    by_columns: Tensor | None  # by the prepared gallery, [n, d]
 
     def scale(self, factor: Tensor) -> None:
         """Multiply both by a number."""
@@ -262,13 +208,7 @@ class FusedGradient:
 def evaluate(
     program: Program, batch: TiledBatch, *, differentiate: bool
 ) -> tuple[Tensor, FusedGradient | None, Tensor | None]:
-    """Compute the loss of a batch, its gradients, and the derivative by the anchor values, [m].
-
-    Args:
-        program: What to compute.
-        batch: The batch.
-        differentiate: False: only the loss.
-    """
+    """Compute the loss of a batch, its gradients, and the derivative by the anchor values, [m]."""
     passes = 1 + differentiate + (program.valid_triplet is not None) + (program.shift == "negatives")
     compared = _Comparisons(batch, keep=passes > 1)
     positives, negatives = program.positives, program.negatives
@@ -329,14 +269,7 @@ def _by_logits(terms: Terms, by_log: Tensor | None, by_expected: Tensor | None) 
 
 
 def hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor]:
-    """Find the columns of each anchor's least similar positive and most similar negative.
-
-    Args:
-        batch: The batch.
-
-    Returns:
-        The two columns, and whether there is such a column, [m, 2] each.
-    """
+    """Find the columns of each anchor's least similar positive and most similar negative."""
     similarity, columns = _Comparisons(batch).extreme_columns()
     return columns.T.contiguous(), similarity.T.isfinite()
 
@@ -345,10 +278,7 @@ class _Comparisons:
     """The anchors against all columns, or against one chunk after the other of a gallery that needs no gradient.
 
     What the kernels read of a chunk fits into the memory budget of the loss. It is prepared again in each pass.
-
-    Args:
-        batch: The batch.
-        keep: Whether dot products are kept for later passes, if all of them fit into the memory of a strip of weights.
+    ``keep`` keeps the dot products for later passes, if all of them fit into the memory of a strip of weights.
     """
 
     def __init__(self, batch: TiledBatch, *, keep: bool = False) -> None:
@@ -398,11 +328,7 @@ class _Comparisons:
         return self._best([kernels.extremes(each) for each in self])
 
     def semi_hard(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what ``triton_kernels.semi_hard`` finds over all columns, [k + 1, m] each.
-
-        Args:
-            bounds: Bounds of the similarity, [k, m].
-        """
+        """Return what ``triton_kernels.semi_hard`` finds over all columns, [k + 1, m] each."""
         from nearfar.engine import triton_kernels as kernels
 
         return self._best([kernels.semi_hard(each, bounds) for each in self])
@@ -417,14 +343,7 @@ class _Comparisons:
     def sums(
         self, positives: Terms, negatives: Terms, bounds: Tensor | None, shifts: Tensor | None
     ) -> tuple[Sums, Sums]:
-        """Return the sums over positives and negatives of all columns.
-
-        Args:
-            positives: The terms of the positives.
-            negatives: The terms of the negatives.
-            bounds: Bounds of each anchor, see ``triton_kernels.sums``.
-            shifts: Shifts of each anchor.
-        """
+        """Return the sums over positives and negatives of all columns."""
         from nearfar.engine import triton_kernels as kernels
 
         found = _joined([kernels.sums(each, positives, negatives, bounds, shifts) for each in self])
@@ -432,12 +351,7 @@ class _Comparisons:
         return Sums(*of_positives), Sums(*of_negatives)
 
     def triplets(self, terms: Terms, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sums over the negatives of all columns, and those of the derivatives, [k, m] each.
-
-        Args:
-            terms: What is summed, see ``triton_kernels.triplets``.
-            thresholds: Thresholds of the similarity, [k, m].
-        """
+        """Return the sums over the negatives of all columns, and those of the derivatives, [k, m] each."""
         from nearfar.engine import triton_kernels as kernels
 
         total, slopes = _joined([kernels.triplets(each, terms, thresholds) for each in self]).sum(dim=0)
@@ -473,15 +387,7 @@ def _positions(batch: TiledBatch, chunk: slice) -> Tensor | None:
 
 
 def semi_hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Find the columns that semi-hard mining can select: positives, semi-hard negatives and the least similar negative.
-
-    Args:
-        batch: The batch.
-
-    Returns:
-        The columns and the masks of the positives and negatives among them, [m, k] each, where each column counts
-        once; None if an anchor has more than ``MOST_POSITIVES`` positives.
-    """
+    """Find the columns and masks of the pairs that semi-hard mining can select, [m, k]; each column counts once."""
     listed = listed_positives(batch)
     if listed is None:
         return None
@@ -497,15 +403,7 @@ def semi_hard_columns(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None
 
 
 def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-    """List the positives of each anchor.
-
-    Args:
-        batch: The batch.
-
-    Returns:
-        Their columns and which of these places are filled, [m, k] each, and the number of negatives, [m]; None if an
-        anchor has more than ``MOST_POSITIVES`` positives, or if the host cannot wait because it records a CUDA graph.
-    """
+    """List the positives of each anchor."""
     if batch.embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
     assert batch.labels is not None
@@ -527,15 +425,7 @@ def listed_positives(batch: TiledBatch) -> tuple[Tensor, Tensor, Tensor] | None:
 def all_triplets(
     program: AllTriplets, batch: TiledBatch, positives: Tile, negatives: Tensor, *, differentiate: bool
 ) -> tuple[Tensor, FusedGradient | None, Tensor]:
-    """Compute the mean over all triplets, its gradient through the negatives, and its derivative by the positives.
-
-    Args:
-        program: What to compute.
-        batch: The batch.
-        positives: All anchors against their positives.
-        negatives: The number of negatives of each anchor, [m].
-        differentiate: False: only the loss.
-    """
+    """Compute the mean over all triplets, its gradient through the negatives, and its derivative by the positives."""
     compared, terms = _Comparisons(batch, keep=differentiate), Terms(total="softplus" if program.soft else "hinge")
     filled = positives.positives
     thresholds = masked(positives.similarity - program.margin, filled, math.inf).T.contiguous()

@@ -11,21 +11,6 @@ class SoftHistograms:
 
     A value is shared linearly between its two neighboring nodes; a value beyond an end counts for that end. No tensor
     of size pairs × bins is created: a value is stored as the node below it and the share of the node above.
-
-    Args:
-        values: Values, [a, n].
-        pos: Mask of the positives, [a, n].
-        neg: Mask of the negatives, [a, n].
-        low: Position of the first node.
-        high: Position of the last node.
-        bins: Number of bins.
-
-    Example:
-        >>> import torch
-        >>> pos = torch.tensor([[True, False]])
-        >>> SoftHistograms(torch.tensor([[0.25, 1.0]]), pos, ~pos, low=0.0, high=1.0, bins=2).sums()
-        tensor([[0.0000, 0.0000, 1.0000],
-                [0.5000, 0.5000, 0.0000]])
     """
 
     def __init__(self, values: Tensor, pos: Tensor, neg: Tensor, *, low: float, high: float, bins: int) -> None:
@@ -63,10 +48,6 @@ def running_sum(counts: Tensor, *, backwards: bool = False) -> Tensor:
 
     This is a product with a triangle of ones: cheap for few nodes, and ``torch.cumsum`` has no deterministic
     implementation on a GPU.
-
-    Args:
-        counts: Counts, [..., nodes].
-        backwards: Sum from each node to the last one instead.
     """
     ones = counts.new_ones(counts.shape[-1], counts.shape[-1])
     return counts @ (ones.tril_() if backwards else ones.triu_())

@@ -47,18 +47,11 @@ class PreparedVectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """A pairwise comparison and its derivative.
-
-    Args:
-        name: Name of the measure.
-        normalize: Whether vectors are scaled to length one first.
-        power: 0 for dot products, 1 for Euclidean distances, 2 for squared distances.
-    """
+    """A pairwise comparison and its derivative."""
 
     name: str
-    normalize: bool
-    power: int
-
+    normalize: bool  # scale vectors to length one first
+    power: int  # 0 for dot products, 1 for Euclidean distances, 2 for squared distances
     is_symmetric: ClassVar[bool] = True  # rows and columns are prepared alike
     is_distance: bool = field(init=False)  # a small value means that two vectors are similar
     has_own_part: bool = field(init=False)  # the gradient by a row has a part along the row itself
@@ -218,15 +211,6 @@ def times(weights: Tensor, vectors: Tensor) -> Tensor:
     """Return the matrix product of pair weights and vectors.
 
     Hinges and minings leave most pairs without a weight. On a CPU such products skip them.
-
-    Args:
-        weights: Weights, [a, n].
-        vectors: Vectors, [n, d].
-
-    Example:
-        >>> times(torch.eye(2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        tensor([[1., 2.],
-                [3., 4.]])
     """
     is_large = weights.numel() >= SPARSE_FROM and vectors.shape[1] >= SPARSE_DIM
     if weights.device.type != "cpu" or not is_large or SPARSE * int(weights.count_nonzero()) > weights.numel():
@@ -241,11 +225,6 @@ def propagate_nan(loss: Tensor, anchors: PreparedVectors, columns: PreparedVecto
     """Return the loss, or NaN if a vector holds NaN or infinity or is too long, even if mining left it out.
 
     On a CPU the input was checked for NaN and infinity before. On a GPU that check would make the host wait.
-
-    Args:
-        loss: The loss, a scalar.
-        anchors: The prepared anchors.
-        columns: The prepared columns; may be the same object.
     """
     for vectors in (anchors,) if columns is anchors else (anchors, columns):
         lengths = vectors.inverse_norms if vectors.squares is None else vectors.squares
@@ -266,19 +245,7 @@ def names() -> list[str]:
 
 @lru_cache
 def create(name: str, *, normalize: bool = True) -> Measure:
-    """Create a measure by name.
-
-    Args:
-        name: "cosine", "dot", "euclidean", "squared_euclidean" or "snr".
-        normalize: Whether vectors are scaled to length one first. Always true for "cosine".
-
-    Raises:
-        ValueError: If there is no such measure, or for "cosine" without normalization.
-
-    Example:
-        >>> create("euclidean").normalize, create("euclidean", normalize=False).normalize
-        (True, False)
-    """
+    """Create a measure by name."""
     if name not in _POWERS:
         raise ValueError(f"measure is {name!r}; allowed are {', '.join(_POWERS)}")
     if name == "cosine" and not normalize:

@@ -24,18 +24,8 @@ Factor = Tensor | float
 def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int | None) -> tuple[Tensor, Tensor]:
     """Return the positives and negatives of each row, [a, n] each. A row is never its own positive.
 
-    Args:
-        row_labels: Labels of the rows, [a].
-        column_labels: Labels of the columns, [n].
-        own_columns: Where each row's own embedding is among the columns: an int for "row 0 is column
-            ``own_columns``, and so on down the diagonal", a tensor of column numbers (−1: not among them), or None
-            if rows and columns share no embedding.
-
-    Example:
-        >>> labels = torch.tensor([0, 0, 1])
-        >>> positives, negatives = masks(labels, labels, own_columns=0)
-        >>> positives.int().tolist()
-        [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    ``own_columns`` says where each row's own embedding is among the columns: an int for "row 0 is that column, and so
+    on down the diagonal", column numbers (−1: not among them), or None if they share no embedding.
     """
     same = row_labels.unsqueeze(1) == column_labels.unsqueeze(0)
     negatives = ~same
@@ -47,12 +37,7 @@ def masks(row_labels: Tensor, column_labels: Tensor, own_columns: Tensor | int |
 
 
 def exclude_own(mask: Tensor, own_columns: Tensor | int | None) -> Tensor:
-    """Remove the pair of each row with itself from a mask, in place.
-
-    Args:
-        mask: Boolean mask, [a, n].
-        own_columns: As for :func:`masks`.
-    """
+    """Remove the pair of each row with itself from a mask, in place."""
     if isinstance(own_columns, int):
         mask.diagonal(own_columns).fill_(False)
     elif own_columns is not None:
@@ -61,15 +46,7 @@ def exclude_own(mask: Tensor, own_columns: Tensor | int | None) -> Tensor:
 
 
 def ordinals(labels: Tensor) -> Tensor:
-    """Return how many earlier elements have the same label, [n].
-
-    Args:
-        labels: Labels, [n].
-
-    Example:
-        >>> ordinals(torch.tensor([7, 3, 7, 7])).tolist()
-        [0, 0, 1, 2]
-    """
+    """Return how many earlier elements have the same label, [n]."""
     ordered, order = labels.sort(stable=True)
     places = torch.arange(len(labels), device=labels.device)
     return torch.empty_like(order).scatter_(0, order, places - torch.searchsorted(ordered, ordered))
@@ -77,13 +54,7 @@ def ordinals(labels: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a number as a tensor that is shared by all callers.
-
-    Args:
-        value: The number.
-        dtype: Its dtype.
-        device: Its device.
-    """
+    """Return a number as a tensor that is shared by all callers."""
     return torch.full((), value, dtype=dtype, device=device)
 
 
@@ -101,32 +72,17 @@ def masked(values: Tensor, mask: Tensor, otherwise: float = 0.0) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum each row over its mask, [a].
-
-    Args:
-        values: Values, [a, n].
-        mask: Boolean mask, [a, n].
-    """
+    """Sum each row over its mask, [a]."""
     return masked(values, mask).sum(dim=1)
 
 
 def count(mask: Tensor, like: Tensor) -> Tensor:
-    """Count the members of each row's mask, [a].
-
-    Args:
-        mask: Boolean mask, [a, n].
-        like: The result has the dtype of this tensor.
-    """
+    """Count the members of each row's mask, [a]."""
     return mask.sum(dim=1, dtype=like.dtype)
 
 
 def masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
-    """Compute log Σ exp of each row over its mask, [a]; about ``FLOOR`` if the mask is empty.
-
-    Args:
-        values: Values, [a, n].
-        mask: Boolean mask, [a, n].
-    """
+    """Compute log Σ exp of each row over its mask, [a]; about ``FLOOR`` if the mask is empty."""
     return masked(values, mask, FLOOR).logsumexp(dim=1)
 
 
@@ -135,15 +91,6 @@ def positive_columns(mask: Tensor, width: int | None = None) -> tuple[Tensor, Te
 
     On a CPU, k is the largest number of members. On a GPU that number would need a synchronization, so every column
     keeps its own slot and k = n, unless a width is given.
-
-    Args:
-        mask: Boolean mask, [a, n].
-        width: k. Further members of a row are left out.
-
-    Example:
-        >>> columns, filled = positive_columns(torch.tensor([[False, True, True], [True, False, False]]), width=2)
-        >>> columns[filled].tolist(), filled.tolist()
-        ([1, 2, 0], [[True, True], [True, False]])
     """
     if width is not None:
         count = mask.shape[1]
@@ -162,13 +109,7 @@ def positive_columns(mask: Tensor, width: int | None = None) -> tuple[Tensor, Te
 
 
 def slot_chunks(count: int, pairs: Tensor, budget: int) -> list[slice]:
-    """Split slots into chunks such that slots × pairs fit into an eighth of the memory budget.
-
-    Args:
-        count: Number of slots.
-        pairs: A tile, [a, n].
-        budget: Memory budget in bytes.
-    """
+    """Split slots into chunks such that slots × pairs fit into an eighth of the memory budget."""
     most = budget // (8 * pairs.element_size())
     if pairs.device.type == "cpu":
         most = min(most, CPU_CHUNK)
@@ -177,13 +118,7 @@ def slot_chunks(count: int, pairs: Tensor, budget: int) -> list[slice]:
 
 
 def scatter_mask(index: Tensor, filled: Tensor, width: int) -> Tensor:
-    """Return the mask, [a, width], of the columns that the filled slots name.
-
-    Args:
-        index: Column numbers, [a, k].
-        filled: Which slots are filled, [a, k].
-        width: Number of columns.
-    """
+    """Return the mask, [a, width], of the columns that the filled slots name."""
     spare = torch.where(filled, index, width)  # empty slots write to an extra column, which is cut off
     mask = torch.zeros(index.shape[0], width + 1, dtype=torch.bool, device=index.device)
     return mask.scatter_(1, spare, True)[:, :width]
@@ -294,11 +229,7 @@ def row_sum(terms: Tensor, slopes: Tensor, factor: float = 1.0) -> Row:
 
 
 def row_hinge(terms: Tensor) -> tuple[Row, Tensor]:
-    """Sum the terms [x]+ of each row; return the sum with its derivative by x, and the number of active terms.
-
-    Args:
-        terms: The values of [x]+, [a, n]. They are overwritten with their slopes.
-    """
+    """Sum the terms [x]+ of each row; return the sum with its derivative by x, and the number of active terms."""
     total, slopes = terms.sum(dim=1), terms.sign_()
     return Row(total, [(1.0, slopes)]), slopes.sum(dim=1)
 
@@ -321,9 +252,5 @@ def row_logsumexp(values: Tensor, mask: Tensor, scale: float = 1.0) -> Row:
 
 
 def count_nonzero(terms: Tensor) -> Tensor:
-    """Count the terms of each row that are not zero, [a], in their dtype.
-
-    Args:
-        terms: Terms, [a, n].
-    """
+    """Count the terms of each row that are not zero, [a], in their dtype."""
     return terms.sign().abs_().sum(dim=1)

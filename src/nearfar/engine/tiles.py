@@ -200,14 +200,7 @@ class RowLoss:
 
 
 class PairList:
-    """Given pairs, ordered by row and column.
-
-    Args:
-        height: Number of rows.
-        row: Row of each pair, [p].
-        column: Column of each pair, [p].
-        same: Whether each pair is positive, [p].
-    """
+    """Given pairs, [p], ordered by row and column."""
 
     def __init__(self, height: int, row: Tensor, column: Tensor, same: Tensor) -> None:
         self.row, self.column, self.same = row, column, same
@@ -233,17 +226,7 @@ class PairList:
 
 
 class TiledBatch:
-    """A batch prepared for the measure of a loss, from which tiles are cut.
-
-    Args:
-        loss: The loss to compute.
-        inputs: Embeddings [m, d], gallery [n, d] or None, anchor values [m] or None.
-        constants: Labels [m], labels of the gallery [n], positions of the anchors in it [m] (−1: not in it) and random
-            numbers in [0, 1) [m + n], or None for each of them.
-        relations: Who is a positive and who a negative of whom; None: labels say so.
-        columns_need_grad: Whether a gradient by the columns is needed.
-        lists: Whether tiles may consist of lists of given pairs.
-    """
+    """A batch prepared for the measure of a loss, from which tiles are cut."""
 
     def __init__(
         self,
@@ -572,12 +555,7 @@ class StreamedGradient:
 
 
 class ListWeights:
-    """Keeps the derivatives by the dot products of each anchor's list of columns.
-
-    Args:
-        batch: The batch.
-        count: The number of pairs.
-    """
+    """Keeps the derivatives by the dot products of each anchor's list of columns."""
 
     def __init__(self, batch: TiledBatch, count: int) -> None:
         self.batch, self.weights = batch, batch.embeddings.new_zeros(count)
@@ -976,22 +954,7 @@ def row_loss(
     noise: Tensor | None = None,
     owner: object = None,
 ) -> Tensor:
-    """Compute the loss of a batch, differentiable once by embeddings, gallery and anchor values.
-
-    Args:
-        loss: The loss.
-        embeddings: The anchors, [m, d].
-        labels: Labels of the anchors, [m], or who is a positive and who a negative of whom.
-        gallery: The columns, [n, d]; None: the anchors themselves.
-        gallery_labels: Labels of the columns, [n]; None: those of the anchors.
-        positions: The column of each anchor's own embedding in the gallery, [m]; −1: not in it.
-        anchor_values: The loss's own number for each anchor, [m].
-        noise: Random numbers in [0, 1) for anchors and columns, [m + n], for minings that draw.
-        owner: The object that keeps recordings as CUDA graphs; None: the loss itself.
-
-    Returns:
-        The loss, a scalar.
-    """
+    """Compute the loss of a batch, differentiable once by embeddings, gallery and anchor values."""
     relations, known = (None, labels) if isinstance(labels, Tensor) else (labels, None)
     constants = known, None if gallery is None else gallery_labels, positions, noise
     pairs = len(embeddings) * len(embeddings if gallery is None else gallery)
@@ -1020,18 +983,7 @@ def pair_weights(
     anchor_values: Tensor | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """Compute W = ∂loss/∂values of every pair, [m, n].
-
-    Args:
-        loss: The loss.
-        embeddings: The anchors, [m, d].
-        labels: Labels of the anchors, [m], or who is a positive and who a negative of whom.
-        gallery: The columns, [n, d]; None: the anchors themselves.
-        gallery_labels: Labels of the columns, [n]; None: those of the anchors.
-        positions: The column of each anchor's own embedding in the gallery, [m]; −1: not in it.
-        anchor_values: The loss's own number for each anchor, [m].
-        noise: Random numbers in [0, 1) for anchors and columns, [m + n], for minings that draw.
-    """
+    """Compute W = ∂loss/∂values of every pair, [m, n]."""
     relations, known = (None, labels) if isinstance(labels, Tensor) else (labels, None)
     constants = known, None if gallery is None else gallery_labels, positions, noise
     batch = TiledBatch(loss, (embeddings, gallery, anchor_values), constants, relations)

@@ -37,25 +37,15 @@ LARGEST = 1024.0  # what the largest number is scaled to before it is split into
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of the blocks of a kernel.
-
-    Args:
-        rows: Rows of a block.
-        columns: Columns of a block.
-        inner: Dimensions that one product of similarities sums over.
-        outer: Dimensions of the gradient that one program computes.
-        warps: Warps of a program.
-        stages: Stages of its software pipeline.
-        resident: Programs that a multiprocessor runs at a time.
-    """
+    """Sizes of the blocks of a kernel."""
 
     rows: int
     columns: int
-    inner: int
-    outer: int
+    inner: int  # dimensions that one product of similarities sums over
+    outer: int  # dimensions of the gradient that one program computes
     warps: int
-    stages: int
-    resident: int = 1
+    stages: int  # of the software pipeline
+    resident: int = 1  # programs that a multiprocessor runs at a time
 
 
 # The first that the GPU has room for is used.
@@ -683,31 +673,19 @@ def _times_columns(
 
 @dataclass(frozen=True)
 class KernelVectors:
-    """Vectors as the kernels read them.
+    """Vectors as the kernels read them."""
 
-    Args:
-        points: Prepared vectors, [m, d], float32 or bfloat16; or their larger halves in float16, in units of ``unit``.
-        rest: The smaller halves; otherwise any tensor.
-        unit: What the halves are multiples of, a scalar; otherwise any tensor.
-        squares: Squared lengths, [m]; any tensor for dot products.
-        labels: Labels, [m].
-    """
-
-    points: Tensor
-    rest: Tensor
-    unit: Tensor
-    squares: Tensor
-    labels: Tensor
+    points: Tensor  # [m, d], float32 or bfloat16; or their larger halves in float16, in units of `unit`
+    rest: Tensor  # the smaller halves; otherwise any tensor
+    unit: Tensor  # what the halves are multiples of, a scalar; otherwise any tensor
+    squares: Tensor  # squared lengths, [m]; any tensor for dot products
+    labels: Tensor  # [m]
 
 
 def halves(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Split float32 numbers into sums of two numbers of float16, and return both parts and their unit.
 
     The parts have 22 bits together, as two numbers of TF32 would, and their products take half the time.
-
-    Args:
-        points: The numbers.
-        largest: A bound of their magnitude; None: it is computed.
     """
     if largest is None:
         _, exponent = torch.frexp(torch.linalg.vector_norm(points, ord=float("inf")))
@@ -725,36 +703,22 @@ def halves(points: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Comparison:
-    """What all kernels of one evaluation share.
-
-    Args:
-        rows: The anchors.
-        columns: What they are compared with.
-        own: The column of each anchor, [m] (−1: none), or None if anchors and columns are the same or share no vector.
-        same: Whether anchors and columns are the same.
-        power: 0 for dot products, 1 for Euclidean distances, 2 for squared distances.
-        precision: "float32", "tf32" or "bfloat16".
-        dots: All dot products, [m, n], which ``products`` overwrites; None: each kernel computes them.
-    """
+    """What all kernels of one evaluation share."""
 
     rows: KernelVectors
     columns: KernelVectors
-    own: Tensor | None
-    same: bool
-    power: int
+    own: Tensor | None  # the column of each anchor, [m] (−1: none); None: they are the same or share no vector
+    same: bool  # whether anchors and columns are the same
+    power: int  # of the measure
     precision: str
-    dots: Tensor | None = None
+    dots: Tensor | None = None  # all dot products, [m, n], which `products` overwrites; None: each kernel computes them
 
     def transposed(self) -> Comparison:
         """Return the comparison with columns as rows."""
         return replace(self, rows=self.columns, columns=self.rows, dots=None)
 
     def arguments(self, *, transposed: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return pointers and constants for a kernel.
-
-        Args:
-            transposed: Whether ``own`` belongs to the columns.
-        """
+        """Return pointers and constants for a kernel."""
         rows, columns = self.rows, self.columns
         pointers = (
             rows.points, columns.points, rows.rest, columns.rest, rows.unit, columns.unit,
@@ -832,12 +796,7 @@ def sums(
 ) -> Tensor:
     """Compute six sums over the positives and six over the negatives of each row, [groups, 12, m].
 
-    Args:
-        comparison: What is compared.
-        positives: The terms of the positives.
-        negatives: The terms of the negatives.
-        bounds: Upper bounds of minus the similarity of negatives and of the similarity of positives, [2, m].
-        shifts: Shifts of the sums of positives and of negatives, [2, m].
+    The bounds, [2, m], are upper ones of minus the similarity of negatives and of the similarity of positives.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -864,15 +823,7 @@ def sums(
 
 
 def merge(parts: Tensor) -> Tensor:
-    """Merge the sums of groups of columns, [groups, 12, m].
-
-    Args:
-        parts: What ``sums`` computed.
-
-    Returns:
-        The log-sum-exp, the expected value, the sum, and the numbers of active and of all pairs, for the positives and
-        for the negatives, [2, 5, m].
-    """
+    """Merge the sums of groups of columns into log-sum-exp, expected, total, active and number for both, [2, 5, m]."""
     groups, _, height = parts.shape
     out = parts.new_empty(2, 5, height)
     _merge[(-(-height // MERGE_BLOCK), 2)](parts, out, groups, height, BLOCK=MERGE_BLOCK)
@@ -880,17 +831,10 @@ def merge(parts: Tensor) -> Tensor:
 
 
 def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tensor, Tensor]:
-    """Find the least similar positive and the most similar negative of each anchor.
+    """Find the similarity and the column of each anchor's least similar positive and most similar negative.
 
-    The similarity is minus the distance for distances.
-
-    Args:
-        comparison: What is compared.
-        need_columns: False: the columns may be anything.
-
-    Returns:
-        The similarities, negated for the positive, and the columns, [groups, 2, m] each. The similarity is −∞ in a
-        group of columns without a positive, or without a negative.
+    [groups, 2, m] each, negated for the positive; −∞ in a group of columns without such a pair. The similarity is minus
+    the distance for distances.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -912,15 +856,9 @@ def extremes(comparison: Comparison, *, need_columns: bool = True) -> tuple[Tens
 
 
 def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """Find each anchor's most similar negative below each bound, and its least similar negative.
+    """Find each anchor's most similar negative below each bound, [k, m], and its least similar negative.
 
-    Args:
-        comparison: What is compared.
-        bounds: Bounds of the similarity, [k, m].
-
-    Returns:
-        The similarities, negated for the least similar negative, and the columns, [groups, k + 1, m] each. The
-        similarity is −∞ in a group of columns without such a negative.
+    Similarities, negated for the last, and columns, [groups, k + 1, m] each; −∞ in a group without such a negative.
     """
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
@@ -943,16 +881,7 @@ def semi_hard(comparison: Comparison, bounds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def triplets(comparison: Comparison, terms: Terms, thresholds: Tensor) -> Tensor:
-    """Sum over the negatives of each anchor what their similarity is above each of its thresholds.
-
-    Args:
-        comparison: What is compared.
-        terms: Their ``total`` says what is summed.
-        thresholds: Thresholds of the similarity, [k, m].
-
-    Returns:
-        The sums, and the sums of the derivatives of their terms, [groups, 2, k, m].
-    """
+    """Sum the terms, and their derivatives, of negatives above each threshold of their anchor, [groups, 2, k, m]."""
     (height, dim), width = comparison.rows.points.shape, len(comparison.columns.points)
     pointers, constants = comparison.arguments()
     count = len(thresholds)
@@ -987,21 +916,8 @@ def products(
 ) -> tuple[Tensor, Tensor]:
     """Multiply the derivatives by the dot products with vectors: W C, Wᵀ R, or both if rows and columns are the same.
 
-    Args:
-        comparison: What is compared.
-        positives: The terms of the positives.
-        negatives: The terms of the negatives.
-        params: Ten numbers of each anchor, [10, m]: bounds and shifts as for ``sums``, log-sum-exps, and derivatives by
-            these and by the totals.
-        bounded: Whether the bounds are used.
-        triplets: Whether the parameters are thresholds of each anchor instead, and the terms those of ``triplets``.
-        of_columns: True: the gradient by the columns.
-        both: True: the sum of the gradients by rows and by columns, which are the same.
-        need_sums: Whether the sums of the derivatives are needed.
-        budget: Memory for a strip of W, in bytes.
-
-    Returns:
-        The products, [m, d], and the sums of the derivatives of each of their rows, [m].
+    ``params``, [10, m], are bounds and shifts as for ``sums``, log-sum-exps, and derivatives by these and by the
+    totals; with ``triplets`` thresholds and weights. Also returns the sums of the derivatives of each row, [m].
     """
     pointers, constants = (comparison.transposed() if of_columns else comparison).arguments(transposed=of_columns)
     dim, width = pointers[0].shape[1], len(pointers[1])

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import FLOOR, LossComputation, differentiable, masks, measure, propagate_nan
-from nearfar.engine.autograd import Gradients, Needed, Tensors
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
+from nearfar.engine.measures import create as measure
+from nearfar.engine.measures import propagate_nan
+from nearfar.engine.rows import FLOOR, masks
 from nearfar.engine.tiles import plus_transposed
 from nearfar.losses.base import Loss
 from nearfar.losses.registry import register
@@ -189,13 +191,7 @@ def _exponentials(scaled: Tensor, others: Tensor) -> _Exponentials:
 
 
 class _Band:
-    """Rows in blocks, and each block with the rows up to ``reach`` before and after it.
-
-    Args:
-        height: Number of rows.
-        rows: Rows of a block.
-        reach: Rows before and after a block.
-    """
+    """Rows in blocks, and each block with the rows up to ``reach`` before and after it."""
 
     def __init__(self, height: int, rows: int, reach: int) -> None:
         self.rows, self.reach = rows, reach

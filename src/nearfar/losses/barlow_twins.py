@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.engine import LossComputation, by_autograd, differentiable, masked, masks
+from nearfar.engine import masked
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.engine.rows import masks
 from nearfar.losses.base import Loss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative

@@ -13,19 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import (
-    AllTriplets,
-    FusedProgram,
-    HardPairs,
-    Mean,
-    Program,
-    Row,
-    RowLoss,
-    SemiHardPairs,
-    Tile,
-    pair_weights,
-    row_loss,
-)
+from nearfar.engine import Mean, Row, Tile
+from nearfar.engine.fused import AllTriplets, FusedProgram, HardPairs, Program, SemiHardPairs
+from nearfar.engine.tiles import RowLoss, pair_weights, row_loss
 from nearfar.losses.foreign import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
@@ -471,13 +461,7 @@ def param_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
 
 
 def loss_groups(losses: nn.Module, lr: float, multiplier: float | None = None) -> list[dict[str, Any]]:
-    """Return the parameter groups of all losses in a module, each parameter once.
-
-    Args:
-        losses: A loss, or a module that contains losses.
-        lr: The learning rate of the optimizer.
-        multiplier: Factor of the learning rate, instead of the losses' own.
-    """
+    """Return the parameter groups of all losses in a module, each parameter once."""
     found = [(path, module) for path, module in losses.named_modules() if isinstance(module, Loss)]
     seen: set[int] = set()
     groups = []

@@ -6,7 +6,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import Program, Row, Sums, Terms, count, masked, row_sum
+from nearfar.engine import Row, masked, row_sum
+from nearfar.engine.fused import Program, Sums, Terms
+from nearfar.engine.rows import count
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice

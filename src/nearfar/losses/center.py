@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.engine import LossComputation, by_autograd, differentiable
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Program, Row, Sums, Terms, count_nonzero, masked, mean_over, row_hinge, row_sum
+from nearfar.engine import Mean, Row, masked, row_sum
+from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.rows import count_nonzero, row_hinge
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice

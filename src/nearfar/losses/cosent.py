@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import Tile, masked, masked_sum, running_sum
-from nearfar.engine.rows import FLOOR
+from nearfar.engine import Tile, masked
+from nearfar.engine.histograms import running_sum
+from nearfar.engine.rows import FLOOR, masked_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import number

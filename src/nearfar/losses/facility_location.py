@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engine import LossComputation, masked, unit
-from nearfar.engine.autograd import Gradients, Needed, Tensors, no_compile, run
+from nearfar.engine import masked, unit
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, no_compile, run
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, whole
@@ -173,12 +173,7 @@ class _Step:
         return torch.cat([torch.cat(medoids), scores.index_select(0, medoids[-1]), torch.zeros_like(nearest[:1])])
 
     def swap(self, state: Tensor, slots: Tensor) -> Tensor:
-        """Replace the first medoid that one of its candidates improves, by the best of them; returns the next state.
-
-        Args:
-            state: The state. It is unchanged, with a first medoid above ``size``, if there is no improvement.
-            slots: Which medoid each point may replace, [m].
-        """
+        """Replace the first medoid that one of its candidates improves, by the best of them; returns the next state."""
         medoids, score, first = state[: self.size].long(), state[-2], state[-1]
         # The nearest medoid of each point and the next one, or none, for which every candidate is nearer.
         none = torch.full_like(self.ranks[:, :1], len(slots))
@@ -200,15 +195,7 @@ class _Step:
         return torch.cat([medoids, reached, place + 1])
 
     def scores(self, takes: Tensor, slot: Tensor, cell: Tensor, nearest: Tensor, *, cells: int) -> Tensor:
-        """A of each of m candidates, [m].
-
-        Args:
-            takes: Which points a candidate takes, [m, m].
-            slot: The medoids of the other points, [m, m] or [m, 1].
-            cell: Their cells, see ``cells``.
-            nearest: Their distances.
-            cells: Above all numbers of cells.
-        """
+        """A of each of m candidates, [m]."""
         fit = torch.where(takes, self.distances, nearest).sum(dim=0)
         if self.size == 1:
             return -fit  # there is one clustering
@@ -228,11 +215,7 @@ class _Step:
         return joint.div_(both).mul_(2.0 * self.gamma).sub_(self.gamma).sub_(fit)
 
     def cells(self, slots: Tensor) -> Tensor:
-        """The cells of the table classes × medoids: a number for each cell that occurs, below that of ``slots``.
-
-        Args:
-            slots: The medoids of all points, [m], or twice as many, [2m]; ``size``: none.
-        """
+        """The cells of the table classes × medoids: a number for each cell that occurs, below that of ``slots``."""
         width = self.size + 1
         codes = (self.classes * width).repeat(len(slots) // len(self.classes)).add_(slots)
         names = torch.empty(self.size * width, dtype=torch.long, device=codes.device)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Row, SoftHistograms, masked, running_sum
+from nearfar.engine import Mean, Row, masked
+from nearfar.engine.histograms import SoftHistograms, running_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import whole

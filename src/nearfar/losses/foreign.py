@@ -63,16 +63,7 @@ ARGUMENTS = {
 
 
 def refuse_foreign(owner: str, given: Iterable[str], own: Iterable[str] = ()) -> None:
-    """Refuse arguments of other libraries, and name ours.
-
-    Args:
-        owner: What was called, for the error.
-        given: Names of the arguments.
-        own: Names that ``owner`` has, whatever other libraries mean by them.
-
-    Raises:
-        TypeError: If an argument is that of another library.
-    """
+    """Refuse arguments of other libraries, and name ours."""
     for name in given:
         if name in ARGUMENTS and name not in own:
             raise TypeError(f"{owner} has no argument {name!r}; nearfar has {ARGUMENTS[name]} (see nf.migrate)")

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
-from nearfar.engine import FLOOR, LossComputation, by_autograd, differentiable, masked, unit
+from nearfar.engine import masked, unit
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.engine.rows import FLOOR
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, one_of, positive, whole
@@ -152,19 +154,7 @@ def correlation(embeddings: Tensor, keep_diagonal: bool = False) -> Tensor:
 
 
 def refine(similarity: Tensor, assignment: Tensor, steps: int) -> Tensor:
-    """Apply the replicator dynamics X ← X∘(WX), each row divided by its sum.
-
-    Args:
-        similarity: W ≥ 0, [m, m].
-        assignment: X, [m, C], with rows that sum to 1.
-        steps: Number of iterations.
-
-    Example:
-        >>> similarity = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        >>> refine(similarity, torch.tensor([[0.5, 0.5], [0.8, 0.2]]), steps=1)
-        tensor([[0.8000, 0.2000],
-                [0.8000, 0.2000]])
-    """
+    """Apply the replicator dynamics X ← X∘(WX), each row divided by its sum."""
     smallest = torch.finfo(assignment.dtype).tiny
     logarithm = masked(assignment.clamp(min=smallest).log(), assignment > 0, FLOOR)
     return _refine(similarity, logarithm, steps).exp()

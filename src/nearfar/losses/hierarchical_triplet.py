@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Tile, count, unit
+from nearfar.engine import Mean, Tile, unit
+from nearfar.engine.rows import count
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
 from nearfar.losses.triplet import every_triplet, listed_triplets

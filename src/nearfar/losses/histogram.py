@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearfar.engine import SoftHistograms, Tile, running_sum
+from nearfar.engine import Tile
+from nearfar.engine.histograms import SoftHistograms, running_sum
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import whole

@@ -8,18 +8,9 @@ import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import (
-    Mean,
-    Program,
-    Row,
-    Sums,
-    Terms,
-    Tile,
-    count,
-    masked,
-    positive_columns,
-    row_logsumexp,
-)
+from nearfar.engine import Mean, Row, Tile, masked, row_logsumexp
+from nearfar.engine.fused import Program, Sums, Terms
+from nearfar.engine.rows import count, positive_columns
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice

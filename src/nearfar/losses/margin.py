@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Program, Row, Sums, Terms, Tile, masked, mean_over, row_hinge
+from nearfar.engine import Mean, Row, Tile, masked
+from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.rows import row_hinge
 from nearfar.losses.base import PairLoss, check_classes
 from nearfar.losses.registry import register
 from nearfar.mining import Choice

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import Program, Row, Sums, Terms, row_logsumexp
+from nearfar.engine import Row, row_logsumexp
+from nearfar.engine.fused import Program, Sums, Terms
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import ValidTriplet

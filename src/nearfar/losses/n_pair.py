@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import FLOOR, Mean, Row, Tile, masked, positive_columns, row_logsumexp
+from nearfar.engine import Mean, Row, Tile, masked, row_logsumexp
+from nearfar.engine.rows import FLOOR, positive_columns
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice

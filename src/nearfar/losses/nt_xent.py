@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Program, Row, Sums, Terms, Tile, mean_over
+from nearfar.engine import Mean, Row, Tile
+from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.losses.base import PairLoss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.registry import register

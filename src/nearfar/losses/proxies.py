@@ -9,7 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from nearfar.engine import DEFAULT_BUDGET, ClassShard, Measure, class_loss, measure
+from nearfar.engine.class_tiles import ClassShard, class_loss
+from nearfar.engine.measures import Measure
+from nearfar.engine.measures import create as measure
+from nearfar.engine.tiles import DEFAULT_BUDGET
 from nearfar.losses.base import Loss, check_classes, refuse_gallery
 from nearfar.utils.validation import number, positive, whole
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.engine import Row, RowLoss, Tile, row_logsumexp, row_loss
+from nearfar.engine import Row, Tile, row_logsumexp
+from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import number, positive

@@ -8,18 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engine import (
-    Mean,
-    Measure,
-    RowLoss,
-    Tile,
-    masked,
-    measure,
-    row_logsumexp,
-    row_loss,
-    row_sum,
-    unit,
-)
+from nearfar.engine import Mean, Tile, masked, row_logsumexp, row_sum, unit
+from nearfar.engine.measures import Measure
+from nearfar.engine.measures import create as measure
+from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.proxies import ClassificationLoss
 from nearfar.losses.registry import register

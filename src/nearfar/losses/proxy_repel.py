@@ -11,20 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar.engine import (
-    FLOOR,
-    LossComputation,
-    Row,
-    RowLoss,
-    Tile,
-    by_autograd,
-    differentiable,
-    masked,
-    measure,
-    row_loss,
-    unit,
-)
-from nearfar.engine.autograd import Gradients, Needed, Tensors
+from nearfar.engine import Row, Tile, masked, unit
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, by_autograd, differentiable
+from nearfar.engine.measures import create as measure
+from nearfar.engine.rows import FLOOR
+from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.proxy_anchor import pull, share_of_present
 from nearfar.losses.registry import register

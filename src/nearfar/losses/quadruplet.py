@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nearfar.engine import LossComputation, differentiable, masks, measure, propagate_nan
-from nearfar.engine.autograd import Gradients, Needed, Tensors
+from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, differentiable
+from nearfar.engine.measures import create as measure
+from nearfar.engine.measures import propagate_nan
+from nearfar.engine.rows import masks
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 from nearfar.utils.validation import number

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import FLOOR, Mean, Program, Row, Sums, Terms, masked, mean_over, row_sum
+from nearfar.engine import Mean, Row, masked, row_sum
+from nearfar.engine.fused import Program, Sums, Terms, mean_over
+from nearfar.engine.rows import FLOOR
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, one_of, positive

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Program, Row
+from nearfar.engine import Row
+from nearfar.engine.fused import Program
 from nearfar.losses.base import PairLoss
 from nearfar.losses.multi_similarity import soft_extremes, soft_extremes_program
 from nearfar.losses.registry import register

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nearfar.engine import LossComputation, by_autograd, differentiable, unit
+from nearfar.engine import unit
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.losses.base import Loss
 from nearfar.losses.multiple import MultipleLosses, Term
 from nearfar.losses.proxies import ProxyLoss

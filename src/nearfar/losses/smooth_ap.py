@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar.engine import Mean, Row, masked, positive_columns, slot_chunks
+from nearfar.engine import Mean, Row, masked
+from nearfar.engine.rows import positive_columns, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.tensors import readable

@@ -7,7 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from nearfar.engine import LossComputation, differentiable, masked, unit
+from nearfar.engine import masked, unit
+from nearfar.engine.autograd import LossComputation, differentiable
 from nearfar.losses.base import Loss, refuse_gallery
 from nearfar.losses.registry import register
 

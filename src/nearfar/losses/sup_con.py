@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from nearfar import mining as minings
-from nearfar.engine import Mean, Program, Row, Sums, Terms, mean_over, row_logsumexp
+from nearfar.engine import Mean, Row, row_logsumexp
+from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice

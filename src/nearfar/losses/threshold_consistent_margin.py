@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nearfar.engine import Mean, masked, row_hinge
+from nearfar.engine import Mean, masked
+from nearfar.engine.rows import row_hinge
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, number

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from nearfar import mining as minings
-from nearfar.engine import AllTriplets, Mean, Row, Tile, count, masked, positive_columns, row_sum, slot_chunks
+from nearfar.engine import Mean, Row, Tile, masked, row_sum
+from nearfar.engine.fused import AllTriplets
+from nearfar.engine.rows import count, positive_columns, slot_chunks
 from nearfar.losses.base import PairLoss
 from nearfar.losses.registry import register
 from nearfar.mining import Choice, MinedTriplets, TripletMining

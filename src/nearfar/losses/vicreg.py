@@ -6,18 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nearfar.engine import (
-    LossComputation,
-    Mean,
-    RowLoss,
-    Tile,
-    by_autograd,
-    count,
-    differentiable,
-    masked,
-    row_loss,
-    row_sum,
-)
+from nearfar.engine import Mean, Tile, masked, row_sum
+from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.engine.rows import count
+from nearfar.engine.tiles import RowLoss, row_loss
 from nearfar.losses.base import Loss
 from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative
