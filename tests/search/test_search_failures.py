@@ -55,7 +55,7 @@ def test_a_new_backend_of_a_failed_compaction_is_discarded(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("measure", ["cosine", "euclidean"])
-@pytest.mark.parametrize(("name", "kind"), [("exact", Exact), ("faiss:flat", Faiss)])
+@pytest.mark.parametrize(("name", "kind"), [("exact", Exact), ("faiss:hnsw", Faiss)])
 def test_a_backend_that_fails_keeps_no_change_from_being_done(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

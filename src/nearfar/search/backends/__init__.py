@@ -108,7 +108,7 @@ def make(name: str, vectors: Vectors, ids: Ids, context: BackendContext) -> Back
         ids: Their ids [n].
         context: Settings of the index.
     """
-    kind, _, words = name.partition(":")
+    kind, words = _parts(name, context.measure)
     if name == Int8.name:
         return Int8(vectors, ids, measure=context.measure)
     if kind == "faiss":
@@ -137,7 +137,7 @@ def reopen(
         folder: The data folder.
         facts: What ``Backend.save`` returned.
     """
-    kind, _, words = name.partition(":")
+    kind, words = _parts(name, context.measure)
     if kind == "faiss" or name == Int8.name:
         try:
             if name == Int8.name:
@@ -165,3 +165,9 @@ def reopen(
             read_only=context.read_only,
         )
     return Exact(vectors, ids, measure=context.measure, device=context.device)
+
+
+def _parts(name: str, measure: str) -> tuple[str, str]:
+    """What stands before and after the colon of a name; flat search by distance is exact search."""
+    kind, _, words = name.partition(":")
+    return ("exact", "") if (name, measure) == ("faiss:flat", "euclidean") else (kind, words)

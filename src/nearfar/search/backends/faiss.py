@@ -1,4 +1,9 @@
-"""Search with FAISS: flat, inverted lists (IVF), or a graph (HNSW), depending on the number of vectors."""
+"""Search with FAISS: flat, inverted lists (IVF), or a graph (HNSW), depending on the number of vectors.
+
+FAISS may compute distances of vectors far from the origin from products, whose difference then has no correct digit, so
+it gets vectors relative to their mean. Nothing here depends on which formula it uses. Flat search of distances is
+``Exact``.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from nearfar.search.backends.base import NO_ID, Backend, Ids, Scores, Vectors, rows_of
-from nearfar.search.backends.exact import SPARE, UNIT, Exact, best
-from nearfar.utils.atomic import whole_file
+from nearfar.search.backends.exact import Coordinates, Exact, best, distance_scores, frame_for, sum_and_lengths
+from nearfar.utils.atomic import read_tensors, whole_file, write_tensors
 from nearfar.utils.progress import Progress
+from nearfar.utils.tensors import as_vectors
 from nearfar.utils.validation import one_of
 
 KINDS = ("flat", "ivf", "hnsw")
@@ -26,7 +33,8 @@ SAMPLE, NEAREST = 200, 10
 FEW = 8  # if at most one in so many vectors is allowed, they are searched exactly
 DEAD = 0.2  # share of removed vectors above which the index is built again
 BROADEST = 2048  # candidates of a search in a graph
-FILE, IDS = "faiss.index", "faiss-ids.npy"
+SAME = 1e-6  # difference of cosines, or relative difference of distances, that counts as none
+FILE, IDS, FRAME = "faiss.index", "faiss-ids.npy", "faiss-frame.safetensors"
 BLOCK = 16_384
 
 
@@ -59,13 +67,23 @@ class Faiss(Backend):
         kind: "flat", "ivf" or "hnsw".
         measure: "cosine" or "euclidean".
         trained: Number of vectors that it was trained with.
+        frame: The frame of its vectors, where distances are compared.
     """
 
     def __init__(
-        self, index: Any, own: Ids, vectors: Vectors, ids: Ids, *, kind: str, measure: str, trained: int
+        self,
+        index: Any,
+        own: Ids,
+        vectors: Vectors,
+        ids: Ids,
+        *,
+        kind: str,
+        measure: str,
+        trained: int,
+        frame: Coordinates | None,
     ) -> None:
         self.kind, self.measure, self.trained = one_of("kind", kind, KINDS), measure, trained
-        self._index = index
+        self._index, self._frame = index, frame
         self._own = own  # ids of the rows of the FAISS index; some may have been removed
         self._exact = Exact(vectors, ids, measure=measure)  # for filters with few results, and to measure recall
         self._tail: list[tuple[Ids, Vectors]] = []
@@ -74,7 +92,6 @@ class Faiss(Backend):
         gone = ~np.isin(own, ids, assume_unique=True)
         self._alive: NDArray[np.bool_] | None = ~gone if gone.any() else None
         self.recall: float | None = None
-        self._many = int(_faiss().cvar.distance_compute_blas_threshold)  # queries
 
     @property
     def name(self) -> str:
@@ -95,12 +112,13 @@ class Faiss(Backend):
             progress: Receives the progress.
         """
         kind = one_of("kind", kind or kind_for(len(ids)), KINDS)
-        index = _trained(vectors, kind, measure)
+        frame = _frame(vectors) if measure == "euclidean" else None
+        index = _trained(vectors, kind, measure, frame)
         for start in range(0, len(ids), BLOCK):
-            index.add(_plain(vectors[start : start + BLOCK]))
+            index.add(_placed(vectors[start : start + BLOCK], frame))
             if progress is not None:
                 progress(min(start + BLOCK, len(ids)), len(ids))
-        made = cls(index, ids, vectors, ids, kind=kind, measure=measure, trained=len(ids))
+        made = cls(index, ids, vectors, ids, kind=kind, measure=measure, trained=len(ids), frame=frame)
         made._tune(vectors, ids)
         return made
 
@@ -124,7 +142,16 @@ class Faiss(Backend):
         sound = own.ndim == 1 and own.dtype == np.int64 and (np.diff(own) > 0).all() and np.isin(ids, own).all()
         if not sound or not index.is_trained or index.ntotal != len(own) or index.d != vectors.shape[1]:
             raise ValueError(f"{FILE} and {IDS} do not match the vectors")
-        found = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=int(facts.get("trained", len(ids))))
+        frame = None
+        if (folder / FRAME).exists():
+            center, about = read_tensors(folder / FRAME)
+            frame = Coordinates(center["center"], float(about["factor"]))
+        elif measure == "euclidean":
+            frame = _frame(vectors)
+            if frame.factor != 1 or bool(frame.center.any()):
+                raise ValueError(f"{FRAME} is missing")
+        trained = int(facts.get("trained", len(ids)))
+        found = cls(index, own, vectors, ids, kind=kind, measure=measure, trained=trained, frame=frame)
         found.recall = facts.get("recall@10")
         if kind in KNOBS:
             found._turn(int(facts[KNOBS[kind]]))
@@ -167,13 +194,24 @@ class Faiss(Backend):
         elif self._tail:
             index = faiss.clone_index(self._index)
             for _, rows in self._tail:
-                index.add(_plain(rows))
-            made = Faiss(index, own, vectors, ids, kind=self.kind, measure=self.measure, trained=self.trained)
+                index.add(_placed(rows, self._frame))
+            made = Faiss(
+                index,
+                own,
+                vectors,
+                ids,
+                kind=self.kind,
+                measure=self.measure,
+                trained=self.trained,
+                frame=self._frame,
+            )
             made.recall = self.recall if self.kind == "flat" else made._measured(vectors, ids)
         with whole_file(folder / FILE) as draft:
             faiss.write_index(made._index, str(draft))
         with whole_file(folder / IDS) as draft, open(draft, "wb") as file:
             np.save(file, made._own)
+        if made._frame is not None:
+            write_tensors(folder / FRAME, {"center": made._frame.center}, {"factor": made._frame.factor})
         facts = {"trained": made.trained, "recall@10": made.recall}
         return facts if self.kind == "flat" else {**facts, KNOBS[self.kind]: made._knob}
 
@@ -206,51 +244,24 @@ class Faiss(Backend):
 
     def _search(self, queries: Vectors, k: int, allowed: Ids | None) -> tuple[Scores, Ids]:
         """Search with FAISS, without vectors that were added later."""
-        alive, queries = self._alive, _plain(queries)
-        by_distance = self.kind == "flat" and self.measure == "euclidean"
-        wanted = k + SPARE if by_distance else k  # more candidates, to know what is near a tie
+        alive, queries = self._alive, _placed(queries, self._frame)
         if not len(self._own):
             return best(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64), k)
         if allowed is None and alive is None:
-            values, rows = self._find(queries, wanted)
+            values, rows = self._find(queries, k)
         else:
             mask = np.zeros(len(self._own), dtype=bool) if allowed is not None else alive
             assert mask is not None
             if allowed is not None:
                 mask[rows_of(self._own, allowed)] = True
                 mask = mask if alive is None else mask & alive
-            values, rows = self._find(queries, wanted, params=self._parameters(mask))
-        ids = self._own[rows]
-        short = rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0)  # fewer than wanted were found
-        if by_distance:
-            return (
-                self._exact.search(queries, k, allowed) if short else self._ranked(queries, k, (values, ids), allowed)
-            )
-        scores: Scores = values if self.measure == "cosine" else -np.sqrt(values.clip(min=0))
-        if short:
+            values, rows = self._find(queries, k, params=self._parameters(mask))
+        ids, scores = self._own[rows], values
+        if self._frame is not None:
+            scores = distance_scores(values.clip(min=0).astype(np.float64) / self._frame.factor**2)
+        if rows.item(-1) < 0 or (len(rows) > 1 and rows[:, -1].min() < 0):  # fewer than k were found
             nothing = rows < 0
             ids[nothing], scores[nothing] = NO_ID, -np.inf
-        return scores, ids
-
-    def _ranked(self, queries: Vectors, k: int, found: tuple[Scores, Ids], allowed: Ids | None) -> tuple[Scores, Ids]:
-        """Neighbors by distance as exact search ranks them.
-
-        FAISS computes distances of many queries from products. Those of few queries are computed from differences, so
-        they are accurate, but not enough to decide near ties.
-        """
-        values, ids = found
-        if len(queries) >= self._many:
-            return self._exact.refine(queries, k, found, self._exact.product_error(queries), allowed)
-        error = (queries.shape[1] / 8 + 8) * UNIT  # relative; sums have eight or more lanes
-        later = values[:, 1 : k + 1]
-        near_tie = later - values[:, :k] <= 2 * error * later
-        scores: Scores = -np.sqrt(values[:, :k])
-        ids = ids[:, :k]
-        if self._tail or near_tie.any():
-            rows = slice(None) if self._tail else near_tie.any(axis=1)
-            some = values[rows], found[1][rows]
-            bounds = error * some[0][:, -1].astype(np.float64)
-            scores[rows], ids[rows] = self._exact.refine(queries[rows], k, some, bounds, allowed)
         return scores, ids
 
     def _parameters(self, mask: NDArray[np.bool_]) -> Any:
@@ -288,15 +299,16 @@ class Faiss(Backend):
         if count < 1:
             return None
         rows = np.unique(np.linspace(0, len(ids) - 1, SAMPLE).astype(np.int64))
-        queries, own = _plain(vectors[rows]), ids[rows, None]
+        queries, own = vectors[rows], ids[rows, None]
         truth, others = self._exact.search(queries, count + 1)
         found, seen = self._search(queries, count + 1, None)
         limits = np.sort(np.where(others == own, -np.inf, truth), axis=1)[:, -count]
-        right = ((found >= limits[:, None] - 1e-5) & (seen != own) & (seen >= 0)).sum(axis=1).clip(max=count)
+        limits -= SAME * (1.0 if self.measure == "cosine" else np.abs(limits))
+        right = ((found >= limits[:, None]) & (seen != own) & (seen >= 0)).sum(axis=1).clip(max=count)
         return round(float(right.mean()) / count, 4)
 
 
-def _trained(vectors: Vectors, kind: str, measure: str) -> Any:
+def _trained(vectors: Vectors, kind: str, measure: str, frame: Coordinates | None) -> Any:
     faiss = _faiss()
     metric = faiss.METRIC_INNER_PRODUCT if measure == "cosine" else faiss.METRIC_L2
     count, dim = vectors.shape
@@ -309,12 +321,20 @@ def _trained(vectors: Vectors, kind: str, measure: str) -> Any:
     lists = max(1, min(round(4 * math.sqrt(count)), count // 39))  # FAISS warns of fewer than 39 vectors per list
     index = faiss.IndexIVFFlat(faiss.IndexFlat(dim, metric), dim, lists, metric)
     rows = np.unique(np.linspace(0, count - 1, min(count, 64 * lists)).astype(np.int64))
-    index.train(_plain(vectors[rows]) if count else np.zeros((1, dim), dtype=np.float32))
+    index.train(_placed(vectors[rows], frame) if count else np.zeros((1, dim), dtype=np.float32))
     return index
 
 
-def _plain(vectors: Vectors) -> Vectors:
-    return np.ascontiguousarray(vectors, dtype=np.float32)
+def _frame(vectors: Vectors) -> Coordinates:
+    """A frame in which float32 can compute distances of vectors, from products as well."""
+    zero = Coordinates(torch.zeros(vectors.shape[1], dtype=torch.float64), 1.0)
+    return (frame_for(*sum_and_lengths(as_vectors("vectors", vectors))) if len(vectors) else None) or zero
+
+
+def _placed(vectors: Vectors, frame: Coordinates | None) -> Vectors:
+    """Vectors [n, d] as FAISS gets them."""
+    plain = np.ascontiguousarray(vectors, dtype=np.float32)
+    return plain if frame is None else frame.place(torch.from_numpy(plain)).numpy()
 
 
 def _faiss() -> Any:
