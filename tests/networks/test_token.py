@@ -163,8 +163,10 @@ class OfTransformers(nn.Module):
 def test_transformers_class_token(word: str, clip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = OfTransformers(word, clip=clip)
     module, inner = ModuleType("transformers"), ModuleType("transformers.image_processing_utils")
-    module.AutoModel = SimpleNamespace(from_config=lambda _: model)  # type: ignore[attr-defined]
-    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name: name)  # type: ignore[attr-defined]
+    module.AutoModel = SimpleNamespace(from_config=lambda _, **__: model)  # type: ignore[attr-defined]
+    config = SimpleNamespace(to_dict=lambda: {"model_type": "vit"})
+    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **_: config)  # type: ignore[attr-defined]
+    module.CONFIG_MAPPING = {"vit": lambda **_: config}  # type: ignore[attr-defined]
     about = SimpleNamespace(get_image_processor_dict=lambda _: ({"size": {"height": SIDE}}, {}))
     inner.BaseImageProcessor = about  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)

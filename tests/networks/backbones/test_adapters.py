@@ -177,6 +177,14 @@ class TwoHalves(nn.Module):
         self.vision_model, self.text_model = TokensOfTransformers(), nn.Linear(2, 2)
 
 
+class VitConfig:
+    def __init__(self, model_type: str = "vit", hidden_size: int = 8) -> None:
+        self.model_type, self.hidden_size = model_type, hidden_size
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
 @pytest.fixture
 def transformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """What the stand-in for transformers was asked for."""
@@ -187,13 +195,16 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, A
             raise OSError("no such repository")
         return {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "size": {"height": 64, "width": 64}}, {}
 
-    def make(name: str, **settings: Any) -> nn.Module:
-        asked.append((name, settings))
-        return TwoHalves() if name == "two/halves" else TokensOfTransformers()
+    def make(name: str | VitConfig, **settings: Any) -> nn.Module:
+        asked.append((name if isinstance(name, str) else "", settings))
+        config = settings.pop("config", name)
+        return TwoHalves() if config.hidden_size == 2 else TokensOfTransformers()
 
     module, inner = ModuleType("transformers"), ModuleType("transformers.image_processing_utils")
     module.AutoModel = SimpleNamespace(from_pretrained=make, from_config=make)  # type: ignore[attr-defined]
-    module.AutoConfig = SimpleNamespace(from_pretrained=lambda name, **_: name)  # type: ignore[attr-defined]
+    read = lambda name, **_: VitConfig(hidden_size=2 if name == "two/halves" else 8)  # noqa: E731
+    module.AutoConfig = SimpleNamespace(from_pretrained=read)  # type: ignore[attr-defined]
+    module.CONFIG_MAPPING = {"vit": VitConfig}  # type: ignore[attr-defined]
     inner.BaseImageProcessor = SimpleNamespace(get_image_processor_dict=processor)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", module)
     monkeypatch.setitem(sys.modules, "transformers.image_processing_utils", inner)
@@ -344,7 +355,7 @@ def test_without_settings_the_card_is_what_it_was() -> None:
         ("timm:sized", {"img_size": 8}, ValueError, "timm:sized cannot be created with img_size=8: "),
         ("timm:sized", {"img_size": (32, 64)}, ValueError, r"img_size .* is \[32, 64\]; images are square"),
         ("timm:sized", {"img_size": "big"}, TypeError, "img_size is 'big'; a whole number is needed"),
-        ("timm:sized", {"norm_layer": nn.LayerNorm}, TypeError, "norm_layer .*; allowed are numbers, text and lists"),
+        ("timm:sized", {"norm_layer": nn.LayerNorm}, TypeError, "norm_layer .*; allowed are numbers, words and lists"),
         ("timm:sized", {"global_pool": "avg"}, TypeError, "timm:sized has no setting 'global_pool': use pooling"),
         ("timm:sized", {"checkpoint_path": "x.pth"}, TypeError, "'checkpoint_path': pass the file as pretrained"),
         ("torchvision:plain", {"img_size": 32}, TypeError, "torchvision:plain has no setting 'img_size'; it has none"),
@@ -421,19 +432,38 @@ def test_weights_of_torchvision_are_verified_and_loaded_here(
 def test_transformers_load_no_pickles(transformers: list[tuple[str, dict[str, Any]]]) -> None:
     create_backbone("transformers:some/vit", pretrained=True)
     create_backbone("transformers:some/vit")
-    assert transformers == [("some/vit", {"use_safetensors": True}), ("some/vit", {})]
+    safe = {"trust_remote_code": False}
+    assert transformers == [("some/vit", {"use_safetensors": True, **safe}), ("", safe)]
 
 
-@pytest.mark.usefixtures("timm", "transformers")
-def test_saved_networks_are_not_downloaded_without_being_asked(tmp_path: Path) -> None:
-    save(create("transformers:only/online", dim=4), tmp_path)
-    with pytest.raises(
-        ValueError, match="only/online cannot be created: no such repository; --download, or download=True"
-    ):
-        load(tmp_path)
-    assert load(tmp_path, download=True).dim == 4
-    with local_only(), pytest.raises(ValueError, match="hf-hub:some/vit would be downloaded"):
-        create("timm:hf-hub:some/vit", dim=4)
+@pytest.mark.usefixtures("transformers")
+def test_a_saved_network_of_transformers_is_its_configuration(tmp_path: Path) -> None:
+    model = create("transformers:only/online", dim=4).eval()
+    save(model, tmp_path)
+    with local_only(), pytest.raises(ValueError, match="only/online cannot be created: no such repository; --download"):
+        create("transformers:only/online", dim=4)
+    again = load(tmp_path)
+    assert describe(again) == describe(model)
+    assert describe(again)["config"] == {"model_type": "vit", "hidden_size": 8}
+    assert torch.equal(again(pictures()), model(pictures()))
+
+
+@pytest.mark.parametrize("source", ["hf-hub:", "HF-HUB:", " hf_hub:", "local-dir:"])
+def test_a_network_of_a_repository_is_saved_by_its_architecture(
+    source: str, timm: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {"registers": 1, "num_classes": 5}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "sized", "model_args": arguments}))
+    hub = SimpleNamespace(load_model_config_from_hf=lambda place: ({}, "sized", arguments))
+    monkeypatch.setattr(sys.modules["timm"], "models", hub, raising=False)
+    name = f"{source}{tmp_path}"
+    monkeypatch.setitem(TIMM, name, lambda **settings: TimmSized(**{"registers": 1, **settings}))
+    model = create(f"timm:{name}", dim=3, img_size=32)
+    again = load(save(model, tmp_path / "saved"))
+    assert describe(again) == describe(model)
+    assert describe(again).items() >= {"name": "timm:sized", "registers": 1, "img_size": 32}.items()
+    with local_only(), pytest.raises(ValueError, match="would be downloaded"):
+        create(f"timm:{name}", dim=3)
 
 
 @pytest.mark.usefixtures("transformers")
@@ -507,3 +537,23 @@ def test_torchvisions_own_networks(name: str, tmp_path: Path) -> None:
         model(pictures())
         found = ours(pictures())
     torch.testing.assert_close(found.mean(dim=(2, 3)) if seen[0].ndim == 2 else found, seen[0])
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip", "blip", "convnext"])
+def test_networks_of_transformers_itself_are_saved_as_data(kind: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("transformers", exc_type=ImportError)
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    image = {**small, "image_size": 64, "patch_size": 16, "hidden_act": "gelu_new"}
+    settings: dict[str, Any] = {"vit": image, "convnext": {"hidden_sizes": [4, 4, 4, 8], "depths": [1, 1, 1, 1]}}.get(
+        kind, {"vision_config": image, "text_config": {**small, "vocab_size": 50_000}}
+    )
+    torch.manual_seed(0)
+    config = library.CONFIG_MAPPING[kind](**settings)
+    library.AutoModel.from_config(config).save_pretrained(tmp_path / "theirs")
+    about = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "size": {"height": 64, "width": 64}}
+    (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(about))
+    model = create(f"transformers:{tmp_path / 'theirs'}", dim=None, pretrained=True).eval()
+    again = load(save(model, tmp_path / "ours"))
+    assert describe(again) == describe(model)
+    with torch.no_grad():
+        assert torch.equal(again(pictures()), model(pictures()))

@@ -1,9 +1,14 @@
-"""Backbones of other libraries, if installed: ``timm:NAME``, ``torchvision:NAME``, ``transformers:NAME``."""
+"""Backbones of other libraries, if installed: ``timm:NAME``, ``torchvision:NAME``, ``transformers:NAME``.
+
+A saved network is created from the name of an architecture that the installed library has, and from plain settings. Its
+description cannot name a place to load from.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -43,7 +48,10 @@ UNSUPPORTED = {
     "cache_dir": "use pretrained",
 }
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-HUB = ("hf-hub:", "hf_hub:")  # names of timm that stand for a download
+ARCHITECTURE = re.compile(r"[\w.-]+")  # without a colon or slash: of the library, and neither a repository nor a path
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# Parts of a configuration of transformers that are not of its architecture.
+OTHER_PARTS = {"architectures", "dtype", "torch_dtype", "id2label", "label2id", "transformers_version", "return_dict"}
 
 
 def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, Any] = NO_SETTINGS) -> Backbone:
@@ -52,14 +60,15 @@ def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, 
     Args:
         name: "timm:NAME", "torchvision:NAME" or "transformers:NAME".
         pretrained: True for the weights of the library, or a file with its state-dict keys.
-        settings: Arguments of ``timm.create_model``; the other libraries have none.
+        settings: Arguments of ``timm.create_model``; of a saved network of transformers, its configuration.
     """
     library, _, rest = name.partition(":")
     if library not in _FACTORIES:
         raise ValueError(f"network is {name!r}; allowed before the colon are {', '.join(_FACTORIES)}")
     if not rest:
         raise ValueError(f"network is {name!r}; a name must follow, as in {library}:resnet50")
-    if settings and library != "timm":
+    allowed = {"config", "processor"} if library == "transformers" else set()
+    if library != "timm" and settings.keys() not in (set(), allowed):
         raise TypeError(f"{name} has no setting {next(iter(settings))!r}; it has none")
     given = _plain(name, settings)
     try:
@@ -72,17 +81,35 @@ def create(name: str, *, pretrained: Pretrained = False, settings: Mapping[str, 
     return backbone
 
 
+def check_saved(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the description of a saved network is data alone, from which nothing has to be loaded."""
+    library, _, rest = name.partition(":")
+    if not (REPOSITORY if library == "transformers" else ARCHITECTURE).fullmatch(rest):
+        raise ValueError(f"network is {name!r}, which is not the name of an architecture")
+    if library == "transformers" and "config" not in settings:
+        raise ValueError(f"the configuration of {name} is missing")
+
+
 def _plain(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as JSON stores them, so that a saved network is created in the same way."""
-    found = {}
     for key, value in settings.items():
         if key in UNSUPPORTED:
             raise TypeError(f"{name} has no setting {key!r}: {UNSUPPORTED[key]}")
-        try:
-            found[key] = json.loads(json.dumps(value, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{key} of {name} is {value!r}; allowed are numbers, text and lists of them") from error
+        if not _is_plain(value):
+            raise TypeError(f"{key} of {name} is {value!r}; allowed are numbers, words and lists of them")
+    found: dict[str, Any] = json.loads(json.dumps(dict(settings)))
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value consists of finite numbers and of words, which cannot be paths or addresses."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, str):
+        return ARCHITECTURE.fullmatch(value) is not None
+    return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
 class Adapter(Backbone):
@@ -182,19 +209,33 @@ class Timm(Adapter):
 
 def _timm(timm: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
     side = _img_side(key, settings.get("img_size"))
-    if is_local_only() and (pretrained or name.startswith(HUB)):
+    if is_local_only() and (pretrained or not ARCHITECTURE.fullmatch(name)):
         raise ValueError(f"{key} would be downloaded; --download, or download=True in Python, allows it")
     try:
+        architecture, own = _architecture(timm, name)
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="", **settings)
         about = model.pretrained_cfg
         colors = Normalization(mean=tuple(about["mean"]), std=tuple(about["std"]))
-        backbone = Timm(key, model, colors, side or about["input_size"][-1])
+        backbone = Timm(f"timm:{architecture}", model, colors, side or about["input_size"][-1])
     except (RuntimeError, TypeError, ValueError, AssertionError, AttributeError, LookupError, ArithmeticError) as error:
         given = ", ".join(f"{word}={value!r}" for word, value in settings.items())
         why = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{key} cannot be created{given and f' with {given}'}: {why}") from error
-    backbone.settings = settings
+    backbone.settings = {**_plain(key, own), **settings}
     return backbone
+
+
+def _architecture(timm: Any, name: str) -> tuple[str, dict[str, Any]]:
+    """Return the architecture of a name, and the arguments for it that a repository or folder sets."""
+    source, _, place = name.strip().partition(":")
+    if not place:
+        return name, {}
+    if source.lower() == "local-dir":
+        about = json.loads((Path(place) / "config.json").read_text(encoding="utf-8"))
+        architecture, arguments = about["architecture"], about.get("model_args")
+    else:
+        _, architecture, arguments = timm.models.load_model_config_from_hf(place)
+    return architecture, {key: value for key, value in (arguments or {}).items() if key not in UNSUPPORTED}
 
 
 def _img_side(key: str, given: Any) -> int | None:
@@ -282,21 +323,58 @@ class Transformers(Adapter):
 
 
 def _transformers(transformers: Any, key: str, name: str, pretrained: bool, settings: Mapping[str, Any]) -> Adapter:
-    processing: Any = import_module("transformers.image_processing_utils")
     local = {"local_files_only": True} if is_local_only() else {}
+    given, about = settings.get("config"), settings.get("processor")
     try:
-        about = processing.BaseImageProcessor.get_image_processor_dict(name, **local)[0]
-        if pretrained:
-            model = transformers.AutoModel.from_pretrained(name, use_safetensors=True, **local)
+        if given is None or about is None:
+            processing: Any = import_module("transformers.image_processing_utils")
+            about = processing.BaseImageProcessor.get_image_processor_dict(name, **local)[0]
+            given = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **local).to_dict()
+        # Both ways, so that code and kernels that the configuration names are never used.
+        config, described = _configuration(transformers, given)
+        if pretrained and not settings:
+            model = transformers.AutoModel.from_pretrained(
+                name, config=config, use_safetensors=True, trust_remote_code=False, **local
+            )
         else:
-            model = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(name, **local))
+            model = transformers.AutoModel.from_config(config, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        advice = "; --download, or download=True in Python, allows to download it" if local else ""
+        advice = "; --download, or download=True in Python, allows to download it" if local and not settings else ""
         raise ValueError(f"{key} cannot be created: {error}{advice}") from error
     mean, std = about.get("image_mean") or IMAGENET.mean, about.get("image_std") or IMAGENET.std
     white = 255 * about.get("rescale_factor", 1 / 255)
     colors = Normalization(mean=tuple(mean), std=tuple(std), range=white)
-    return Transformers(key, getattr(model, "vision_model", model), colors, _side(about))
+    known = name if REPOSITORY.fullmatch(name) else given["model_type"]
+    backbone = Transformers(f"transformers:{known}", getattr(model, "vision_model", model), colors, _side(about))
+    used = {"image_mean": mean, "image_std": std, "rescale_factor": white / 255, "size": _side(about)}
+    backbone.settings = _plain(key, {"config": described, "processor": used})
+    return backbone
+
+
+def _configuration(transformers: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the configuration of a network by the plain values of a given one, and these values."""
+    kind = given["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ValueError(f"model_type is {kind!r}, which the installed transformers does not have")
+    create_config = transformers.CONFIG_MAPPING[kind]
+    usual = create_config().to_dict()
+    if "timm" in kind or usual.get("backbone") or usual.get("backbone_config"):
+        raise ValueError(f"{kind} contains a network of another library; timm:NAME may have it")
+    values = _known(given, usual)
+    return create_config(**values), values
+
+
+def _known(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration that its class declares, of which ``usual`` has the defaults."""
+    found: dict[str, Any] = {}
+    for key in [key for key in usual if key in given and not key.startswith("_") and key not in OTHER_PARTS]:
+        value = given[key]
+        if isinstance(value, Mapping) and isinstance(usual[key], Mapping):
+            value = _known(value, usual[key])
+        elif isinstance(value, Mapping) or not _is_plain(value) or (key == "model_type" and value != usual[key]):
+            raise ValueError(f"{key} is {value!r}; allowed are numbers, words and lists of them")
+        found[key] = value
+    return found
 
 
 def _side(about: Mapping[str, Any]) -> int:

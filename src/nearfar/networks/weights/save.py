@@ -18,7 +18,7 @@ from torch import nn
 
 from nearfar.networks import registry
 from nearfar.networks.backbones.base import Backbone
-from nearfar.networks.backbones.external import LIBRARIES
+from nearfar.networks.backbones.external import LIBRARIES, check_saved
 from nearfar.networks.embedder import Embedder
 from nearfar.networks.ensemble import Ensemble
 from nearfar.networks.weights.download import local_only
@@ -82,13 +82,13 @@ def load(where: str | Path, *, download: bool = False) -> Model:
     Args:
         where: The folder with model.safetensors and model.json, or a .safetensors file with a .json file next to it;
             or the name of a network, see :func:`is_network`, whose embeddings are its pooled features.
-        download: Allow to download the weights of a network that is given by name, or the description of one that the
-            file names, such as "transformers:org/name". By default they must be on this machine.
+        download: Allow to download the weights of a network that is given by name. By default they must be on this
+            machine. A saved network never needs it.
     """
     if is_network(where):
         return _load_published(str(where), download)
     file, header = read_card(where)
-    model = _build(header["model"], file.with_suffix(".json"), download)
+    model = _build(header["model"], file.with_suffix(".json"))
     state, about = read_tensors(file)
     if about.get("model", header["model"]) != header["model"]:
         raise ValueError(
@@ -259,15 +259,17 @@ def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
 
 
-def _build(arguments: Mapping[str, Any], source: Path, download: bool) -> Model:
+def _build(arguments: Mapping[str, Any], source: Path) -> Model:
     try:
         if "ensemble" in arguments:
-            members = [_build(member, source, download) for member in arguments["ensemble"]]
+            members = [_build(member, source) for member in arguments["ensemble"]]
             plain = [member for member in members if isinstance(member, Embedder)]
             return Ensemble(plain, normalize=arguments["normalize"])
         if "pretrained" in arguments:
             raise TypeError("'pretrained' is not allowed in a saved network")
-        with nullcontext() if download else local_only():
+        if ":" in arguments["name"]:
+            check_saved(arguments["name"], arguments)
+        with local_only():
             return registry.create(**arguments)
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # libraries raise all kinds of exceptions for settings that do not fit
         raise ValueError(f"{source} describes a network that cannot be created: {error}") from error
