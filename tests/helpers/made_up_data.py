@@ -74,7 +74,7 @@ def _mnist(root: Path) -> None:
         write_idx(root / f"{prefix}-labels-idx1-ubyte", np.arange(count) % 10)
 
 
-LAYOUTS = {"cub": _cub, "cars196": _cars196, "sop": _sop, "inshop": _inshop, "mnist": _mnist}
+LAYOUTS = {"cub": _cub, "folder": _cars196, "cars196": _cars196, "sop": _sop, "inshop": _inshop, "mnist": _mnist}
 
 
 def make(name: str, folder: Path) -> Path | None:
