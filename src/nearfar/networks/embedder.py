@@ -94,6 +94,7 @@ class Embedder(EmbeddingModel):
 
     Attributes:
         dim: Dimensions of the output of ``forward``, over all levels.
+        dims: Dimensions of each level.
 
     Reference:
         Three levels: Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019.
@@ -127,7 +128,8 @@ class Embedder(EmbeddingModel):
         self.heads = nn.ModuleDict({level: create_head(head, backbone.channels[level], dim) for level in self.levels})
         self.normalize = normalize
         kept = dim is None or head == "none"
-        self.dim = sum(backbone.channels[level] if kept or dim is None else dim for level in self.levels)
+        self.dims = {level: backbone.channels[level] if kept or dim is None else dim for level in self.levels}
+        self.dim = sum(self.dims.values())
         if freeze_batchnorm:
             backbone.freeze_batchnorm()
 

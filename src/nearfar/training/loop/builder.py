@@ -517,9 +517,7 @@ def output_dims(model: Model) -> dict[str, int]:
     """
     dims: dict[str, int] = {}
     for number, member in enumerate(members_of(model)):
-        for level, head in member.heads.items():
-            kept = isinstance(head, nn.Identity)
-            dim = member.backbone.channels[level] if kept else member.dim // len(member.levels)
+        for level, dim in member.dims.items():
             dims[level if isinstance(model, Embedder) else f"{number}_{level}"] = dim
     return dims
 
