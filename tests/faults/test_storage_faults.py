@@ -10,6 +10,8 @@ import resource
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -95,6 +97,54 @@ def test_a_full_disk_loses_nothing_acknowledged(tmp_path: Path, size: int) -> No
         index.add_vectors(vector_of(1))
         index.compact()
         assert len(index) == 21 + acknowledged
+
+
+@pytest.mark.parametrize("filled", ["before it is opened", "while it is open", "by adds"])
+def test_items_can_be_removed_from_a_full_disk(tmp_path: Path, filled: str) -> None:
+    """On a file system of 8 MiB, in a process that sees it alone."""
+    apart = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+    mount = f"mount -t tmpfs -o size=8m none {tmp_path}"
+    if not shutil.which("unshare") or subprocess.run([*apart, mount], capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    program = f"""
+import os, sys
+from contextlib import suppress
+from pathlib import Path
+import numpy as np
+from nearfar.search import Index
+
+place, points = Path({str(tmp_path)!r}), np.eye(300, 16, dtype=np.float32) + 1
+
+def fill():
+    with suppress(OSError), open(place / "other", "ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+Index.from_vectors(points, out=place / "i").close()
+if {filled!r} == "before it is opened":
+    fill()
+with Index.open(place / "i", device="cpu") as index:
+    if {filled!r} == "while it is open":
+        fill()
+    with suppress(OSError):
+        while {filled!r} == "by adds":
+            index.add_vectors(points, names=["x" * 300] * 300)
+    fill()
+    count = len(index)
+    for number in range(100):
+        index.remove([number])
+    index.remove(range(100, 250))
+    assert len(index) == count - 250
+with Index.open(place / "i", read_only=True) as index:
+    assert len(index) == count - 250 and 249 not in index
+"""
+    done = subprocess.run(
+        [*apart, f'{mount} && exec "$0" "$@"', sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def left_behind(tmp_path: Path) -> Path:

@@ -34,7 +34,14 @@ def test_compaction_leaves_one_generation_and_the_same_items(tmp_path: Path) -> 
         assert index.info()["pending_bytes"] == 0
         assert list(index.items) == before[0]
         np.testing.assert_array_equal(index.vectors(), before[1])
-    assert names(tmp_path / "i") == [".lock", ".nearfar", "data-000002", "index.json", "index.sqlite"]
+    assert names(tmp_path / "i") == [
+        ".lock",
+        ".nearfar",
+        "data-000002",
+        "index.json",
+        "index.sqlite",
+        "index.sqlite-reserve",
+    ]
     with Index.open(tmp_path / "i") as index:
         assert list(index.items) == before[0]
         np.testing.assert_array_equal(index.vectors(), before[1])
@@ -233,7 +240,8 @@ def test_files_of_a_crash_are_removed_and_no_others(tmp_path: Path, monkeypatch:
             assert len(index) == 32
             current = index.storage.written()
         left = {str(path.relative_to(killed)) for path in killed.rglob("*") if path.is_file()}
-        assert left == {*strangers, *current[:-1], ".lock", ".nearfar", "index.json", "index.sqlite"}
+        assert left == {*strangers, *current[:-1], ".lock", ".nearfar", "index.json", "index.sqlite",
+                        "index.sqlite-reserve"}  # fmt: skip
         assert all((killed / name).read_text() == "mine" for name in strangers)
 
 

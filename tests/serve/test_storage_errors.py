@@ -14,6 +14,7 @@ from fake_index import encoded, picture
 from fastapi.testclient import TestClient
 
 from nearfar.search import Index, projection
+from nearfar.search.storage.database import Database
 
 API = "/api/v1"
 Client = Callable[..., TestClient]
@@ -43,6 +44,19 @@ def test_a_full_disk_is_told(client: Client, index: Index) -> None:
     assert served.get(f"{API}/info").json()["count"] == 24 + [answer.status_code for answer in answers].count(201)
     writer.execute("PRAGMA max_page_count = 4294967294")
     assert add(served).status_code == 201
+
+
+def test_a_full_disk_refuses_no_removal(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be written while the space is taken that is kept for removals."""
+    real = Database.remove
+    reserve = index.folder / "index.sqlite-reserve"
+    monkeypatch.setattr(
+        Database, "remove", lambda self, ids: full() if reserve.exists() and reserve.stat().st_size else real(self, ids)
+    )
+    served = client(index)
+    assert [served.delete(f"{API}/items/{id}").status_code for id in (3, 4, 3)] == [200, 200, 404]
+    assert reserve.exists()
+    assert served.get(f"{API}/info").json()["count"] == 22
 
 
 def test_an_upload_that_finds_no_room_is_told(client: Client, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from nearfar.cli.options import (
     Workers,
 )
 from nearfar.cli.output import STDOUT, print_json, print_list, print_table, say
-from nearfar.utils.atomic import write_text
+from nearfar.utils.atomic import FULL_DISK, write_text
 from nearfar.utils.folders import keep_apart
 from nearfar.utils.formatting import command, plural
 from nearfar.utils.progress import bars
@@ -206,8 +206,13 @@ def remove(
         filtered = filters.combine([filters.parse(text) for text in where or ()])
         wanted = set(ids or opened.select(filtered).tolist())
         opened.remove(wanted)
-        opened.compact()
         say(f"{place}: {len(wanted):,} removed, {len(opened):,} left")
+        try:
+            opened.compact()
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            say(f"their space is not free yet: the disk has no room for the compaction ({error})")
 
 
 @index.command(name="info", short_help="Show what an index contains.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.routing import compile_path
 
 from nearfar.serve.batching import ServerBusy
 from nearfar.serve.schemas import ErrorResponse
+from nearfar.utils.atomic import FULL_DISK
 
 CODES = {
     400: "bad_request",
@@ -42,9 +42,6 @@ DESCRIPTIONS = {
     503: "Too many requests are waiting.",
     507: "The disk of the server is full.",
 }
-
-
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ApiError(HTTPException):

@@ -15,10 +15,11 @@ from nearfar.search.items import Item
 from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
 from nearfar.serve.catalog import Catalog
-from nearfar.serve.errors import FULL_DISK, ApiError, disk_full
+from nearfar.serve.errors import ApiError, disk_full
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 from nearfar.serve.uploads import Pixels, UploadDecoder
+from nearfar.utils.atomic import FULL_DISK
 
 Vector = NDArray[np.float32]
 NewImage = tuple[str, Pixels, str | None, Mapping[str, Any]]  # name, image, label, metadata

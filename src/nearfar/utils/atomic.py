@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ABOUT, DIGEST = "nearfar", "sha256"  # key in the metadata of a safetensors file, and in the JSON object there
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # full, or broken
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK = (*FULL_DISK, errno.EIO)  # full, or broken
 
 
 def draft_of(place: Path) -> Path:

@@ -15,7 +15,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from nearfar.search.backends.base import MEASURES, Ids, Vectors
 from nearfar.search.items import Item
 from nearfar.search.storage.files import BadIndex
-from nearfar.utils.atomic import draft_of, sync_folder
+from nearfar.utils.atomic import draft_of, no_link, sync_folder
 
 log = logging.getLogger("nearfar.search")
 
@@ -32,6 +32,8 @@ MEMORY = ":memory:"
 SCHEMA_VERSION = 1  # PRAGMA user_version
 PAGE_SIZE = 8192  # bytes; holds three vectors of 512 dimensions
 BUSY_SECONDS = 30.0
+LOG_PAGES = 128  # of the write-ahead log, from which on it is merged into the file
+RESERVE = 2 * LOG_PAGES * PAGE_SIZE  # bytes: enough to merge the log, and to remove some items
 VARIABLES = 900  # values in one SQL statement
 
 BACKEND = re.compile("auto|exact(:int8)?|faiss(:flat|:ivf|:hnsw)?|milvus(:.+)?")
@@ -76,6 +78,10 @@ class Database:
             raise FileNotFoundError(f"{file} does not exist; build the index again")
         if not read_only and Path(file).is_symlink():
             raise BadIndex(f"{file} is a link; an index can be changed only where its files are")
+        self._reserve = Path(f"{file}-reserve")  # takes space that removals need on a full disk
+        if file != MEMORY and not read_only:
+            with suppress(OSError):
+                self._reserve.unlink()
         with self._errors():
             self._reader = _connect_for_reading(file)
             self._writer = self._reader if read_only or file == MEMORY else _connect(file)
@@ -92,6 +98,7 @@ class Database:
             raise BadIndex(f"{file} has schema {version}; this version of nearfar reads schema {SCHEMA_VERSION}")
         if file != MEMORY and not read_only:
             self._look_for_lost_log()
+            self._keep_reserve()
 
     @classmethod
     def create(cls, file: Path, fill: Any) -> None:
@@ -346,6 +353,20 @@ class Database:
             self._writer.executemany("DELETE FROM items WHERE id = ?", rows)
             self._writer.executemany("INSERT INTO changes (id) VALUES (?)", rows)
 
+    @contextmanager
+    def using_reserve(self) -> Iterator[None]:
+        """Make room on a full disk for a removal of a few items."""
+        with self._write_lock:
+            self._reserve.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._merge_log()
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    self._merge_log()
+                self._keep_reserve()
+
     def change(self, items: Sequence[Item]) -> None:
         """Store other names, labels or metadata of existing items.
 
@@ -371,7 +392,7 @@ class Database:
         """Return unused pages to the file system."""
         with self._write_lock, self._errors():
             self._writer.executescript("PRAGMA incremental_vacuum")  # execute would stop after one page
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._merge_log()
             self._unmark()
 
     def close(self) -> None:
@@ -391,6 +412,14 @@ class Database:
                 self.file,
             )
         self._marked = self._marker.exists()
+
+    def _merge_log(self) -> None:
+        with self._errors():
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _keep_reserve(self) -> None:
+        with suppress(OSError), open(self._reserve, "wb", opener=no_link) as file:  # as much as there is room for
+            file.write(bytes(RESERVE))
 
     def _has_log(self) -> bool:
         file = Path(f"{self.file}-wal")
@@ -451,6 +480,7 @@ def _connect(file: Path | str, options: str = "") -> sqlite3.Connection:
     )
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}").fetchall()
     return connection
 
 

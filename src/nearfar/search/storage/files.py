@@ -3,6 +3,7 @@
     my.index/
       index.json       format and version
       index.sqlite     settings, items, changes since the last compaction, thumbnails
+      index.sqlite-reserve  space on the disk that is kept for removals
       data-000002/     vectors.npy, ids.npy and the files of the backend, as of the last compaction
       model/           the model, so that the folder is all that is needed to search by image
       map-pca.npz      cached projection to a plane
@@ -217,7 +218,9 @@ def erase(folder: Path, obsolete: Iterable[str]) -> None:
     """Remove the files of an index that has no item, and the folder if nothing else is in it."""
     sweep(folder, obsolete)
     remove(folder / MODEL, ("model.safetensors", "model.json"))
-    remove(folder, (CARD, THRESHOLD, *(f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-changed"))))
+    remove(
+        folder, (CARD, THRESHOLD, *(f"{DATABASE}{ending}" for ending in ("", "-wal", "-shm", "-changed", "-reserve")))
+    )
 
 
 def contents(place: Path, names: Sequence[str] = ()) -> list[str]:

@@ -23,6 +23,7 @@ from nearfar.search.items import Item, Items, missing
 from nearfar.search.storage import files, trust, upgrade
 from nearfar.search.storage.database import Database
 from nearfar.search.storage.files import BadIndex
+from nearfar.utils.atomic import DISK
 from nearfar.utils.folders import claim
 from nearfar.utils.progress import Progress
 from nearfar.utils.tensors import as_array, as_vectors, check_finite, check_values, unit_rows
@@ -237,6 +238,7 @@ def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> V
 
 RETRIES = 20  # of opening files while a writer replaces them
 BLOCK = 8192  # vectors that are written at once
+FEW = 16  # items that are removed at once from a full disk
 
 log = logging.getLogger("nearfar.search")
 
@@ -485,12 +487,23 @@ class IndexStorage:
             for id in ids:
                 if id not in table:
                     raise missing(id, len(table))
-            if ids:
-                gone = sorted({int(id) for id in ids})
-                self._catch_up()
-                self._database.remove(gone)
-                self._state.table.remove(gone)
-                self._pass_on(lambda backend: backend.remove(np.array(gone, dtype=np.int64)))
+            if not ids:
+                return
+            gone = sorted({int(id) for id in ids})
+            self._catch_up()
+            try:
+                self._remove(gone)
+            except OSError as error:
+                if error.errno not in DISK:
+                    raise
+                for start in range(0, len(gone), FEW):
+                    with self._database.using_reserve():
+                        self._remove(gone[start : start + FEW])
+
+    def _remove(self, ids: list[int]) -> None:
+        self._database.remove(ids)
+        self._state.table.remove(ids)
+        self._pass_on(lambda backend: backend.remove(np.array(ids, dtype=np.int64)))
 
     def change(self, items: Sequence[Item]) -> None:
         """Store other names, labels or metadata of existing items.
