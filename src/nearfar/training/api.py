@@ -13,6 +13,7 @@ from nearfar.data.datasets.arrays import FILES, as_dataset, is_huggingface, save
 from nearfar.networks import Embedder, Ensemble
 from nearfar.training.recipe.files import NAME, Overrides, load
 from nearfar.training.recipe.schema import Recipe
+from nearfar.utils.folders import claim, keep_apart, remove
 from nearfar.utils.validation import nearest
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def start(
             folder = free_folder(recipe, found)
             stack.callback(_remove_empty, folder)
         folder = Path(world.share(str(folder)))
+        if resume is None:
+            keep_apart(folder, [recipe, found.data.root if dataset is None else None])
         if dataset is not None:
             section = _save_data(dataset, folder, stack) if world.is_main else None
             found = load(found, overrides={"data": world.share(section)})
@@ -241,13 +244,12 @@ def _save_data(dataset: Dataset, folder: Path, stack: ExitStack) -> dict[str, An
     """Write a dataset to a run folder; it is removed again if no run begins there."""
     if (folder / NAME).is_file():
         raise FileExistsError(f"out is {str(folder)!r}, which holds a run already; name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    claim(folder, "run")
+    new = [name for name in FILES if not (folder / name).exists()]
 
     def clean() -> None:
         if not (folder / NAME).is_file():
-            for name in (*FILES, ".lock"):
-                (folder / name).unlink(missing_ok=True)
-            _remove_empty(folder)
+            remove(folder, new)
 
     stack.callback(clean)
     return save_dataset(dataset, folder)

@@ -10,12 +10,14 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from nearfar.utils.atomic import no_link
 
 MARKER, LOCK = ".nearfar", ".lock"
+DAMAGED = ".damaged-"  # in the names of what was set aside
 TEXT = "This folder was created by nearfar: {}\n"
 EARLIER = {  # a file of each kind, and a key of its JSON object
     "grid": {"status.json": "cells"},
@@ -24,6 +26,10 @@ EARLIER = {  # a file of each kind, and a key of its JSON object
     "store": {"store.json": "pictures"},
     "study": {"trials.json": "study"},
 }
+
+
+class Occupied(FileExistsError):
+    """A folder or file of outputs holds something else."""
 
 
 def claim(folder: Path, kind: str, inputs: Iterable[Any] = ()) -> None:
@@ -35,7 +41,7 @@ def claim(folder: Path, kind: str, inputs: Iterable[Any] = ()) -> None:
         inputs: What is read; paths among them may not be in the folder, nor the folder in them.
 
     Raises:
-        FileExistsError: It contains anything else; nothing was written.
+        Occupied: It contains anything else; nothing was written.
         ValueError: It overlaps with an input.
     """
     keep_apart(folder, inputs)
@@ -49,7 +55,7 @@ def claim(folder: Path, kind: str, inputs: Iterable[Any] = ()) -> None:
         with open(marker, "w", encoding="utf-8", opener=no_link) as file:
             file.write(TEXT.format(kind))
     elif not is_ours(folder, kind):
-        raise FileExistsError(
+        raise Occupied(
             f"{folder} contains {min(foreign)!r} and was not created as the folder of this {kind}; choose a new folder"
         )
 
@@ -74,17 +80,17 @@ def claim_file(
         force: Replace any file but an input.
 
     Raises:
-        FileExistsError: There is another file.
+        Occupied: There is another file.
         ValueError: The file is an input.
     """
     place = Path(file).resolve()
-    if any(path == place for path in _paths(inputs)):
+    if place in _paths(inputs):
         raise ValueError(f"{file} is an input as well; choose another file to write to")
     if place.is_file() and place.stat().st_size and not force:
         with suppress(Exception):  # parsers of damaged files raise errors of many kinds
             if is_ours is not None and is_ours(place):
                 return place
-        raise FileExistsError(f"{file} exists and was not written by this command; name another file, or use --force")
+        raise Occupied(f"{file} exists and was not written by this command; name another file, or use --force")
     return place
 
 
@@ -114,6 +120,14 @@ def remove(folder: Path, names: Iterable[str], rescue: Path | None = None) -> No
             folder.rmdir()
 
 
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder to NAME.damaged-1, or the next free number, and return its new path."""
+    places = (path.with_name(f"{path.name}{DAMAGED}{number}") for number in count(1))
+    aside = next(place for place in places if not os.path.lexists(place))
+    os.rename(path, aside)
+    return aside
+
+
 def read_table(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one where there is none."""
     try:
@@ -123,5 +137,7 @@ def read_table(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _paths(inputs: Iterable[Any]) -> list[Path]:
-    return [Path(given).resolve() for given in inputs if isinstance(given, (str, os.PathLike))]
+def _paths(inputs: Iterable[Any]) -> set[Path]:
+    """Return the paths among inputs, which may be in tuples."""
+    flat = [given for each in inputs for given in (each if isinstance(each, tuple) else (each,))]
+    return {Path(given).resolve() for given in flat if isinstance(given, (str, os.PathLike))}

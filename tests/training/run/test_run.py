@@ -236,7 +236,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_folder_holds_what_the_design_says(run: Path) -> None:
-    found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock"}
+    found = {str(entry.relative_to(run)) for entry in run.rglob("*") if entry.is_file()} - {".lock", ".nearfar"}
     checkpoint = {"model.safetensors", "model.json", "training.safetensors", "state.json"}
     files = {
         "recipe.toml",

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from nearfar.networks.weights import save as saving
 from nearfar.utils.atomic import read_tensors, sync_folder, write_json, write_tensors
+from nearfar.utils.folders import remove
 from nearfar.utils.preprocessing import Preprocessing
 
 TENSORS, STATE, SHARD = "training.safetensors", "state.json", "classes.{}.safetensors"
@@ -98,7 +99,7 @@ def save(
         os.replace(place, before)
     os.replace(draft, place)
     sync_folder(place.parent)
-    shutil.rmtree(before, ignore_errors=True)
+    remove(before, _names(before), rescue=place)
 
 
 def begin(place: Path) -> None:
@@ -252,8 +253,14 @@ def recover(place: Path) -> None:
             if (folder / STATE).is_file():
                 os.replace(folder, place)
                 break
-    for folder in (draft, before):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(draft, ignore_errors=True)
+    remove(before, _names(before), rescue=place if place.exists() else None)
+
+
+def remove_files(place: Path) -> None:
+    """Remove a checkpoint; other files in its folder are kept."""
+    recover(place)
+    remove(place, _names(place))
 
 
 # --- random numbers and optimizers ---------------------------------------------------------------------------------
@@ -367,6 +374,12 @@ def _flat(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _plain(tensor: Tensor) -> Tensor:
     """A contiguous copy on the CPU, so that two names may share a tensor."""
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of all files that a checkpoint in a folder may have."""
+    count = len(os.listdir(folder)) if folder.is_dir() else 0
+    return [saving.NAME, "model.json", TENSORS, STATE, *map(SHARD.format, range(count))]
 
 
 def _draft(place: Path) -> Path:

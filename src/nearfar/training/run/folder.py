@@ -15,7 +15,8 @@ from filelock import FileLock, Timeout
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
-from nearfar.utils.atomic import naming
+from nearfar.utils.atomic import naming, no_link
+from nearfar.utils.folders import LOCK, MARKER, Occupied, claim, is_ours, remove
 
 # Keys that change no result; they may differ when a run is resumed.
 FREE = (
@@ -57,7 +58,7 @@ class RunFolder:
     def owned(self) -> Iterator[None]:
         """Hold the lock of the folder; an error is raised at once if another process holds it."""
         new = not self.folder.exists()
-        lock = self.folder / ".lock"
+        lock = self.folder / LOCK
         with self._locked(lock):
             try:
                 lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
@@ -65,17 +66,35 @@ class RunFolder:
             finally:
                 # If nothing was written, remove what was created, while the lock is held.
                 with suppress(OSError):  # another process may be about to lock it
-                    if [entry.name for entry in self.folder.iterdir()] == [lock.name]:
+                    if {entry.name for entry in self.folder.iterdir()} == {LOCK, MARKER}:
+                        (self.folder / MARKER).unlink()
                         lock.unlink()
                         if new:
                             self.folder.rmdir()
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints."""
+        for place in (self.last, self.best):
+            checkpoints.remove_files(place)
+        remove(self.last.parent, ())
+
+    def discard(self) -> None:
+        """Remove the files of the run, and its folder if nothing else is in it."""
+        self.drop_checkpoints()
+        remove(self.folder, [file.name for file in vars(self).values() if file.parent == self.folder])
 
     def _locked(self, file: Path) -> AbstractContextManager[object]:
         """Create the folder, and lock a file in it; again if another process removes it meanwhile."""
         for _ in range(TRIES):
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                return FileLock(file, timeout=PATIENCE).acquire()
+                claim(self.folder, "run")
+                lock = FileLock(file, timeout=PATIENCE).acquire()
+                if is_ours(self.folder, "run"):
+                    return lock
+                file.unlink()  # another process has removed the marker meanwhile
+                lock.lock.release()
+            except Occupied:
+                raise
             except Timeout:
                 busy = f"{self.folder} is in use by another process{_who(file)}; wait for it, or stop it"
                 raise RunError(busy) from None
@@ -149,7 +168,7 @@ class Log:
     """
 
     def __init__(self, file: Path) -> None:
-        self._file = open(file, "ab+")  # noqa: SIM115
+        self._file = open(file, "ab+", opener=no_link)  # noqa: SIM115
         self._name = file
 
     def __enter__(self) -> Log:

@@ -38,10 +38,12 @@ from nearfar.networks.weights import save
 from nearfar.training.loop.builder import Parts
 from nearfar.training.recipe.files import to_dict, upgrade
 from nearfar.training.recipe.schema import Recipe
+from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, finite
 from nearfar.training.run.loggers import flat
 from nearfar.utils import plugins
-from nearfar.utils.atomic import write_json, write_text
+from nearfar.utils.atomic import no_link, write_json, write_text
+from nearfar.utils.folders import read_table
 from nearfar.utils.paths import expanded
 from nearfar.utils.progress import Watch
 from nearfar.utils.validation import one_of
@@ -320,7 +322,7 @@ def record_look(run: RunFolder, by: str, **about: Any) -> None:
     file = grid_file(run.folder)
     grids = [] if file is None or not file.is_file() else [file.with_name(run.looks.name)]
     for ledger in (run.looks, *grids):
-        with suppress(PermissionError), open(ledger, "a", encoding="utf-8") as opened:
+        with suppress(PermissionError), open(ledger, "a", encoding="utf-8", opener=no_link) as opened:
             opened.write(json.dumps(line) + "\n")
 
 
@@ -360,6 +362,14 @@ def is_finished(run: RunFolder) -> bool:
     except RunError:
         return False
     return True
+
+
+def can_measure_again(run: RunFolder) -> bool:
+    """Whether a run that was finished has its last checkpoint, and its recipe, manifest and log are as they were."""
+    digests = read_table(run.seal)
+    files = (run.recipe, run.manifest, run.log)
+    intact = all(file.is_file() and digests.get(file.name) == _seal(file.read_bytes()) for file in files)
+    return intact and checkpoints.exists(run.last)
 
 
 def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any]:
