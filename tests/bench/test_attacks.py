@@ -437,16 +437,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("trained"))
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"test": {"recall@1": 2.0}}'])
-def test_a_damaged_cell_is_trained_again(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("content", ["", "{}", '{"test": {"recall@1": 2.0}}', None])
+def test_a_damaged_cell_is_measured_or_trained_again_and_nothing_is_deleted(
+    content: str | None, lean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nearfar.bench.executors.inline.InlineExecutor", DirectExecutor)
     grid = small(tmp_path, losses={"contrastive": {}}, baseline=False)
-    (record,) = runner.run(grid, tmp_path / "out", engine="inline", lean=True).records
-    before = record.score()
-    (record.folder / "metrics.json").write_text(content)
-    assert runner.plan(grid, tmp_path / "out").in_state("finished") == []
-    (again,) = runner.run(grid, tmp_path / "out", engine="inline", lean=True).records
-    assert (again.state, again.score()) == ("finished", before)
+    (record,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean).records
+    before, file = record.metrics(), record.folder / "metrics.json"
+    file.write_text(json.dumps(before, indent=7) if content is None else content)
+    (record.folder / "notes.txt").write_text("mine")
+    old = {path.name: path.read_bytes() for path in record.folder.iterdir() if path.is_file()}
+    said: list[str] = []
+    monkeypatch.setattr("nearfar.bench.grid.console.GridDisplay.say", lambda _, line: said.append(line))
+    for number in (1, 2):
+        assert runner.plan(grid, tmp_path / "out").in_state("finished") == []
+        (again,) = runner.run(grid, tmp_path / "out", engine="inline", lean=lean).records
+        aside = Path(f"{record.folder if lean else file}.damaged-{number}")
+        assert said[-1] == f"{record.name}: damaged; moved to {aside} and {'trained' if lean else 'measured'} again"
+        assert (aside / "metrics.json" if lean else aside).read_bytes() == old["metrics.json"]
+        changing = {"seconds", "memory"} if lean else {"memory"}
+        assert {**again.metrics(), **{key: before[key] for key in changing}} == before
+        assert len(find(tmp_path / "out")) == 1
+        file.write_bytes(old["metrics.json"])
+    kept = Path(f"{record.folder}.damaged-1") if lean else record.folder
+    assert (kept / "notes.txt").read_text() == "mine"
+    assert not lean or all((kept / name).read_bytes() == old[name] for name in old)
 
 
 # --- 8. looks at the test classes ------------------------------------------------------------------------------------

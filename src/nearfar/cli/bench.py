@@ -62,8 +62,9 @@ def run_grid(
 
     A cell is one run: one loss with one network, dimension, dataset, setting and seed of the grid.
 
-    Finished cells are skipped if their data and code are the present ones, and damaged cells are trained again. A cell
-    that fails does not stop the others. Ctrl-C saves the running cells and stops; the same command resumes.
+    Finished cells are skipped if their data and code are the present ones. Damaged metrics are measured again from the
+    checkpoint; a cell with more damage is moved to NAME.damaged-1 and trained again. A cell that fails does not stop
+    the others. Ctrl-C saves the running cells and stops; the same command resumes.
 
     Example: nearfar bench run digits --jobs 2
 

@@ -24,6 +24,7 @@ from nearfar.bench.grid import runner
 from nearfar.bench.grid.records import open_datasets
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, read_log
+from nearfar.utils.folders import claim
 
 WILD = {"loss": {"name": "contrastive"}, "optimizer": {"lr": 1e30}}
 
@@ -214,6 +215,7 @@ CALLER = """
 import json, sys, time
 from nearfar.bench.executors.job import COMMAND, Job
 from nearfar.bench.executors.local import LocalExecutor, Slot
+from nearfar.utils.folders import claim
 executor = LocalExecutor([Slot("cpu")])
 executor.start(Job(**json.loads(sys.stdin.readline())))
 time.sleep(600)
@@ -234,6 +236,7 @@ def test_jobs_stop_when_their_caller_is_killed_and_can_be_resumed(
 ) -> None:
     grid = small(tmp_path, changes=LONG, baseline=False, losses={"contrastive": {}})
     record = runner.plan(grid, tmp_path / "out").records[0]
+    claim(tmp_path / "out" / "small", "grid")
     command = [sys.executable, "-c", CALLER]
     if method == "subprocess":  # as the executor for Ray does
         record.output.parent.mkdir(parents=True)

@@ -27,6 +27,7 @@ from pathlib import Path
 from nearfar.bench.executors.job import LABELS
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.folders import DAMAGED
 
 SUFFIX = ".zip"
 OF_GRID = ("grid.toml", "status.json", "test_looks.jsonl")
@@ -107,7 +108,7 @@ def _below(place: Path, found: Traversable) -> Iterator[Path]:
         yield place
         return
     for below in sorted(found.iterdir(), key=lambda each: each.name):
-        if below.is_dir() and not below.name.startswith("."):
+        if below.is_dir() and not below.name.startswith(".") and DAMAGED not in below.name:
             yield from _below(place / below.name, below)
 
 

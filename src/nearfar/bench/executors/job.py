@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 from nearfar.bench.grid.grid import FROZEN
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_json
+from nearfar.utils.folders import claim
 from nearfar.utils.system import reuse_memory
 
 LABELS = "cell.json"  # file in a run folder with the name, key and labels of its cell
@@ -108,7 +108,7 @@ def _train(job: Job) -> None:
     plugins.use(*job.plugins)
     recipe = load(job.recipe, overrides={"training.device": job.device} if job.device else ())
     run = RunFolder(job.folder)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    claim(run.folder, "run")
     write_json(run.folder / LABELS, {"cell": job.name, "key": job.key, "labels": dict(job.labels)})
     if job.what == FROZEN:
         baseline.measure(recipe, run.folder, cache=job.cache)
@@ -117,7 +117,7 @@ def _train(job: Job) -> None:
     else:
         start(recipe, out=run.folder, display=Lines(), cache=job.cache)
     if job.lean:
-        shutil.rmtree(run.last.parent, ignore_errors=True)
+        run.drop_checkpoints()
         run.embeddings.unlink(missing_ok=True)
 
 

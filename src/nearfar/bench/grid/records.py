@@ -17,8 +17,9 @@ from nearfar.data import Dataset
 from nearfar.data.store.fingerprint import KIND
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder, finite
-from nearfar.training.run.provenance import CELLS, code, is_finished, relevant_code
-from nearfar.utils.atomic import write_json
+from nearfar.training.run.provenance import CELLS, can_measure_again, code, is_finished, relevant_code
+from nearfar.utils.atomic import draft_of, write_json
+from nearfar.utils.folders import claim, read_table, remove, set_aside
 from nearfar.utils.validation import few
 
 STATUS = "status.json"
@@ -56,7 +57,7 @@ class CellRecord:
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics of a finished cell; an empty dictionary otherwise."""
-        return _read_json(RunFolder(self.folder).metrics) if self.state == "finished" else {}
+        return read_table(RunFolder(self.folder).metrics) if self.state == "finished" else {}
 
     def score(self, metric: str = "recall@1") -> float | None:
         """Return a metric of the test classes, or None if it was not measured."""
@@ -74,7 +75,7 @@ class CellRecord:
     def steps(self) -> tuple[int, int] | None:
         """Return the steps done and the steps in all, or None while they are unknown."""
         run = RunFolder(self.folder)
-        total = _read_json(run.manifest).get("length", {}).get("steps")
+        total = read_table(run.manifest).get("length", {}).get("steps")
         lines = _tail(run.log)
         return (int(lines[-1].get("step", 0)), int(total)) if total and lines else None
 
@@ -174,27 +175,30 @@ def refuse_other_code(every: Sequence[CellRecord]) -> None:
         )
 
 
-def clear_damaged(every: Sequence[CellRecord]) -> list[CellRecord]:
-    """Delete the files of cells that were finished, but are damaged or were changed; their ledgers are kept.
+def set_damaged_aside(every: Sequence[CellRecord]) -> list[str]:
+    """Move what is damaged of cells that were finished aside; their ledgers are kept.
 
     Args:
         every: Records of a grid that no other process runs meanwhile.
 
     Returns:
-        The records of these cells, which are to be trained again.
+        A line for each of these cells, which says what was moved and whether the cell is trained again.
     """
-    found = []
+    lines = []
     for record in every:
         run = RunFolder(record.folder)
-        if record.state == "begun" and run.metrics.exists():
-            for entry in record.folder.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
-                elif entry not in (run.looks, record.folder / ".lock"):
-                    entry.unlink()
+        if record.state != "begun" or not run.metrics.exists():
+            continue
+        if can_measure_again(run):
+            aside, again = set_aside(run.metrics), "measured again"
+        else:
+            aside, again = set_aside(record.folder), "trained again"
             record.state = "new"
-            found.append(record)
-    return found
+            if (aside / run.looks.name).is_file():
+                claim(record.folder, "run")
+                shutil.copyfile(aside / run.looks.name, run.looks)
+        lines.append(f"{record.name}: damaged; moved to {aside} and {again}")
+    return lines
 
 
 def copy_finished(
@@ -211,7 +215,7 @@ def copy_finished(
     wanted = {record.cell.key: record for record in every if record.state == "new"}
     copied = []
     for labels in sorted(place.parent.glob(f"*/{CELLS}/[!.]*/{LABELS}")) if wanted else ():
-        key, run = str(_read_json(labels).get("key")), RunFolder(labels.parent)
+        key, run = str(read_table(labels).get("key")), RunFolder(labels.parent)
         record = wanted.get(key)
         if record is None or record.state != "new" or not is_finished(run):
             continue
@@ -225,13 +229,13 @@ def copy_finished(
 
 def _same_data(folder: Path, fingerprint: str) -> bool:
     """Whether a run used this data; one without a fingerprint of this kind has been refused for its code."""
-    known = str(_read_json(RunFolder(folder).manifest).get("data", {}).get("source", fingerprint))
+    known = str(read_table(RunFolder(folder).manifest).get("data", {}).get("source", fingerprint))
     return known == fingerprint or (fingerprint.startswith(KIND) and not known.startswith(KIND))
 
 
 def _same_code(folder: Path, cell: Cell) -> bool:
     """Whether a run was trained with the present code."""
-    known, present = _read_json(RunFolder(folder).manifest).get("code", {}), code(cell.recipe)
+    known, present = read_table(RunFolder(folder).manifest).get("code", {}), code(cell.recipe)
     own = cell.what == FROZEN or known.get("loss") == present["loss"]
     return own and relevant_code(known) == relevant_code(present)
 
@@ -239,24 +243,18 @@ def _same_code(folder: Path, cell: Cell) -> bool:
 def _copy(source: Path, record: CellRecord, *, leave: Sequence[str]) -> None:
     """Copy a run under the name that this grid gives it, all of it or nothing."""
     folder, cell = record.folder, record.cell
-    draft = folder.with_name(f".{folder.name}.draft")  # the grid is locked, so nobody else writes it
+    draft = draft_of(folder)
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*", *leave))
+        claim(draft, "run")
+        shutil.copytree(source, draft, ignore=shutil.ignore_patterns(".*", *leave), dirs_exist_ok=True)
         write_json(draft / LABELS, {"cell": cell.folder, "key": cell.key, "labels": dict(cell.labels)})
-        shutil.rmtree(folder, ignore_errors=True)  # left by a cell that ended before its first step
+        RunFolder(folder).discard()  # left by a cell that ended before its first step
+        remove(folder, (LABELS,))
+        if folder.exists():
+            set_aside(folder)
         os.replace(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one where there is none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _tail(file: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nearfar.bench.executors.job import Executor, Job, failure_reason, last_lines
 from nearfar.bench.executors.local import LocalExecutor, slots
@@ -19,13 +20,13 @@ from nearfar.bench.grid.records import (
     STATUS,
     CellRecord,
     OpenDatasets,
-    clear_damaged,
     copy_finished,
     fingerprints,
     open_datasets,
     records,
     refuse_other_code,
     refuse_other_data,
+    set_damaged_aside,
     write_status,
 )
 from nearfar.training.loop.trainer import StopRequest, catch_signals
@@ -34,6 +35,7 @@ from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.training.run.provenance import check_waivers, is_finished
 from nearfar.utils import plugins
 from nearfar.utils.atomic import write_text
+from nearfar.utils.folders import Occupied, claim
 from nearfar.utils.progress import Watch
 from nearfar.utils.system import exclusive
 from nearfar.utils.validation import one_of
@@ -141,7 +143,7 @@ def run(
     if device is None:
         devices = {record.cell.recipe.training.device for record in result.records}
         device = devices.pop() if len(devices) == 1 else None
-    with _exclusive(result.folder):
+    with _exclusive(result.folder, [record.cell.recipe.data.root for record in result.records]):
         write_text(result.folder / "grid.toml", grids.to_toml(found))
         cells = [record.cell for record in result.records]
         opened = open_datasets(cells)
@@ -151,9 +153,8 @@ def run(
         else:
             refuse_other_code(result.records)
         refuse_other_data(result.records, data)
-        damaged = clear_damaged(result.records)
-        if damaged:
-            display.say(f"{', '.join(record.name for record in damaged)}: damaged, trained again")
+        for line in set_damaged_aside(result.records):
+            display.say(line)
         copied = copy_finished(result.records, result.folder, data, lean=lean)
         if copied:
             names = ", ".join(record.name for record in copied)
@@ -272,10 +273,12 @@ def _set_state(record: CellRecord, code: int) -> None:
         record.error = failure_reason(code, record.last_lines)
 
 
-def _exclusive(folder: Path) -> AbstractContextManager[None]:
+def _exclusive(folder: Path, inputs: Sequence[Any] = ()) -> AbstractContextManager[None]:
     """Lock a grid: two processes would train the same cells."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        claim(folder, "grid", inputs)
+    except Occupied:
+        raise
     except (FileExistsError, NotADirectoryError):
         raise RunError(f"{folder} cannot be the folder of a grid: a file of this name exists") from None
     busy = f"{folder} is in use: another process runs this grid; wait for it or stop it"

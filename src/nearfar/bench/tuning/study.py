@@ -23,6 +23,7 @@ from nearfar.training.recipe.files import from_dict, upgrade
 from nearfar.training.recipe.files import to_dict as recipe_tables
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import contradictions
+from nearfar.utils.folders import claim
 from nearfar.utils.system import exclusive
 
 HEARTBEAT, GRACE = 60, 180  # seconds between heartbeats, and without one until a worker counts as dead
@@ -61,6 +62,7 @@ class Study:
     def __init__(self, out: Path, name: str, storage: str | None, recipe: Recipe, space: Space, *, pruner: Any) -> None:
         optuna = optuna_module()
         self.out, self.states = out, optuna.trial.TrialState
+        claim(out, "study", [recipe.data.root])
         for place in (out / TRIALS, out / LOCKS):
             place.mkdir(parents=True, exist_ok=True)
         self.name, self._pruner, self._is_shared = name, pruner, storage is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.console import Display, Silent, Status
 from nearfar.training.run.folder import RunFolder, read_log
 from nearfar.training.run.provenance import is_finished
+from nearfar.utils.folders import remove
 from nearfar.utils.validation import one_of, whole
 
 ENUMERATING = ("grid", "in_turn")  # samplers that enumerate values; the others draw them
@@ -306,7 +306,7 @@ class _Worker:
             value, seconds, epoch = self._train_all(folder, values, trial, reporter)
         except self.optuna.TrialPruned:
             self._say(trial, f"pruned at {reporter.best:.4f}, evaluation {reporter.count}", values)
-            _clear(folder, keep=self.plan.keep)
+            _clear(folder, self.plan)
             raise
         except Stopped as stopped:
             self.stopped = stopped
@@ -317,7 +317,7 @@ class _Worker:
             reason = " ".join(str(error).split()) or type(error).__name__
             trial.set_user_attr("error", reason)
             self._say(trial, f"failed: {reason}", values)
-            _clear(folder, keep=self.plan.keep)
+            _clear(folder, self.plan)
             raise TrialFailed from None
         trial.set_user_attr("seconds", seconds)
         trial.set_user_attr("epoch", epoch)
@@ -331,10 +331,7 @@ class _Worker:
 
         The metric of a k-fold split is the mean over its folds, and the epoch that of the last fold.
         """
-        split = self.plan.recipe.split
-        folds = [folder]
-        if split.name == "k_fold":
-            folds = [folder / f"fold{fold}" for fold in range(split.folds)]
+        folds = _folds(folder, self.plan)
         found: list[float] = []
         seconds, epoch = 0.0, 0
         for fold, place in enumerate(folds):
@@ -343,7 +340,7 @@ class _Worker:
                 own = {"split.fold": fold} if len(folds) > 1 else {}
                 metrics = self._train(place, {**values, **own}, None if own else reporter)
             if not self.plan.keep:
-                shutil.rmtree(place / "checkpoint", ignore_errors=True)
+                RunFolder(place).drop_checkpoints()
             found.append(float(metrics["validation"][self.plan.metric]))
             seconds, epoch = seconds + metrics["seconds"], metrics["epoch"]
             if len(folds) > 1:
@@ -455,9 +452,17 @@ class _WithoutMessages(Silent):
         self.display.show(status)
 
 
-def _clear(folder: Path, *, keep: bool) -> None:
-    """Delete the folder of a trial without a result, or mark it if it is kept."""
-    if keep and folder.is_dir():
+def _folds(folder: Path, plan: TuningPlan) -> list[Path]:
+    """Return the run folders of a trial: one, or one for each fold."""
+    split = plan.recipe.split
+    return [folder / f"fold{fold}" for fold in range(split.folds)] if split.name == "k_fold" else [folder]
+
+
+def _clear(folder: Path, plan: TuningPlan) -> None:
+    """Delete the runs of a trial without a result, or mark its folder if it is kept."""
+    if plan.keep and folder.is_dir():
         (folder / "given_up").touch()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for place in _folds(folder, plan):
+        RunFolder(place).discard()
+    remove(folder, ())
