@@ -93,7 +93,7 @@ def test_progress_reaches_the_end(birds: Dataset, cache: Path) -> None:
 def test_the_folder_holds_nothing_but_the_store(birds: Dataset, cache: Path) -> None:
     store = prepare(birds, cache=cache)
     assert store.folder is not None
-    assert set(files_of(store.folder)) == {PIXELS, INDEX, "store.json"}
+    assert set(files_of(store.folder)) == {PIXELS, INDEX, "store.json", ".nearfar"}
     assert [entry for entry in cache.iterdir() if entry.is_dir()] == [store.folder]
 
 

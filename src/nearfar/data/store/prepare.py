@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,9 +18,11 @@ from numpy.typing import NDArray
 
 from nearfar.data.datasets.base import Dataset, UnreadableError
 from nearfar.data.store.decode import ASPECTS, BadImage, shared_decoder, shrink
+from nearfar.data.store.duplicates import SIGNATURES
 from nearfar.data.store.sources import Arrays, Source
-from nearfar.data.store.store import FORMAT, BadFile, Store, finalize
+from nearfar.data.store.store import ABOUT, FORMAT, INDEX, PIXELS, BadFile, Store, finalize
 from nearfar.data.store.writer import JOURNAL, Draft, Result, files_done
+from nearfar.utils.folders import claim, is_ours, remove, set_aside
 from nearfar.utils.paths import cache_folder
 from nearfar.utils.progress import Progress
 from nearfar.utils.system import processors
@@ -253,6 +254,7 @@ def _make(
             store = _finished_store(folder, source)  # made by the previous holder of the lock
             if store is not None:
                 return store
+            claim(drafted, "store")
             draft = Draft(drafted, settings["channels"])
             try:
                 done = draft.done
@@ -264,8 +266,10 @@ def _make(
             sizes = np.array(draft.sizes, dtype=np.int32).reshape(-1, 2)
             bad = [vars(one) for one in draft.bad]
             finalize(drafted, np.array(draft.rows, dtype=np.int64), sizes, settings["channels"], {**about, "bad": bad})
-            if folder.exists():  # damaged or outdated
-                shutil.rmtree(folder)
+            if is_ours(folder, "store"):  # damaged or outdated
+                remove(folder, (ABOUT, INDEX, PIXELS, SIGNATURES, JOURNAL))
+            if folder.exists():  # it has other files
+                set_aside(folder)
             os.replace(drafted, folder)
             (folder / JOURNAL).unlink(missing_ok=True)  # last: a draft without a journal starts again
             return Store.open(folder)
