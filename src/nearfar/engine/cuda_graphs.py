@@ -102,6 +102,12 @@ def replay(computation: LossComputation, inputs: Tensors, needed: Needed) -> tup
     return None
 
 
+def free_generator(device: torch.device) -> None:
+    """Let the generator of a device draw again after a recording that failed, which leaves it in the state of one."""
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 def _record(
     computation: LossComputation,
     tensors: Tensors,
@@ -132,6 +138,7 @@ def _record(
             finally:
                 graph.capture_end()
     except RuntimeError as error:
+        free_generator(current.device)
         warnings.warn(f"{type(computation.owner).__name__} runs without a CUDA graph: {error}", stacklevel=2)
         return None
     finally:

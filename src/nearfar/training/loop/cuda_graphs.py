@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nearfar.engine.cuda_graphs import free_generator
 from nearfar.networks.embedder import Embedder
 
 CALLS_BEFORE_RECORDING = 2
@@ -112,6 +113,7 @@ def _record(network: Embedder, images: Tensor) -> _Recording | None:
         with torch.cuda.stream(stream):
             return _capture(network, images.detach().clone())
     except RuntimeError as error:
+        free_generator(current.device)
         warnings.warn(f"{network.backbone.key} trains without a CUDA graph: {error}", stacklevel=2)
         return None
     finally:
