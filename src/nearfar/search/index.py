@@ -5,7 +5,9 @@ Python, the command line and the HTTP server all search through ``Index.search_b
 
 from __future__ import annotations
 
+import hashlib
 import threading
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -128,7 +130,12 @@ class Index:
         self.dim, self.measure = int(storage.settings["dim"]), str(storage.settings["measure"])
         self._loading, self._filtering = threading.Lock(), threading.Lock()
         self._filtered: OrderedDict[tuple[object, str], Ids] = OrderedDict()
-        self.threshold = self._read_threshold()
+        weakref.finalize(self, storage.close).atexit = False
+        try:
+            self.threshold = self._read_threshold()
+        except BadIndex:
+            self.close()
+            raise
 
     # --- building and opening -----------------------------------------------------------------------------
 
@@ -304,6 +311,29 @@ class Index:
                 raise
         return found
 
+    def refreshed(self) -> Index:
+        """Follow the changes of other processes now. From the first call on, other methods no longer do so themselves.
+
+        Returns:
+            This index; or a new one, if it was opened read-only and the folder was compacted or built again. Then this
+            one can still be searched, and is closed when nothing refers to it.
+
+        Raises:
+            FileNotFoundError: The folder was removed or, if the index is open for writing, replaced.
+            BadIndex: What is in the folder now cannot be opened.
+        """
+        storage = self.storage
+        storage.looks = False
+        if not storage.is_outdated():
+            storage.refresh()
+            self.threshold = self._read_threshold()
+            return self
+        fresh = Index.open(self.folder, read_only=True, device=self._device, trust=storage.trust)
+        fresh.storage.looks = False
+        if fresh.storage.settings["model"] == storage.settings["model"]:
+            fresh._encoder = self._encoder
+        return fresh
+
     def close(self) -> None:
         """Close all files and release the lock of the folder."""
         self.storage.close()
@@ -326,6 +356,16 @@ class Index:
     def folder(self) -> Path:
         """The folder of the index."""
         return self.storage.folder
+
+    @property
+    def identity(self) -> str:
+        """A text that no other index has, one that was built in the same folder included."""
+        return self.storage.identity
+
+    @property
+    def version(self) -> str:
+        """A text that changes whenever the items change, the same in all processes."""
+        return hashlib.sha256(repr(self.storage.version).encode()).hexdigest()[:16]
 
     @property
     def items(self) -> Items:
@@ -800,7 +840,6 @@ class Index:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            self.close()
             raise BadIndex(f"{error}; remove {file}, or calibrate again") from error
 
     def _check_threshold(self, threshold: Threshold, name: str) -> Threshold:

@@ -245,7 +245,11 @@ class Database:
 
     def has_changes(self) -> bool:
         """Return whether anything has changed since the last compaction."""
-        return bool(self._rows("SELECT EXISTS (SELECT 1 FROM changes)")[0][0])
+        return self.changes() > 0
+
+    def changes(self, after: int = 0) -> int:
+        """Return the number of changes after one of them."""
+        return int(self._rows("SELECT COALESCE(MAX(number), 0) FROM changes")[0][0]) - after
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Return the thumbnails of some items that have one, by id.

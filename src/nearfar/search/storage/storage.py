@@ -239,6 +239,7 @@ def checked_vectors(name: str, vectors: Any, dim: int | None, measure: str) -> V
 RETRIES = 20  # of opening files while a writer replaces them
 BLOCK = 8192  # vectors that are written at once
 FEW = 16  # items that are removed at once from a full disk
+FOLLOWED = 1000  # changes of another process that are read in the way of other readers
 
 log = logging.getLogger("nearfar.search")
 
@@ -283,17 +284,19 @@ class IndexStorage:
         self.folder, self.read_only, self.device = folder, read_only, device
         self._refusal = "was opened read-only; it cannot be changed" if read_only else ""
         self._writing, self._refreshing = threading.RLock(), threading.Lock()
-        self._closed, self._trust = False, trust
+        self._closed, self.trust = False, trust
         self._seen = 0
+        self.looks = read_only  # for changes of another process, at each use
         files.read_card(folder)
+        self._identity = _identity(folder / files.DATABASE)
         with ExitStack() as stack:
             if not read_only:
                 stack.enter_context(files.write_lock(folder))
             self._database = upgrade.open_database(folder, read_only=read_only)
             stack.callback(self._database.close)
-            self._identity = _identity(self._database.file)
             self.settings: dict[str, Any] = {}
             if not read_only:
+                self._identity = _identity(folder / files.DATABASE)  # an upgrade has made a new file
                 self._identify()
             self._state = self._open(written=written)
             self._has_thumbnails = self._database.has_thumbnails()
@@ -392,11 +395,16 @@ class IndexStorage:
         return self._state.table, self._state.backend
 
     @property
-    def version(self) -> tuple[int, int]:
-        """A value that changes whenever the items change."""
+    def identity(self) -> str:
+        """A text that an index keeps, and that no other index has."""
+        return str(self.settings.get("identity") or self.settings["built"])
+
+    @property
+    def version(self) -> tuple[str, int, int]:
+        """A value that changes whenever the items change, the same in all processes."""
         self._refresh()
         state = self._state
-        return state.generation, state.table.version
+        return self.identity, state.generation, state.last_change
 
     def thumbnails(self, ids: Sequence[int]) -> dict[int, bytes]:
         """Return thumbnails by id; empty for an item without one. Ids that do not exist are left out.
@@ -472,6 +480,7 @@ class IndexStorage:
             self._has_thumbnails = self._has_thumbnails or any(thumbnails)
             self.next_id += len(items)
             self._state.table.add(items, vectors)
+            self._state.last_change += len(items)
             self._pass_on(lambda backend: backend.add(np.array(ids, dtype=np.int64), vectors))
             return list(ids)
 
@@ -503,6 +512,7 @@ class IndexStorage:
     def _remove(self, ids: list[int]) -> None:
         self._database.remove(ids)
         self._state.table.remove(ids)
+        self._state.last_change += len(ids)
         self._pass_on(lambda backend: backend.remove(np.array(ids, dtype=np.int64)))
 
     def change(self, items: Sequence[Item]) -> None:
@@ -516,6 +526,7 @@ class IndexStorage:
             if items:
                 self._database.change(items)
                 self._state.table.change(items)
+                self._state.last_change += len(items)
 
     def compact(self, *, backend: str | None = None, progress: Progress | None = None) -> None:
         """Write all vectors to a new data folder. Searches continue in the meantime; changes wait.
@@ -570,6 +581,8 @@ class IndexStorage:
     def close(self) -> None:
         """Close all files and release the lock. Every change is already on disk."""
         with self._writing, self._refreshing:
+            if self._closed:
+                return
             self._refusal, self._closed = "is closed; open it again to change it", True
             with self._stack:
                 self._state.backend.close()
@@ -580,7 +593,7 @@ class IndexStorage:
         """The current generation; tried again if a writer replaces its files in the meantime."""
         for _ in range(RETRIES):
             with self._database.snapshot():
-                self._seen = self._database.data_version()
+                seen = self._database.data_version()
                 settings = self._database.settings()
                 if written and written[0] == settings["generation"] and not self._database.has_changes():
                     items = written[1]
@@ -594,7 +607,7 @@ class IndexStorage:
                 if self._database.generation() == settings["generation"]:
                     raise
                 continue
-            self.settings, state.last_change = settings, last
+            self.settings, state.last_change, self._seen = settings, last, seen
             return state
         raise BadIndex(f"{self.folder} was compacted each time it was opened, {RETRIES} times; try again later")
 
@@ -639,7 +652,7 @@ class IndexStorage:
         self._database.write_settings({"identity": new})
 
     def _allowed(self, backend: str, settings: Mapping[str, Any]) -> str:
-        return trust.checked(backend, self.folder, str(settings.get("identity", "")), trust=self._trust)
+        return trust.checked(backend, self.folder, str(settings.get("identity", "")), trust=self.trust)
 
     def _context(self, settings: Mapping[str, Any], progress: Progress | None = None) -> BackendContext:
         identity = str(settings.get("identity", ""))
@@ -647,7 +660,20 @@ class IndexStorage:
             settings["measure"], self.folder, self.device, progress, read_only=self.read_only, identity=identity
         )
 
+    def is_outdated(self) -> bool:
+        """Return whether to open the folder again: after many changes, after a compaction, or for another index."""
+        if not self.read_only:
+            self.check_writable()
+            return False
+        replaced = _identity(self.folder / files.DATABASE) != self._identity
+        state, database = self._state, self._database
+        return replaced or database.generation() != state.generation or database.changes(state.last_change) > FOLLOWED
+
     def _refresh(self) -> None:
+        if self.looks:
+            self.refresh()
+
+    def refresh(self) -> None:
         """Follow the changes of another process. Threads do not wait for one that already does."""
         if not self.read_only or self._closed or not self._refreshing.acquire(blocking=False):
             return
@@ -655,7 +681,7 @@ class IndexStorage:
             if self._closed or self._database.data_version() == self._seen:
                 return
             self._has_thumbnails = self._database.has_thumbnails()
-            if self._database.generation() != self._state.generation:
+            if self.looks and self._database.generation() != self._state.generation:
                 old = self._state.backend
                 self._state = self._open(old)
                 if self._state.backend.name != old.name:
@@ -669,9 +695,9 @@ class IndexStorage:
         """Apply new changes of the same generation."""
         state, database = self._state, self._database
         with database.snapshot():
-            if database.generation() != state.generation:
+            settings, seen = database.settings(), database.data_version()
+            if settings["generation"] != state.generation:
                 return  # compacted just now: the next call reloads everything
-            self._seen = database.data_version()
             ids, last = database.changed_ids(state.last_change)
             vectors = database.new_vectors(state.table.dim, state.last_change)
             items = database.items_with_ids(ids)
@@ -686,7 +712,7 @@ class IndexStorage:
         if removed:
             state.table.remove(removed)
             self._pass_on(lambda backend: backend.remove(np.array(removed, dtype=np.int64)))
-        state.last_change = last
+        self.settings, state.last_change, self._seen = settings, last, seen
 
     # --- the backend --------------------------------------------------------------------------------------
 
