@@ -25,6 +25,7 @@ class FakeIndex:
     """Vectors are tiny images, centered and of unit length."""
 
     in_dim: int | None = None
+    identity = "fake"
 
     def __init__(self, count: int = 0, classes: int = 4, *, model: str | None = "fake") -> None:
         self._lock = threading.Lock()
@@ -34,7 +35,7 @@ class FakeIndex:
         self._next, self._model = 0, model
         self.batches: list[int] = []
         self.threshold: Threshold | None = None
-        self.closed = False
+        self.closed, self.version = False, "0"
         if count:
             self.add_images(
                 [(f"{n % classes}/{n}.png", picture(n, classes), f"class {n % classes}", {}) for n in range(count)]
@@ -83,6 +84,7 @@ class FakeIndex:
     def add_images(self, images: Sequence[tuple[str, Any, str | None, Mapping[str, Any]]]) -> list[int]:
         vectors = self.embed([image for _, image, _, _ in images])
         with self._lock:
+            self.version = f"{self.version}+"
             ids = list(range(self._next, self._next + len(images)))
             self._next += len(images)
             for id, (name, image, label, metadata), vector in zip(ids, images, vectors, strict=True):
@@ -93,6 +95,10 @@ class FakeIndex:
     def remove(self, ids: Sequence[int]) -> None:
         with self._lock:
             self._items = {id: item for id, item in self._items.items() if id not in ids}
+            self.version = f"{self.version}-"
+
+    def refreshed(self) -> FakeIndex:
+        return self
 
     def thumbnail(self, id: int) -> bytes:
         self.item(id)

@@ -103,7 +103,7 @@ def create(
         limits=state.limits,
         metrics=state.metrics,
         token=token,
-        bodies={
+        bodies=lambda: {
             f"{API}/search": state.limits.upload_bytes,
             f"{API}/items": state.limits.upload_bytes,
             f"{API}/search/vector": min(state.limits.upload_bytes, search.vector_bytes(state.vector_dim or state.dim)),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import struct
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,33 +21,6 @@ ALIGNED = 8  # bytes
 MAGIC = b"NFMAP1\0\0"
 
 
-class Catalog:
-    """The current snapshot of an index.
-
-    Args:
-        index: The index. ``invalidate`` has to be called after each change of it.
-    """
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._lock = threading.Lock()
-        self._revision = 0
-        self._snapshot: Snapshot | None = None
-
-    def invalidate(self) -> None:
-        """Discard the snapshot after a change of the index."""
-        with self._lock:
-            self._revision += 1
-            self._snapshot = None
-
-    def snapshot(self) -> Snapshot:
-        """Return the snapshot of the index, a new one after a change."""
-        with self._lock:
-            if self._snapshot is None:
-                self._snapshot = Snapshot(self._index, self._index.items, self._revision)
-            return self._snapshot
-
-
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """An index between two changes.
@@ -57,21 +28,12 @@ class Snapshot:
     Args:
         index: The index.
         items: Its items.
-        revision: Number of changes since the server was started.
+        version: Its version, the same in all servers of this content.
     """
 
     index: Index
     items: Sequence[Item]
-    revision: int
-
-    @cached_property
-    def version(self) -> str:
-        """A hash of this content, different from that of any other index or revision."""
-        info = self.index.info()  # "model" contains the fingerprint of the model
-        facts = [str(info.get(key)) for key in ("built", "model")]
-        last = self.items[-1].hash if self.items else ""
-        content = json.dumps([*facts, len(self.items), last, self.revision])
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+    version: str
 
     @cached_property
     def by_label(self) -> dict[str | None, list[int]]:

@@ -40,7 +40,7 @@ class InfoResponse(BaseModel):
     pictures: bool = Field(description="Whether the index has a model that takes images to search with.")
     read_only: bool
     runs: bool = Field(description="Whether the server shows training runs.")
-    version: str = Field(description="Changes whenever an item is added or removed.")
+    version: str = Field(description="Changes whenever an item is added, removed or changed; the same for all servers.")
     limits: dict[str, float]
     index: dict[str, Any] = Field(description="Properties of the index as stored in its folder.")
 

@@ -237,7 +237,7 @@ class SecurityMiddleware:
         limits: Limits of a request body, in bytes and seconds.
         metrics: Where requests are counted.
         token: Token that requests must carry; None for no authentication.
-        bodies: Size of a request body in bytes by path; others may have a few KiB.
+        bodies: Returns the size of a request body in bytes by path; others may have a few KiB.
         public: Paths that need no token.
         names: Accepted host names in addition to those of the loopback interface.
         addresses: Whether any IP address is accepted as host name.
@@ -250,13 +250,13 @@ class SecurityMiddleware:
         limits: Limits,
         metrics: ServerMetrics,
         token: str | None,
-        bodies: Mapping[str, int],
+        bodies: Callable[[], Mapping[str, int]],
         public: Collection[str],
         names: Collection[str],
         addresses: bool,
     ) -> None:
         self.app, self.limits, self.metrics, self.token = app, limits, metrics, token
-        self.bodies, self.rate = dict(bodies), RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)
+        self.bodies, self.rate = bodies, RateLimit(limits.client_rate, BURST_SECONDS * limits.client_rate)
         self.public, self.names, self.addresses = frozenset(public), frozenset(names), addresses
         self._received: Counter[str] = Counter()  # bytes of the bodies of unfinished requests, by client
 
@@ -267,7 +267,7 @@ class SecurityMiddleware:
             return
         began, status, sent, received, client = time.perf_counter(), [0], [0], [0], client_of(scope)
         always = RAW_HEADERS + (ENCRYPTED_HEADERS if scope.get("scheme") == "https" else [])
-        largest = self.bodies.get(scope["path"], SMALL_BODY)
+        largest = self.bodies().get(scope["path"], SMALL_BODY)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

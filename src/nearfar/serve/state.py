@@ -1,7 +1,8 @@
-"""State shared by all requests: the index, its queues and its catalog."""
+"""State shared by all requests: the index, its queues and its snapshot."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from nearfar.search.index import Index, VectorQuery
 from nearfar.search.items import Item
 from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
-from nearfar.serve.catalog import Catalog
+from nearfar.serve.catalog import Snapshot
 from nearfar.serve.errors import ApiError, disk_full
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
@@ -22,6 +23,10 @@ from nearfar.serve.uploads import Pixels, UploadDecoder
 from nearfar.utils.atomic import FULL_DISK
 
 Vector = NDArray[np.float32]
+WATCH_SECONDS = 0.5  # between two looks for changes of other processes
+RETRY_SECONDS = 2.0  # after one that failed
+
+log = logging.getLogger("nearfar.serve")
 NewImage = tuple[str, Pixels, str | None, Mapping[str, Any]]  # name, image, label, metadata
 
 
@@ -34,37 +39,51 @@ class ServerState:
         read_only: Whether adding and removing is refused.
     """
 
+    index: Index
+    _snapshot: Snapshot
+
     def __init__(self, index: Index, limits: Limits, *, read_only: bool) -> None:
-        self.index, self.limits, self.read_only = index, limits, read_only
+        self.limits, self.read_only = limits, read_only
         self.metrics = ServerMetrics()
-        self.catalog = Catalog(index)
+        self.problem = ""  # why the latest state of the folder is not served
         self.uploads = UploadDecoder(limits, self.metrics)
-        info = index.info()
-        self.dim = int(info["dim"])
-        self.vector_dim = index.in_dim  # of the vectors that the model reads
-        self.takes_images = info.get("model") is not None and self.vector_dim is None
-        self._write_lock = threading.Lock()
-        self.embed: Batcher[Pixels | Vector, Vector] = Batcher(index.embed, **self._settings("embed"))
-        self.search: Batcher[VectorQuery, list[Neighbor]] = Batcher(index.search_batch, **self._settings("search"))
+        self._write_lock, self._snapshot_lock, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
+        self._use(index)
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self.embed: Batcher[Pixels | Vector, Vector] = Batcher(
+            lambda images: self.index.embed(images), **self._settings("embed")
+        )
+        self.search: Batcher[VectorQuery, list[Neighbor]] = Batcher(
+            lambda queries: self.index.search_batch(queries), **self._settings("search")
+        )
         self.add: Batcher[NewImage, int] = Batcher(self._add, retry=False, **self._settings("add"))
         self._batchers: dict[str, Batcher[Any, Any]] = {"embed": self.embed, "search": self.search, "add": self.add}
-        self.metrics.index_items.set_function(lambda: len(index))
+        self.metrics.index_items.set_function(lambda: len(self.index))
         for work, batcher in self._batchers.items():
             self.metrics.waiting.labels(work).set_function(batcher.__len__)
-        if info.get("model") is not None:  # load it now, so that a missing one is reported before anything is served
-            index.embed([np.zeros((64, 64, 3) if self.vector_dim is None else self.vector_dim, dtype=np.uint8)])
 
     def start(self) -> None:
         """Start the worker threads."""
+        self._watcher.start()
         for batcher in self._batchers.values():
             batcher.start()
 
     def stop(self) -> None:
         """Finish queued work, then close the index."""
+        self._stopped.set()
         self.uploads.close()
         for batcher in self._batchers.values():
             batcher.stop()
+        self._watcher.join(RETRY_SECONDS)
         self.index.close()
+
+    def snapshot(self) -> Snapshot:
+        """Return the current snapshot of the index, a new one after a change."""
+        with self._snapshot_lock:
+            index, version = self.index, self.index.version
+            if (self._snapshot.index, self._snapshot.version) != (index, version):
+                self._snapshot = Snapshot(index, index.items, version)
+            return self._snapshot
 
     def item(self, id: int) -> Item:
         """Return an item, or raise a 404 error."""
@@ -94,11 +113,10 @@ class ServerState:
                 self.index.remove([self.index.item(id).id])
             except KeyError:
                 raise _no_item(id) from None
-            self.catalog.invalidate()
 
     def check_label(self, label: str) -> None:
         """Raise a 404 error for a class that the index does not have."""
-        if label not in self.catalog.snapshot().by_label:
+        if label not in self.snapshot().by_label:
             raise ApiError(404, f"label is {label!r}; the index has no such class", code="no_label")
 
     def check_writable(self) -> None:
@@ -114,9 +132,31 @@ class ServerState:
 
     def _add(self, images: list[NewImage]) -> list[int]:
         with self._write_lock, _storage_errors():
-            ids = self.index.add_images(images)
-            self.catalog.invalidate()
-            return ids
+            return self.index.add_images(images)
+
+    def _use(self, index: Index) -> None:
+        """Serve an index from now on; its model is loaded first, so that a missing one is reported before."""
+        info = index.info()
+        has_model = info.get("model") is not None
+        if has_model:
+            index.embed([np.zeros((64, 64, 3) if index.in_dim is None else index.in_dim, dtype=np.uint8)])
+        self.dim, self.vector_dim = int(info["dim"]), index.in_dim  # of the vectors that the model reads
+        self.takes_images = has_model and index.in_dim is None
+        self._snapshot = Snapshot(index, index.items, index.version)
+        self.index = index
+
+    def _watch(self) -> None:
+        """Follow the changes of other processes; requests are answered from the old state meanwhile."""
+        while not self._stopped.wait(RETRY_SECONDS if self.problem else WATCH_SECONDS):
+            try:
+                index = self.index.refreshed()
+                if index is not self.index:
+                    self._use(index)
+                self.problem = ""
+            except Exception as error:
+                if not self.problem:
+                    log.warning("the index cannot be read again (%s: %s)", type(error).__name__, error)
+                self.problem = "the index was removed, replaced or damaged; see the log of the server"
 
     def _settings(self, work: str) -> dict[str, Any]:
         observe = self.metrics.batch_size.labels(work).observe

@@ -39,13 +39,13 @@ def router(state: ServerState) -> APIRouter:
         """List items by id, or draw some at random."""
         if label is not None:
             state.check_label(label)
-        total, items = state.catalog.snapshot().page(offset, limit, label=label, shuffle=shuffle)
+        total, items = state.snapshot().page(offset, limit, label=label, shuffle=shuffle)
         return ItemsResponse(total=total, items=[ItemOut.model_validate(item) for item in items])
 
     @routes.get("/labels", responses=error_responses())
     def list_labels() -> LabelsResponse:
         """List the classes and the number of their items."""
-        snapshot = state.catalog.snapshot()
+        snapshot = state.snapshot()
         counts = [LabelCount(label=label, count=len(snapshot.by_label[label])) for label in snapshot.labels]
         return LabelsResponse(labels=counts, unlabelled=len(snapshot.by_label.get(None, [])))
 
@@ -68,7 +68,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/map", response_class=Response, responses={**error_responses(), **BYTES})
     async def show_map(request: Request) -> Response:
         """Return the two-dimensional map of all items."""
-        snapshot = state.catalog.snapshot()
+        snapshot = await run_in_threadpool(state.snapshot)
         tag = f'"{snapshot.version}"'
         headers = {"etag": tag, "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == tag:

@@ -14,6 +14,7 @@ from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.search.filters import combine, parse
 from nearfar.search.index import VectorQuery
 from nearfar.search.items import Item
+from nearfar.serve.batching import ServerBusy
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.routes.items import ItemId
@@ -46,6 +47,7 @@ class SearchSettings(NamedTuple):
         expand: Search again with the mean of the query and this many of its neighbors.
         rerank: Name of a re-ranking method, or None.
         began: When the request arrived.
+        identity: Identity of the index that is searched.
     """
 
     k: int
@@ -53,6 +55,7 @@ class SearchSettings(NamedTuple):
     expand: int
     rerank: str | None
     began: float
+    identity: str
 
 
 def vector_bytes(dim: int) -> int:
@@ -74,34 +77,39 @@ def router(state: ServerState) -> APIRouter:
         ),
         rerank: str | None = RERANK,
     ) -> SearchSettings:
-        began = time.perf_counter()
+        began, identity = time.perf_counter(), state.index.identity
         if rerank not in (None, *RERANKINGS):
             raise ApiError(422, f"rerank is {rerank!r}; allowed are {', '.join(RERANKINGS)}")
         if label is not None:
-            state.check_label(label)
+            await run_in_threadpool(state.check_label, label)
         if not where:
-            return SearchSettings(k, None if label is None else {"label": label}, expand, rerank, began)
+            return SearchSettings(k, None if label is None else {"label": label}, expand, rerank, began, identity)
         try:
             conditions = [parse(each) for each in where]
             found = combine(conditions if label is None else [("label", label), *conditions])
             await run_in_threadpool(state.index.select, found)  # cached; unknown keys are reported before an upload
         except (ValueError, TypeError) as error:
             raise ApiError(422, str(error)) from None
-        return SearchSettings(k, found, expand, rerank, began)
+        return SearchSettings(k, found, expand, rerank, began, identity)
 
     shared = Depends(read_settings)
 
     async def search(vector: Vector, settings: SearchSettings, own: int | None = None) -> SearchResponse:
-        k, where, expand, rerank, began = settings
+        k, where, expand, rerank, began, identity = settings
         query = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
         threshold = state.index.threshold if query.has_similarities else None
+        try:
+            neighbors = await state.search(query)
+        finally:
+            if state.index.identity != identity:
+                raise ServerBusy("the index was replaced during the search; try again")
         hits = [
             {
                 **_shown(each.item),
                 "score": round(each.score, 6),
                 "match": None if threshold is None else threshold.matches(each.score),
             }
-            for each in await state.search(query)
+            for each in neighbors
         ]
         unknown = None if threshold is None else not any(hit["match"] for hit in hits)
         shown = None if own is None else _shown(state.item(own))

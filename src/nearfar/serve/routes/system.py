@@ -29,9 +29,11 @@ def router(state: ServerState, *, name: str, token: str | None, runs: bool) -> A
     """
     routes = APIRouter(tags=["server"])
 
-    @routes.get(f"{API}/health", responses=error_responses())
+    @routes.get(f"{API}/health", responses=error_responses(503))
     async def health() -> HealthResponse:
         """Return whether the server is running."""
+        if state.problem:
+            raise ApiError(503, state.problem, code="index_gone")
         return HealthResponse(status="ok", token_needed=token is not None)
 
     @routes.post(f"{API}/session", status_code=204, response_class=Response, responses=error_responses(408, 413))
@@ -57,7 +59,7 @@ def router(state: ServerState, *, name: str, token: str | None, runs: bool) -> A
     @routes.get(f"{API}/info", responses=error_responses())
     def info() -> InfoResponse:
         """Return the properties of the index and the limits of the server."""
-        snapshot, limits = state.catalog.snapshot(), state.limits
+        snapshot, limits = state.snapshot(), state.limits
         return InfoResponse(
             name=name,
             count=len(snapshot.items),
@@ -90,11 +92,11 @@ def customize_schema(app: FastAPI, state: ServerState) -> None:
     def schema() -> dict[str, Any]:
         if app.openapi_schema is None:
             found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            vector = found["components"]["schemas"]["VectorSearchRequest"]["properties"]["vector"]
-            vector["minItems"] = vector["maxItems"] = state.dim
             for name in ("HTTPValidationError", "ValidationError"):
                 found["components"]["schemas"].pop(name, None)
             app.openapi_schema = found
+        vector = app.openapi_schema["components"]["schemas"]["VectorSearchRequest"]["properties"]["vector"]
+        vector["minItems"] = vector["maxItems"] = state.vector_dim or state.dim
         return app.openapi_schema
 
     app.openapi = schema  # type: ignore[method-assign]
