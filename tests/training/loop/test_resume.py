@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,12 @@ from PIL import Image
 from training_runs import Interrupts, assert_same, interrupted, pictures, recipe, train, vectors, weights
 from waiting import wait_for
 
+from nearfar.training.loop.state import Session
 from nearfar.training.loop.trainer import Stopped
 from nearfar.training.recipe.files import to_toml
 from nearfar.training.run import checkpoints
-from nearfar.training.run.folder import RunError, read_log
+from nearfar.training.run.folder import RunError, RunFolder, read_log
+from nearfar.training.run.provenance import is_finished
 
 WORKER = Path(__file__).parents[2] / "helpers" / "run_worker.py"
 KILLS = 3  # the full check is ten: NEARFAR_KILLS=10
@@ -201,17 +205,42 @@ def test_other_data_under_the_same_recipe_is_refused(saved: bool, tmp_path: Path
         train(chosen, tmp_path / "run", resume=True)
 
 
-def test_an_evaluation_that_fails_at_the_end_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = recipe(vectors(tmp_path), training__epochs=2, evaluation__every=0)
-    with monkeypatch.context() as broken:
-        broken.setattr("nearfar.training.evaluation.embeddings.Evaluator.measure", None)
-        with pytest.raises(TypeError):
-            train(chosen, tmp_path / "run")
-    monkeypatch.setattr("nearfar.training.loop.state.Session.train_step", None)  # everything is learned
-    result = train(chosen, tmp_path / "run", resume=True)
-    monkeypatch.undo()
-    assert result.metrics["test"] == train(chosen, tmp_path / "whole").metrics["test"]
-    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+class Fault:
+    """Fails in the nth function that the trainer calls once the last step is saved; lists them without a number."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number, self.names, self._saved = number, dict[str, None](), False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        name, caller = frame.f_code.co_qualname, frame.f_back
+        self._saved |= name == "Evaluator.due"  # the first question after that
+        files = [frame.f_code.co_filename, "" if caller is None else caller.f_code.co_filename]
+        ours = "nearfar" in files[0] and files[1].endswith("trainer.py")
+        if not (self._saved and ours and event == "call") or name in self.names:
+            return
+        self.names[name] = None
+        if len(self.names) - 1 == self.number:
+            raise OSError(f"no {name}")
+
+
+def test_whatever_fails_after_the_last_step_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"split__name": "fixed_validation", "split__share": 0.34, "evaluation__every": 0}
+    chosen = recipe(vectors(tmp_path), training__epochs=1, evaluation__before=True, **settings)
+    sys.setprofile(counted := Fault())
+    expected = train(chosen, tmp_path / "whole").metrics
+    sys.setprofile(None)
+    assert len(counted.names) > 20
+    for number, name in enumerate(counted.names):
+        sys.setprofile(Fault(number))
+        with suppress(OSError), warnings.catch_warnings(action="ignore"):
+            train(chosen, tmp_path / name)
+        sys.setprofile(None)
+        with monkeypatch.context() as trained:
+            trained.setattr(Session, "train_step", None)
+            found = train(chosen, tmp_path / name, resume=True).metrics
+        assert (found["test"], found["before"]) == (expected["test"], expected["before"])
+        assert is_finished(RunFolder(tmp_path / name))
+        assert_same(weights(tmp_path / name), weights(tmp_path / "whole"))
 
 
 def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
