@@ -259,4 +259,4 @@ def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
     assert recorded(images)["high"].requires_grad
     assert (
         len(torch.rand(3, device="cuda").unique()) == 3
-    )  # what is drawn later is not taken for a part of the recording
+    )  # no longer taken for a part of it
