@@ -82,14 +82,7 @@ def print_text(file: Path | None, text: str) -> None:
 
 
 def print_list(one: str, many: str, lines: Sequence[str], everything: bool | None = None) -> None:
-    """Lines below a title that counts them; the first ones unless everything is wanted.
-
-    Args:
-        one: Title of a single line.
-        many: Title of several lines.
-        lines: The lines; without any, nothing is printed.
-        everything: What --all says, and None where a command has no such option.
-    """
+    """Lines below a title that counts them; the first ones unless everything is wanted."""
     if not lines:
         return
     shown = lines if everything else lines[:SHOWN]

@@ -17,12 +17,7 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """Parse ``NAME=VALUE`` with a TOML value; "none" is None.
-
-    Example:
-        >>> setting("alpha=4"), setting("mining=semi_hard"), setting("beta=none")
-        (('alpha', 4), ('mining', 'semi_hard'), ('beta', None))
-    """
+    """Parse ``NAME=VALUE`` with a TOML value; "none" is None."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ValueError(f"--set is {text!r}; NAME=VALUE is needed")
@@ -31,15 +26,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def waivers(texts: Sequence[str] | None) -> dict[str, str]:
-    """Parse ``WHAT=REASON``.
-
-    Args:
-        texts: What was given with ``--waive``.
-
-    Example:
-        >>> waivers(["code=only comments changed"])
-        {'code': 'only comments changed'}
-    """
+    """Parse ``WHAT=REASON``."""
     found = {}
     for text in texts or ():
         what, equals, reason = text.partition("=")

@@ -269,14 +269,7 @@ class Fetcher(Protocol):
 
 
 class Normalizer:
-    """Converts pixels to the input of a network.
-
-    Args:
-        normalization: Normalization that the network expects; None keeps uint8 pixels.
-        dtype: Floating-point type of normalized images.
-        channels: Channels of the images.
-        device: Device of the pixels.
-    """
+    """Converts pixels to the input of a network."""
 
     def __init__(
         self, normalization: Normalization | None, dtype: torch.dtype, channels: int, device: torch.device
@@ -471,17 +464,6 @@ class BufferPool:
 
     New memory costs about as much as filling it with pixels, as the system clears it first. The memory of an array is
     reused only when nothing refers to the array any more, including tensors and views of it.
-
-    Args:
-        size: Unused buffers to keep.
-
-    Example:
-        >>> buffers = BufferPool(size=1)
-        >>> first = buffers.take((2, 3), np.float32)
-        >>> address = first.ctypes.data
-        >>> del first
-        >>> buffers.take((3, 2), np.int32).ctypes.data == address
-        True
     """
 
     def __init__(self, size: int) -> None:

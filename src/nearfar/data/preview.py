@@ -55,19 +55,6 @@ def first_batch(
     """Return the images and labels of the first class-balanced batch of a training.
 
     If the dataset is prepared, images come from its store; otherwise only those of the batch are decoded.
-
-    Args:
-        dataset: The dataset.
-        view: Crops and effects.
-        part: Part to draw from.
-        classes: Classes of the batch; None for 8, or fewer if there are not enough.
-        per_class: Images of each class.
-        seed: Seed of the batch, its crops and flips.
-        side: Length of the shorter side of decoded images.
-        cache: Folder of stores; None for the default.
-
-    Returns:
-        Images [b, height, width, channels] and labels [b].
     """
     store = _prepared(dataset, side, cache)
     rows = part_rows(dataset, part)
@@ -96,14 +83,6 @@ def grid(images: Sequence[Pixels] | Pixels, captions: Sequence[str]) -> Image.Im
     """Draw images of one size in lines, one line per run of equal captions.
 
     Runs of one or two images share lines.
-
-    Args:
-        images: Images [height, width, channels].
-        captions: Caption of each image; a run of equal captions is written once, above its images.
-
-    Example:
-        >>> grid(np.zeros((6, 32, 32, 3), dtype=np.uint8), ["jay"] * 3 + ["wren"] * 3).size
-        (328, 274)
     """
     if len(images) != len(captions) or not len(images):
         raise ValueError(

@@ -83,9 +83,6 @@ def halves(labels: Ints) -> Split:
     """Use the first half of the classes for training and the second for testing.
 
     Of an odd number of classes the one in the middle is for training.
-
-    Args:
-        labels: Labels [n].
     """
     labels = indices("labels", labels)
     classes = np.unique(labels)
@@ -96,11 +93,7 @@ def halves(labels: Ints) -> Split:
 
 
 def standard(dataset: Dataset) -> Split:
-    """Use the parts of the dataset, or halves of its classes if it has none.
-
-    Args:
-        dataset: The dataset.
-    """
+    """Use the parts of the dataset, or halves of its classes if it has none."""
     parts = dataset.parts
     test = {name: parts[name] for name in ("query", "gallery", "test") if name in parts}
     if "train" in parts and test:
@@ -116,16 +109,7 @@ def standard(dataset: Dataset) -> Split:
 
 
 def train_only(dataset: Dataset) -> Split:
-    """Use all classes for training, except those of a validation part, and test nothing.
-
-    Args:
-        dataset: The dataset; a test part is left out.
-
-    Example:
-        >>> from nearfar.data import from_arrays
-        >>> train_only(from_arrays(np.eye(4, dtype=np.float32), np.arange(4) // 2))
-        Split(train 4 of 2 classes, validation 0 of 0 classes)
-    """
+    """Use all classes for training, except those of a validation part, and test nothing."""
     parts = dataset.parts
     train = parts["all"] if "all" in parts else parts.get("train", _NO_ROWS)
     return Split(dataset.labels, train, parts.get("validation", _NO_ROWS), {})
@@ -136,11 +120,6 @@ def fixed_validation(dataset: Dataset, *, share: float = 0.1, seed: int = 0) -> 
 
     At least two classes are for validation and at least one stays for training. A validation part of the dataset is
     added to the training classes first.
-
-    Args:
-        dataset: The dataset.
-        share: Share of the training classes that are for validation.
-        seed: Seed of the random choice.
     """
     share = number("share", share, low=0.0, high=1.0, open_low=True)
     split, classes = _shuffled(dataset, seed)
@@ -156,17 +135,6 @@ def k_fold(dataset: Dataset, folds: int = 10, *, seed: int = 0) -> list[Split]:
     """Use the standard test part, and each fold of the *training* classes once for validation.
 
     Folds have at least two classes, and their sizes differ by at most one.
-
-    Args:
-        dataset: The dataset.
-        folds: Number of folds.
-        seed: Seed of the random folds.
-
-    Example:
-        >>> from nearfar.data import from_arrays
-        >>> data = from_arrays(np.eye(16, dtype=np.float32), np.arange(16) // 2)
-        >>> [sorted(set(data.labels[split.validation].tolist())) for split in k_fold(data, 2, seed=1)]
-        [[0, 1], [2, 3]]
     """
     split, classes = _shuffled(dataset, seed)
     if whole("folds", folds, low=2) * MIN_CLASSES > len(classes):
@@ -181,17 +149,6 @@ def closed_set(dataset: Dataset, *, share: float = 0.5, seed: int = 0) -> Split:
 
     Uses the split that the dataset was published with, its column "official"; without one, a random share of the images
     of each class is for testing.
-
-    Args:
-        dataset: The dataset.
-        share: Share of the images of each class that are for testing, without a published split.
-        seed: Seed of the random choice.
-
-    Example:
-        >>> from nearfar.data import from_arrays
-        >>> data = from_arrays(np.eye(8, dtype=np.float32), np.arange(8) // 4)
-        >>> closed_set(data)
-        Split(train 4 of 2 classes, validation 0 of 0 classes, test 4 of 2 classes)
     """
     official = dataset.columns.get("official")
     if official is not None and {"train", "test"} <= set(official.tolist()):
@@ -206,18 +163,6 @@ def query_gallery(labels: Ints, *, share: float = 0.5, seed: int = 0) -> tuple[I
 
     About ``share · n`` of the n rows of a class are queries, but at least one is a query and one is in the gallery. The
     only row of a class is in the gallery.
-
-    Args:
-        labels: Labels [n].
-        share: Share of the rows that are queries.
-        seed: Seed of the random choice.
-
-    Returns:
-        The rows of the queries and of the gallery.
-
-    Example:
-        >>> query_gallery(np.array([0, 0, 1, 1, 2]), seed=0)
-        (array([1, 3]), array([0, 2, 4]))
     """
     share = number("share", share, low=0.0, high=1.0, open_low=True)
     whole("seed", seed, low=0)
@@ -236,13 +181,7 @@ def query_gallery(labels: Ints, *, share: float = 0.5, seed: int = 0) -> tuple[I
 
 
 def with_gallery(split: Split, *, share: float = 0.5, seed: int = 0) -> Split:
-    """Divide the test rows of a split into queries and gallery.
-
-    Args:
-        split: The split.
-        share: Share of the rows that are queries.
-        seed: Seed of the random choice.
-    """
+    """Divide the test rows of a split into queries and gallery."""
     if "test" not in split.test:
         raise ValueError("split has queries and a gallery already")
     rows = split.test["test"]

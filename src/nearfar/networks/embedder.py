@@ -26,11 +26,7 @@ HEADS = ("linear", "linear_norm", "mlp", "residual", "none")
 
 
 class EmbeddingModel(nn.Module):
-    """What embedders and ensembles have in common: embeddings of everything that can be trained with.
-
-    Attributes:
-        dim: Dimensions of an embedding.
-    """
+    """What embedders and ensembles have in common: embeddings of everything that can be trained with."""
 
     dim: int
 
@@ -38,20 +34,6 @@ class EmbeddingModel(nn.Module):
         """Compute embeddings in evaluation mode, on the device of the network.
 
         Images are decoded, resized and normalized as in the evaluation of the training.
-
-        Args:
-            inputs: Vectors [n, d]: an array, a tensor, a list or a DataFrame. Or images: uint8 [n, h, w] or
-                [n, h, w, 3], or a list or Series of Pillow images, of uint8 arrays, or of paths.
-            batch_size: Items that pass through the network at once.
-            progress: Whether to show a progress bar.
-
-        Returns:
-            The embeddings [n, dim].
-
-        Example:
-            >>> from nearfar.networks import create
-            >>> create("linear", in_dim=8, dim=2).embed(np.zeros((5, 8))).shape
-            (5, 2)
         """
         # Networks know nothing of image files. Whatever decodes them is imported when it is needed.
         encode = import_module("nearfar.search.encoder").embed
@@ -63,16 +45,7 @@ class EmbeddingModel(nn.Module):
 
 
 def cpu_batch(height: int, width: int) -> int:
-    """Return how many images should pass through a network at once on a CPU.
-
-    Args:
-        height: Height of the images.
-        width: Width of the images.
-
-    Example:
-        >>> cpu_batch(224, 224), cpu_batch(28, 28)
-        (16, 1024)
-    """
+    """Return how many images should pass through a network at once on a CPU."""
     return max(1, CPU_PIXELS // (height * width))
 
 
@@ -298,12 +271,7 @@ class GeM(nn.Module):
 
 
 class Token(nn.Module):
-    """The class token of a transformer, [b, c], returned unchanged.
-
-    Example:
-        >>> Token()(torch.tensor([[1.0, 3.0]]))
-        tensor([[1., 3.]])
-    """
+    """The class token of a transformer, [b, c], returned unchanged."""
 
     kind = "token"
 
@@ -314,28 +282,13 @@ class Token(nn.Module):
 
 
 def create_pooling(kind: str) -> nn.Module:
-    """Create a pooling layer by name.
-
-    Args:
-        kind: "avg", "max", "avg+max", "gem" or "token".
-
-    Example:
-        >>> create_pooling("gem")
-        GeM(p=3)
-    """
+    """Create a pooling layer by name."""
     one_of("pooling", kind, POOLINGS)
     return GeM() if kind == "gem" else Token() if kind == "token" else Pooling(kind)
 
 
 class Head(nn.Module):
-    """One linear layer, optionally followed by a layer norm, or two with a ReLU between them.
-
-    Args:
-        channels: Dimensions of the pooled features.
-        dim: Dimensions of the embedding.
-        kind: "linear"; "linear_norm", with a layer norm without parameters; "mlp", whose hidden layer is as wide as
-            the pooled features.
-    """
+    """One linear layer, optionally followed by a layer norm, or two with a ReLU between them."""
 
     def __init__(self, channels: int, dim: int, kind: str = "linear") -> None:
         super().__init__()
@@ -357,15 +310,7 @@ class Head(nn.Module):
 
 
 class Residual(nn.Module):
-    """The pooled features plus a linear layer of them that is zero at first, so that training starts from the features.
-
-    Args:
-        channels: Dimensions of the pooled features, and of the embedding.
-
-    Example:
-        >>> Residual(2)(torch.tensor([[1.0, 2.0]])).tolist()
-        [[1.0, 2.0]]
-    """
+    """Pooled features plus a linear layer of them that starts at zero, so that training starts from the features."""
 
     kind = "residual"
 
@@ -381,19 +326,7 @@ class Residual(nn.Module):
 
 
 def create_head(kind: str, channels: int, dim: int | None) -> nn.Module:
-    """Create a head by name.
-
-    Args:
-        kind: "linear", "linear_norm", "mlp", "residual", or "none" for the pooled features themselves.
-        channels: Dimensions of the pooled features.
-        dim: Dimensions of the embedding; None for the pooled features themselves.
-
-    Example:
-        >>> create_head("linear", 1024, 512).linear
-        Linear(in_features=1024, out_features=512, bias=True)
-        >>> create_head("linear", 1024, None)
-        Identity()
-    """
+    """Create a head by name."""
     one_of("head", kind, HEADS)
     if kind == "residual":
         if dim not in (None, channels):

@@ -100,16 +100,7 @@ class Ensemble(EmbeddingModel):
 
 
 def concatenate(found: Sequence[Tensor], *, normalize: bool = True) -> Tensor:
-    """Concatenate the embeddings of several networks.
-
-    Args:
-        found: Embeddings [b, d] of each network.
-        normalize: Normalize the embedding of each network and the concatenated one to length 1.
-
-    Example:
-        >>> concatenate([torch.tensor([[3.0]]), torch.tensor([[4.0]])])
-        tensor([[0.7071, 0.7071]])
-    """
+    """Concatenate the embeddings of several networks."""
     if not normalize:
         return torch.cat(list(found), dim=1)
     return F.normalize(torch.cat([F.normalize(each, dim=1) for each in found], dim=1), dim=1)

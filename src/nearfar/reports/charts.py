@@ -33,23 +33,14 @@ FILE_STYLE = (
 
 @dataclass(frozen=True)
 class Line:
-    """A named line.
+    """A named line."""
 
-    Args:
-        name: The name at its end.
-        points: (x, y), in the order of x.
-        color: Number of one of the page's colors, from 1.
-        faint: Whether it is drawn thin and without its name, as the background of another line.
-        dots: Whether each point is marked.
-        joined: Whether the points are joined by a line. Otherwise there is no name at the end.
-    """
-
-    name: str
-    points: Sequence[Point]
-    color: int = 1
-    faint: bool = False
-    dots: bool = False
-    joined: bool = True
+    name: str  # the name at its end
+    points: Sequence[Point]  # (x, y), in the order of x
+    color: int = 1  # number of one of the page's colors, from 1
+    faint: bool = False  # whether it is drawn thin and without its name, as the background of another line
+    dots: bool = False  # whether each point is marked
+    joined: bool = True  # whether the points are joined by a line; otherwise there is no name at the end
 
     @property
     def named(self) -> bool:
@@ -67,20 +58,7 @@ def line_chart(
     from_zero: bool = False,
     ticks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Lines over a common x axis.
-
-    Args:
-        lines: The lines; those without points are left out.
-        title: Description for screen readers.
-        x: Label of the x axis.
-        y: Label of the y axis.
-        percent: Whether y is a share of 1, shown in percent.
-        from_zero: Whether the y axis includes 0.
-        ticks: Positions and labels on the x axis; by default numbers at even distances.
-
-    Returns:
-        SVG, or an empty text without points.
-    """
+    """Lines over a common x axis."""
     shown = [line for line in lines if line.points]
     if not shown:
         return ""
@@ -141,17 +119,7 @@ def _names(lines: Sequence[Line], up: _Scale, bottom: int) -> list[str]:
 
 
 def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, labels: bool, side: int = 620) -> str:
-    """Points of named groups on a map. A tooltip shows the name of a group.
-
-    Args:
-        groups: Name, hue in degrees and points of each group.
-        title: Description for screen readers.
-        labels: Whether names are also written in the middle of their groups.
-        side: Width in pixels.
-
-    Returns:
-        SVG, or an empty text without points.
-    """
+    """Points of named groups on a map. A tooltip shows the name of a group."""
     points = [point for _, _, members in groups for point in members]
     if not points:
         return ""
@@ -177,13 +145,7 @@ def scatter(groups: Sequence[tuple[str, int, Sequence[Point]]], *, title: str, l
 
 
 def whiskers(low: float, value: float, high: float) -> str:
-    """A value and its interval, small enough for a table.
-
-    Args:
-        low: Lower end, from 0 to 1.
-        value: The value, from 0 to 1.
-        high: Upper end, from 0 to 1.
-    """
+    """A value and its interval, small enough for a table."""
     start, middle, stop = (4 + 152 * min(max(part, 0.0), 1.0) for part in (low, value, high))
     return (
         '<svg class="whiskers" viewBox="0 0 160 16" width="160" height="16" aria-hidden="true">'
@@ -195,35 +157,17 @@ def whiskers(low: float, value: float, high: float) -> str:
 
 @dataclass(frozen=True)
 class Ranged:
-    """A value with its interval, as a row of a chart.
-
-    Args:
-        name: The name of the row.
-        value: A share of 1.
-        low: Lower end of the interval; None without one.
-        high: Upper end of the interval.
-        faint: Whether the row is not part of the comparison.
-    """
+    """A value with its interval, as a row of a chart."""
 
     name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    faint: bool = False
+    value: float  # a share of 1
+    low: float | None = None  # lower end of the interval; None without one
+    high: float | None = None  # upper end of the interval
+    faint: bool = False  # whether the row is not part of the comparison
 
 
 def interval_chart(rows: Sequence[Ranged], bands: Sequence[Sequence[str]], *, title: str, x: str) -> str:
-    """Values with their intervals, one below the other. A vertical bar joins the rows of each band.
-
-    Args:
-        rows: The rows, from top to bottom.
-        bands: Names of rows that cannot be told apart; rows of a band that are not neighbors are joined by a thin line.
-        title: Description for screen readers.
-        x: Label of the x axis.
-
-    Returns:
-        SVG, or an empty text without rows.
-    """
+    """Values with their intervals, one below the other. A vertical bar joins the rows of each band."""
     if not rows:
         return ""
     left = round(max(LETTER * len(row.name) for row in rows)) + 14
@@ -257,16 +201,7 @@ def interval_chart(rows: Sequence[Ranged], bands: Sequence[Sequence[str]], *, ti
 
 
 def rank_chart(ranks: Mapping[str, float], critical: float | None, *, title: str) -> str:
-    """Average ranks on a line, best left. Bars join losses whose ranks differ by less than the critical difference.
-
-    Args:
-        ranks: Average rank by loss.
-        critical: The critical difference; None if it is not known.
-        title: Description for screen readers.
-
-    Returns:
-        SVG, or an empty text without ranks.
-    """
+    """Average ranks on a line, best left. Bars join losses whose ranks differ by less than the critical difference."""
     if not ranks:
         return ""
     ordered = sorted(ranks.items(), key=lambda item: item[1])
@@ -305,13 +240,6 @@ def rank_chart(ranks: Mapping[str, float], critical: float | None, *, title: str
 def rank_bands(ranks: Sequence[float], critical: float) -> list[tuple[int, int]]:
     """Longest runs of at least two sorted ranks that differ by less than the critical difference.
 
-    Args:
-        ranks: Average ranks in ascending order.
-        critical: The critical difference.
-
-    Returns:
-        First and last position of each run.
-
     >>> rank_bands([1.0, 1.5, 2.2, 4.0], 1.0)
     [(0, 1), (1, 2)]
     """
@@ -324,11 +252,7 @@ def rank_bands(ranks: Sequence[float], critical: float) -> list[tuple[int, int]]
 
 
 def as_file(svg: str) -> str:
-    """A chart with its colors, as a file of its own.
-
-    Args:
-        svg: A chart of this module.
-    """
+    """A chart with its colors, as a file of its own."""
     head, rest = svg.split(">", 1)
     width, height = head.split('viewBox="0 0 ')[1].split('"')[0].split()
     size = f' xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
@@ -337,10 +261,6 @@ def as_file(svg: str) -> str:
 
 def smoothed(points: Sequence[Point], window: int) -> list[Point]:
     """Moving average over the last points.
-
-    Args:
-        points: (x, y), in the order of x.
-        window: Number of points of each average.
 
     >>> smoothed([(0, 4.0), (1, 2.0), (2, 0.0)], 2)
     [(0, 4.0), (1, 3.0), (2, 1.0)]
@@ -354,10 +274,6 @@ def smoothed(points: Sequence[Point], window: int) -> list[Point]:
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> Sequence[Point]:
     """Evenly spaced points, if there are too many. The first and the last are kept.
-
-    Args:
-        points: (x, y), in the order of x.
-        most: Number of points to keep.
 
     >>> thinned([(n, 0.0) for n in range(9)], 3)
     [(0, 0.0), (4, 0.0), (8, 0.0)]

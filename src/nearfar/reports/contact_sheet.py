@@ -22,9 +22,6 @@ ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 def sheet(found: Sequence[Results]) -> Image.Image:
     """Draw a line for each query: the query and its neighbors, framed green if they have its class and red otherwise.
 
-    Args:
-        found: Results of one or several queries.
-
     >>> sheet([Results("a.jpg", "jay", ())]).size
     (196, 236)
     """
@@ -52,12 +49,7 @@ def sheet(found: Sequence[Results]) -> Image.Image:
 
 
 def write(found: Sequence[Results], file: Path) -> None:
-    """Write a contact sheet to a file.
-
-    Args:
-        found: Results of one or several queries.
-        file: The file; its extension selects the format.
-    """
+    """Write a contact sheet to a file."""
     if file.suffix.lower() not in ENDINGS:
         raise ValueError(f"the file is {str(file)!r}; its name must end in {', '.join(ENDINGS)}")
     image = sheet(found)

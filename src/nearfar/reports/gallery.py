@@ -27,46 +27,25 @@ METHODS = ("pca", "tsne", "umap")
 
 @dataclass(frozen=True)
 class NeighborRow:
-    """A query and its nearest neighbors, nearest first.
-
-    Args:
-        query: Row of the query.
-        neighbors: Rows of the neighbors in the gallery, or among the queries if there is none.
-        values: Their cosines, or distances.
-    """
+    """A query and its nearest neighbors, nearest first."""
 
     query: int
-    neighbors: list[int]
-    values: list[float]
+    neighbors: list[int]  # rows of the neighbors in the gallery, or among the queries if there is none
+    values: list[float]  # their cosines, or distances
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A small image for a page.
+    """A small image for a page."""
 
-    Args:
-        uri: The image as a data URI.
-        is_small: Whether it is so small that its pixels should be shown sharply.
-    """
-
-    uri: str
-    is_small: bool
+    uri: str  # the image as a data URI
+    is_small: bool  # whether it is so small that its pixels should be shown sharply
 
 
 def neighbors(
     queries: Tensor, chosen: Sequence[int], gallery: Tensor | None, *, count: int = 8, measure: str = "cosine"
 ) -> list[NeighborRow]:
     """The nearest neighbors of chosen queries, in the gallery or among the other queries.
-
-    Args:
-        queries: [n, d], all queries.
-        chosen: Rows of the queries to look up.
-        gallery: [m, d], or None to search the other queries.
-        count: Number of neighbors.
-        measure: "cosine" or "euclidean".
-
-    Returns:
-        A row for each chosen query.
 
     >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
     >>> neighbors(points, [0], None, count=2)[0].neighbors
@@ -91,11 +70,6 @@ def neighbors(
 def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
     """Random rows of as many different classes as possible.
 
-    Args:
-        labels: [n], the classes.
-        count: Number of rows.
-        seed: Random seed.
-
     >>> rows = spread(torch.tensor([0, 0, 0, 0, 1, 2]), 3)
     >>> sorted(torch.tensor([0, 0, 0, 0, 1, 2])[rows].tolist())
     [0, 1, 2]
@@ -111,15 +85,7 @@ def spread(labels: Tensor, count: int, seed: int = 0) -> list[int]:
 
 
 def thumbnail(dataset: Dataset, index: int) -> Thumbnail | None:
-    """A thumbnail of an image, or of a vector drawn as a square of its values.
-
-    Args:
-        dataset: The dataset.
-        index: Row of the dataset.
-
-    Returns:
-        The thumbnail, or None if the image cannot be read.
-    """
+    """A thumbnail of an image, or of a vector drawn as a square of its values."""
     from PIL import Image
 
     try:
@@ -150,9 +116,6 @@ def _pixels(dataset: Dataset, index: int) -> NDArray[np.uint8]:
 def as_square(vector: NDArray[Any]) -> NDArray[np.uint8]:
     """The values of a vector as shades of a square, row by row; the smallest is dark.
 
-    Args:
-        vector: [d].
-
     >>> as_square(np.array([0.0, 1.0, 0.5])).tolist()
     [[0, 255], [128, 255]]
     """
@@ -166,17 +129,7 @@ def as_square(vector: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def flatten(points: Tensor, method: str = "pca", seed: int = 0) -> NDArray[np.float64]:
-    """Project embeddings to a plane.
-
-    Args:
-        points: [n, d].
-        method: "pca": the two directions of largest variance. "tsne" and "umap" keep neighbors together and do not
-            preserve distances; the latter needs the package umap-learn.
-        seed: Random seed.
-
-    Returns:
-        [n, 2].
-    """
+    """Project embeddings to a plane."""
     one_of("map", method, METHODS)
     values = points.double().cpu().numpy()
     if method == "pca":

@@ -35,22 +35,7 @@ def html(
     left_out: Sequence[str] = (),
     watch: Watch = lambda work: None,
 ) -> str:
-    """The leaderboard of finished runs as a page.
-
-    Args:
-        outcomes: Finished runs. Runs that were not tested, such as trials of a tuning, are left out.
-        title: The title of the page.
-        metric: The test metric that losses are ranked by.
-        anyway: Rank unfair comparisons as well; the page is then marked UNFAIR wherever something is ranked.
-        left_out: Notes on runs that are not shown.
-        watch: Called with the name of each long computation.
-
-    Returns:
-        The HTML source.
-
-    Raises:
-        ValueError: If no run has the metric.
-    """
+    """The leaderboard of finished runs as a page."""
     every = list(outcomes)
     tested = [run for run in every if run.has(metric)]
     if not tested:
@@ -104,23 +89,7 @@ def write(
     waive: Mapping[str, str] | None = None,
     watch: Watch = lambda work: None,
 ) -> Path:
-    """Write the leaderboard of the runs in some folders.
-
-    Args:
-        places: Run folders, folders that hold some, or packed grids.
-        out: The file; by default leaderboard.html in the first folder, or beside the first packed grid.
-        title: The title of the page; the name of the first place by default.
-        metric: The test metric that losses are ranked by.
-        anyway: Rank unfair comparisons as well.
-        waive: {"code": reason} ranks runs of different code; the page shows the reason.
-        watch: Called with the name of each long computation.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        ValueError: If no place is given, or the file cannot be written there.
-    """
+    """Write the leaderboard of the runs in some folders."""
     if not places:
         raise ValueError("places is empty; needed are run folders, folders that hold some, or packed grids")
     first = Path(places[0])
@@ -136,14 +105,7 @@ def write(
 
 
 def ranking_chart(ranking: LossRanking) -> str:
-    """The scores of losses with their intervals, and bands of losses that cannot be told apart.
-
-    Args:
-        ranking: The ranking.
-
-    Returns:
-        SVG.
-    """
+    """The scores of losses with their intervals, and bands of losses that cannot be told apart."""
     rows = sorted(ranking.rows, key=lambda row: (row.is_baseline, -row.score))
     drawn = [Ranged(row.loss, row.score, row.low, row.high, faint=row.is_baseline) for row in rows]
     bands = [band for band in ranking.groups.bands if len(band) > 1] if ranking.groups is not None else []
@@ -151,14 +113,7 @@ def ranking_chart(ranking: LossRanking) -> str:
 
 
 def tournament_chart(standings: Standings) -> str:
-    """The critical-difference diagram of a tournament; without bars if there is no test.
-
-    Args:
-        standings: The standings.
-
-    Returns:
-        SVG.
-    """
+    """The critical-difference diagram of a tournament; without bars if there is no test."""
     test = standings.friedman
     ranks = {row.loss: row.average for row in standings.rows}
     return rank_chart(ranks, None if test is None else test.critical, title=f"Average ranks by {standings.metric}")

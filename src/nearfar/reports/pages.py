@@ -34,59 +34,34 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a sortable table.
-
-    Args:
-        text: Its text.
-        key: What the column is sorted by, if not by the text. None is sorted last.
-        chart: SVG shown instead of the text.
-        strong: Whether the text is emphasized.
-        long: Whether the text may be broken into lines.
-    """
+    """A cell of a sortable table."""
 
     text: str
-    key: float | str | None = ""
-    chart: str = ""
-    strong: bool = False
-    long: bool = False
+    key: float | str | None = ""  # what the column is sorted by, if not by the text; none is sorted last
+    chart: str = ""  # SVG shown instead of the text
+    strong: bool = False  # whether the text is emphasized
+    long: bool = False  # whether the text may be broken into lines
 
 
 @dataclass(frozen=True)
 class SortableTable:
-    """A table that is sorted by the heading that is clicked. Its first column names the rows.
-
-    Args:
-        heads: Headings of the columns.
-        rows: The cells of each row.
-        numbers: Positions of the numeric columns.
-        kinds: A class for each row: "base", "best" or "".
-        sorted_by: The column by which the rows are sorted, largest first; None for another order.
-    """
+    """A table that is sorted by the heading that is clicked. Its first column names the rows."""
 
     heads: Sequence[str]
-    rows: Sequence[Sequence[TableCell]]
-    numbers: Sequence[int] = ()
-    kinds: Sequence[str] = field(default=())
-    sorted_by: int | None = None
+    rows: Sequence[Sequence[TableCell]]  # the cells of each row
+    numbers: Sequence[int] = ()  # positions of the numeric columns
+    kinds: Sequence[str] = field(default=())  # a class for each row: "base", "best" or ""
+    sorted_by: int | None = None  # the column by which the rows are sorted, largest first; None for another order
 
 
 def number_cell(value: float | None, digits: int = 1, *, percent: bool = False) -> TableCell:
-    """A cell with a number, or a dash if there is none.
-
-    Args:
-        value: The number.
-        digits: Digits after the decimal point.
-        percent: Whether a share of 1 is shown in percent.
-    """
+    """A cell with a number, or a dash if there is none."""
     text = formatting.percent(value, digits, unit=False) if percent else formatting.number(value, digits)
     return TableCell(text, None if text == formatting.MISSING else value)
 
 
 def metric_name(metric: str) -> str:
     """The name of a metric as it is written in text.
-
-    Args:
-        metric: Its key in metrics.json.
 
     >>> metric_name("recall@1"), metric_name("map@r")
     ('Recall@1', 'MAP@R')
@@ -96,16 +71,6 @@ def metric_name(metric: str) -> str:
 
 def render(template: str, title: str, *, lead: str = "", script: bool = False, **values: Any) -> str:
     """Render a page.
-
-    Args:
-        template: Name of a file in ``templates/``.
-        title: The title of the page.
-        lead: A line below the title.
-        script: Whether the page has the script that sorts tables. No other script may run.
-        **values: Variables of the template.
-
-    Returns:
-        The HTML source.
 
     >>> page = render("base.html", "A & B", lead="two letters")
     >>> "<h1>A &amp; B</h1>" in page

@@ -24,32 +24,16 @@ CLUSTERING_METRICS = ("nmi", "ami", "f1")
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """Metrics of the test embeddings of a run.
+    """Metrics of the test embeddings of a run."""
 
-    Args:
-        values: Metrics by name.
-        intervals: Intervals over classes, of the metrics that are means over queries.
-        precision: [n], average precision of each query; NaN if there is no match.
-        first: [n], rank of the first match.
-    """
-
-    values: dict[str, float]
-    intervals: dict[str, Interval]
-    precision: Tensor
-    first: Tensor
+    values: dict[str, float]  # metrics by name
+    intervals: dict[str, Interval]  # intervals over classes, of the metrics that are means over queries
+    precision: Tensor  # [n], average precision of each query; NaN if there is no match
+    first: Tensor  # [n], rank of the first match
 
 
 def measured(run: RunData, *, device: str = "cpu", watch: Watch = lambda work: None) -> RunMetrics | None:
-    """Compute the metrics of the stored test embeddings and their intervals.
-
-    Args:
-        run: The run.
-        device: Device for the computation.
-        watch: Called with the name of each long computation.
-
-    Returns:
-        The metrics, or None if the run has no test embeddings yet.
-    """
+    """Compute the metrics of the stored test embeddings and their intervals."""
     if run.queries is None:
         return None
     section = run.recipe.evaluation
@@ -69,22 +53,12 @@ def measured(run: RunData, *, device: str = "cpu", watch: Watch = lambda work: N
 
 
 def loss_points(log: Sequence[dict[str, Any]]) -> list[Point]:
-    """The loss by step.
-
-    Args:
-        log: The lines of a log.
-    """
+    """The loss by step."""
     return [(line["step"], line["loss"]) for line in log if _is_number(line.get("loss")) and "step" in line]
 
 
 def metric_points(log: Sequence[dict[str, Any]], part: str, metric: str) -> list[Point]:
-    """A metric after each evaluated epoch, counted from 1.
-
-    Args:
-        log: The lines of a log.
-        part: "train", "validation" or "test".
-        metric: The metric.
-    """
+    """A metric after each evaluated epoch, counted from 1."""
     found = []
     for line in log:
         value = (line.get("metrics") or {}).get(part, {}).get(metric)

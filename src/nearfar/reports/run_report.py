@@ -45,24 +45,7 @@ def report(
     seed: int = 0,
     watch: Watch = lambda work: None,
 ) -> Path:
-    """Write the report of a run as a page in a single file, without scripts.
-
-    Args:
-        folder: The run folder.
-        out: The file; report.html in the run folder by default.
-        map: Projection of the embeddings: "pca", "tsne" or "umap" (needs umap-learn).
-        queries: Number of random queries to show with their neighbors, of different classes.
-        worst: Number of queries with the lowest average precision to show.
-        device: Device for the computation of metrics.
-        seed: Random seed.
-        watch: Called with the name of each long computation.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        ValueError: If a setting is not allowed, or the file cannot be written there.
-    """
+    """Write the report of a run as a page in a single file, without scripts."""
     one_of("map", map, METHODS)
     whole("queries", queries, low=0)
     whole("worst", worst, low=0)

@@ -21,12 +21,7 @@ KINDS = {None: "", True: "good", False: "bad"}
 
 
 def write_results(found: Sequence[Results], file: str | Path) -> None:
-    """Write search results as a page (.html) or as one image (.png, .jpg, .webp).
-
-    Args:
-        found: Results of one or several queries.
-        file: The file; its extension selects the format.
-    """
+    """Write search results as a page (.html) or as one image (.png, .jpg, .webp)."""
     file = Path(file)
     if file.suffix.lower() in (".html", ".htm"):
         write_text(file, results_page(found))
@@ -35,15 +30,7 @@ def write_results(found: Sequence[Results], file: str | Path) -> None:
 
 
 def results_page(found: Sequence[Results], title: str = "Neighbors") -> str:
-    """A page with the neighbors of each query, framed green if they have its class and red otherwise.
-
-    Args:
-        found: Results of one or several queries.
-        title: The title of the page.
-
-    Returns:
-        The HTML source.
-    """
+    """A page with the neighbors of each query, framed green if they have its class and red otherwise."""
     judged = [right for results in found for right in results.right if right is not None]
     lead = f"{len(found):,} {'query' if len(found) == 1 else 'queries'}, nearest neighbors first."
     if judged:
@@ -53,15 +40,7 @@ def results_page(found: Sequence[Results], title: str = "Neighbors") -> str:
 
 
 def cluster_page(found: Clusters, shown: int) -> str:
-    """A page with a contact sheet of each cluster.
-
-    Args:
-        found: The clusters.
-        shown: Images to show of each cluster, the most typical first.
-
-    Returns:
-        The HTML source.
-    """
+    """A page with a contact sheet of each cluster."""
     count = sum(len(group.items) for group in found.groups)
     lead = (
         f"{plural(count, 'item')} in {plural(len(found), 'cluster')}, the largest first, with the most typical images."
@@ -79,15 +58,7 @@ def cluster_page(found: Clusters, shown: int) -> str:
 
 
 def audit_page(found: Audit, shown: int) -> str:
-    """A page with duplicates, and with images whose neighbors all have other classes.
-
-    Args:
-        found: The audit.
-        shown: Groups of duplicates, and other images, to show at most.
-
-    Returns:
-        The HTML source.
-    """
+    """A page with duplicates, and with images whose neighbors all have other classes."""
     index = found.index
 
     def figure(item: Item, kind: str = "") -> dict[str, Any]:

@@ -11,20 +11,11 @@ FORMATS = (*tables.WRITERS, "html")
 
 
 def write(table: ResultTable, format: str = "text") -> str:
-    """Write a table in one of the formats.
-
-    Args:
-        table: The table.
-        format: "text", "csv", "latex", or "html" for a page in a single file.
-    """
+    """Write a table in one of the formats."""
     return page(table) if one_of("format", format, FORMATS) == "html" else tables.write(table, format)
 
 
 def page(table: ResultTable) -> str:
-    """A table as a page in a single file.
-
-    Args:
-        table: The table.
-    """
+    """A table as a page in a single file."""
     title = f"{UNFAIR}: {table.title}" if table.unfair else table.title
     return render("table.html", title, table=table, rows=table.formatted())

@@ -24,17 +24,7 @@ SAMPLERS = {
 
 
 def html(found: StudyResults, space: Space, *, title: str, sampler: str) -> str:
-    """The page of a study.
-
-    Args:
-        found: The trials.
-        space: The search space.
-        title: The title of the page.
-        sampler: The search method: "tpe", "random", "grid" or "in_turn".
-
-    Returns:
-        The HTML source.
-    """
+    """The page of a study."""
     scored = [trial for trial in found.trials if trial.value is not None]
     percent = all(0.0 <= (trial.value or 0.0) <= 1.0 for trial in scored)
     return render(

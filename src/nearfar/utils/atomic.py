@@ -32,9 +32,6 @@ def whole_file(file: Path) -> Iterator[Path]:
 
     A link is replaced, not followed, and the permissions of an existing file are kept. An existing path that is neither
     a regular file nor a link to one, such as a pipe or /dev/null, is written to directly.
-
-    Yields:
-        The path to write to.
     """
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder; the name of a file is needed")
@@ -108,11 +105,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def read_tensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``write_tensors`` wrote; the tensors must have the SHA-256 that is stored with them, if any.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Read what ``write_tensors`` wrote; the tensors must have the SHA-256 that is stored with them, if any."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -33,17 +33,7 @@ class Occupied(FileExistsError):
 
 
 def claim(folder: Path, kind: str, inputs: Iterable[Any] = ()) -> None:
-    """Create a folder of outputs; one that exists must be empty or of this kind.
-
-    Args:
-        folder: The folder.
-        kind: What it holds, such as "index".
-        inputs: What is read; paths among them may not be in the folder, nor the folder in them.
-
-    Raises:
-        Occupied: It contains anything else; nothing was written.
-        ValueError: It overlaps with an input.
-    """
+    """Create a folder of outputs; one that exists must be empty or of this kind."""
     keep_apart(folder, inputs)
     folder.mkdir(parents=True, exist_ok=True)
     if is_ours(folder, kind):
@@ -71,18 +61,7 @@ def is_ours(folder: Path, kind: str) -> bool:
 def claim_file(
     file: str | Path, is_ours: Callable[[Path], bool] | None = None, inputs: Iterable[Any] = (), *, force: bool = False
 ) -> Path:
-    """Return the path to write a file of output to; links are followed.
-
-    Args:
-        file: The file; an empty one may be replaced.
-        is_ours: Whether a file was written by the same function; an error means that it was not.
-        inputs: What is read; paths among them are not written.
-        force: Replace any file but an input.
-
-    Raises:
-        Occupied: There is another file.
-        ValueError: The file is an input.
-    """
+    """Return the path to write a file of output to; links are followed."""
     place = Path(file).resolve()
     if place in _paths(inputs):
         raise ValueError(f"{file} is an input as well; choose another file to write to")

@@ -21,12 +21,7 @@ OLDEST_TRITON = (3, 6)  # the oldest version that has run the kernels; earlier o
 
 
 def jit(function: Callable[..., Any] | None = None, *, one_kernel_for: Sequence[str] = ()) -> Any:
-    """Compile a function with Triton when it is called; without Triton, return it as it is.
-
-    Args:
-        function: The function; None: return a decorator.
-        one_kernel_for: Arguments whose values share one compiled kernel, as far as the function has them.
-    """
+    """Compile a function with Triton when it is called; without Triton, return it as it is."""
     if function is None:
         return partial(jit, one_kernel_for=one_kernel_for)
     if triton is None:
@@ -56,9 +51,6 @@ def usable(device: torch.device) -> bool:
     """Whether Triton works on a device; it needs a C compiler on top of a GPU. Warns if it should work and does not.
 
     Versions of Triton before ``OLDEST_TRITON`` are not used.
-
-    Args:
-        device: The device.
     """
     if interpreted():
         return True
@@ -77,9 +69,5 @@ def usable(device: torch.device) -> bool:
 
 @cache
 def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU; 4 for the interpreter.
-
-    Args:
-        device: The device.
-    """
+    """Return the number of multiprocessors of a GPU; 4 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

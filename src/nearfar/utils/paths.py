@@ -7,12 +7,7 @@ from pathlib import Path
 
 
 def expanded(place: str | Path) -> Path:
-    """Expand ~ and $VARIABLES in a path.
-
-    Example:
-        >>> expanded("~/photos") == Path.home() / "photos"
-        True
-    """
+    """Expand ~ and $VARIABLES in a path."""
     return Path(os.path.expandvars(place)).expanduser()
 
 

@@ -16,25 +16,13 @@ ORDERS = ("RGB", "BGR")
 
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
-    """Computes (pixel · range/255 − mean) / std for each channel.
+    """Computes (pixel · range/255 − mean) / std for each channel."""
 
-    Args:
-        mean: One number for each channel, in the network's channel order and pixel range.
-        std: One number for each channel.
-        range: The pixel value of white: 1 for pixels from 0 to 1, 255 for pixels from 0 to 255.
-        order: "RGB", or "BGR" for weights that come from Caffe; irrelevant for one channel.
-        grey: Whether images have one channel, which the network reads as three.
-
-    Example:
-        >>> IMAGENET(torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)).flatten().tolist()[0]
-        2.248908281326294
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    range: float = 1.0
-    order: str = "RGB"
-    grey: bool = False
+    mean: tuple[float, ...]  # one number for each channel, in the network's channel order and pixel range
+    std: tuple[float, ...]  # one number for each channel
+    range: float = 1.0  # the pixel value of white: 1 for pixels from 0 to 1, 255 for pixels from 0 to 255
+    order: str = "RGB"  # "RGB", or "BGR" for weights that come from Caffe; irrelevant for one channel
+    grey: bool = False  # whether images have one channel, which the network reads as three
 
     def __post_init__(self) -> None:
         one_of("order", self.order, ORDERS)
@@ -50,12 +38,7 @@ class Normalization:
         return 1 if self.grey else len(self.mean)
 
     def __call__(self, pixels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Normalize pixels; gray images become three equal channels if the network reads three.
-
-        Args:
-            pixels: [b, c, h, w] in RGB order, from 0 to 255, of uint8 or floats.
-            dtype: The dtype of the result.
-        """
+        """Normalize pixels; gray images become three equal channels if the network reads three."""
         channels = pixels.shape[-3]
         if channels not in (1, self.channels):
             raise ValueError(f"pixels have {channels} channels; this network reads {self.channels}")
@@ -95,22 +78,14 @@ class ReadsPixels(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image is resized, cropped and normalized.
+    """How an image is resized, cropped and normalized."""
 
-    Args:
-        size: Side of the square that the network reads.
-        resize: Shorter side before the crop; both sides if ``aspect`` is "squash".
-        aspect: "keep", "squash", or "shrink": like "keep", but smaller images are enlarged only to fit ``size``.
-        crop: "center", or "none" to use the whole resized image.
-        pad: Whether images are first padded to squares with black.
-        normalization: Normalization of pixels.
-    """
-
-    size: int
-    resize: int
+    size: int  # side of the square that the network reads
+    resize: int  # shorter side before the crop; both sides if ``aspect`` is "squash"
+    # "keep", "squash", or "shrink": like "keep", but smaller images are enlarged only to fit ``size``.
     aspect: str = "keep"
-    crop: str = "center"
-    pad: bool = False
+    crop: str = "center"  # "center", or "none" to use the whole resized image
+    pad: bool = False  # whether images are first padded to squares with black
     normalization: Normalization
 
     def __post_init__(self) -> None:
@@ -131,14 +106,7 @@ class Preprocessing:
 
 
 def default_preprocessing(model: ReadsPixels) -> Preprocessing | None:
-    """Return the default preprocessing: shorter side to 8/7 of the input size, then a center crop. None for vectors.
-
-    Example:
-        >>> from nearfar.networks import create
-        >>> found = default_preprocessing(create("mobilenet_v2"))
-        >>> found.resize, found.size
-        (256, 224)
-    """
+    """Return the default preprocessing: shorter side to 8/7 of the input size, then a center crop. None for vectors."""
     size, normalization = model.input_size, model.normalization
     if size is None or normalization is None:
         return None

@@ -17,11 +17,7 @@ PAUSE = 20.0  # seconds between two lines
 
 @contextmanager
 def bars() -> Iterator[Watch]:
-    """Show a progress bar for each piece of work; without a terminal, print plain lines to stderr.
-
-    Yields:
-        A function that takes the name of the work and returns a progress callback.
-    """
+    """Show a progress bar for each piece of work; without a terminal, print plain lines to stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars

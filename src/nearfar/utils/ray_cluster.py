@@ -6,18 +6,7 @@ from typing import Any
 
 
 def connect(address: str | None = None) -> tuple[Any, bool]:
-    """Connect to a Ray cluster, unless this process already is.
-
-    Args:
-        address: Address of the cluster, as for ``ray.init``. By default a running cluster is used, or a local one is
-            started.
-
-    Returns:
-        The module ``ray``, and whether it was connected here and should be shut down at the end.
-
-    Raises:
-        ImportError: Ray is not installed.
-    """
+    """Connect to a Ray cluster, unless this process already is."""
     try:
         import ray
     except ImportError:

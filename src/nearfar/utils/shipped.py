@@ -12,26 +12,14 @@ FOLDERS = {"recipe": "", "grid": "grids", "space": "spaces"}
 
 
 def folder(kind: str) -> Path:
-    """The folder of the recipes, grids or spaces: in the installed package, or in the checkout it is imported from.
-
-    Args:
-        kind: "recipe", "grid" or "space".
-    """
+    """The folder of the recipes, grids or spaces: in the installed package, or in the checkout it is imported from."""
     package = Path(nearfar.__file__).parent
     recipes = package / "recipes"
     return (recipes if recipes.is_dir() else package.parents[1] / "recipes") / known("kind", kind, FOLDERS)
 
 
 def names(kind: str) -> list[str]:
-    """The names of all recipes, grids or spaces: paths below their folder, without ".toml"; the shallow ones first.
-
-    Args:
-        kind: "recipe", "grid" or "space".
-
-    Example:
-        >>> names("recipe")[:2], names("grid")[0]
-        (['folder', 'cars196/fast_multi_similarity'], 'cars196')
-    """
+    """The names of all recipes, grids or spaces: paths below their folder, without ".toml"; the shallow ones first."""
     top = folder(kind)
     found = (file.relative_to(top).with_suffix("").as_posix() for file in top.rglob("*.toml"))
     own = (name for name in found if not name.startswith(("grids/", "spaces/")))
@@ -39,19 +27,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(given: str | Path, kind: str) -> Path:
-    """The file that is given by its path or, if there is none, by the name of one that comes with nearfar.
-
-    Args:
-        given: Path of a TOML file, or a name.
-        kind: "recipe", "grid" or "space".
-
-    Raises:
-        FileNotFoundError: If there is neither.
-
-    Example:
-        >>> find("digits/nra", "recipe").name
-        'nra.toml'
-    """
+    """The file that is given by its path or, if there is none, by the name of one that comes with nearfar."""
     file, shipped = Path(given), names(kind)
     if file.is_file():
         return file
@@ -65,16 +41,7 @@ def find(given: str | Path, kind: str) -> Path:
 
 
 def summary(name: str, kind: str) -> str:
-    """The first sentence of the comment that a file begins with.
-
-    Args:
-        name: As in :func:`names`.
-        kind: "recipe", "grid" or "space".
-
-    Example:
-        >>> summary("folder", "recipe")
-        'Your own images: one folder per class.'
-    """
+    """The first sentence of the comment that a file begins with."""
     lines = find(name, kind).read_text(encoding="utf-8").splitlines()
     comment = takewhile(lambda line: line.startswith("# "), (line for line in lines if not line.startswith("#:")))
     return " ".join(line[2:].strip() for line in comment).partition(". ")[0].rstrip(".") + "."

@@ -29,13 +29,6 @@ def reuse_memory() -> bool:
 
     The environment variable ``NEARFAR_REUSE_MEMORY=0`` turns it off. Settings of glibc's own ``MALLOC_…_`` variables
     stay as they are.
-
-    Returns:
-        Whether the setting was changed; False where the C library is not glibc.
-
-    Example:
-        >>> reuse_memory() in (True, False)
-        True
     """
     given = any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"))
     if given or os.environ.get("NEARFAR_REUSE_MEMORY") == "0":

@@ -68,14 +68,7 @@ def check_embeddings(name: str, vectors: Tensor) -> Tensor:
 
 
 def check_input(x: Tensor, network: str, channels: int, *, images: bool) -> None:
-    """Validate the input of a network.
-
-    Args:
-        x: Normalized images [b, channels, h, w], or vectors [b, channels].
-        network: The name of the network in error messages.
-        channels: Channels of the images, or dimensions of the vectors.
-        images: Whether the network reads images.
-    """
+    """Validate the input of a network."""
     if not x.is_floating_point():
         hint = "; apply the Normalization of the network to pixels first" if images else ""
         raise TypeError(f"input is of {x.dtype}; floating point is needed{hint}")
@@ -88,15 +81,6 @@ def as_array(name: str, values: Any) -> Any:
     """Convert a table or column, such as a DataFrame or a Series of pandas, to a NumPy array.
 
     Anything else is returned as it is, for the checks that follow.
-
-    Args:
-        name: The name of the argument in error messages.
-        values: A table of numbers, or a column.
-
-    Example:
-        >>> import pandas
-        >>> as_array("X", pandas.DataFrame({"height": [1, 2], "width": [0.5, 0.25]})).tolist()
-        [[1.0, 0.5], [2.0, 0.25]]
     """
     if isinstance(values, (Tensor, np.ndarray)) or not hasattr(values, "to_numpy"):
         return values
@@ -136,10 +120,6 @@ def as_vectors(name: str, array: ArrayInput) -> Tensor:
     """Convert vectors [n, d] to a tensor of the same dtype on the same device; a memory map is not read.
 
     Call :func:`check_finite` afterwards, which reads them.
-
-    Example:
-        >>> as_vectors("embeddings", np.zeros((2, 3), dtype=np.float16)).dtype
-        torch.float16
     """
     array = _checked_array(name, array)
     _check_shape(name, array, "n")
@@ -149,17 +129,7 @@ def as_vectors(name: str, array: ArrayInput) -> Tensor:
 
 
 def as_labels(name: str, array: ArrayInput, count: int | None = None) -> Tensor:
-    """Convert labels to an int64 tensor. Text is numbered in sorted order.
-
-    Args:
-        name: The name of the argument in error messages.
-        array: [count]: whole numbers, or text as a NumPy array or a column of pandas.
-        count: The required length; None for any length but 0.
-
-    Example:
-        >>> as_labels("labels", np.array(["jay", "wren", "jay"]), 3)
-        tensor([0, 1, 0])
-    """
+    """Convert labels to an int64 tensor. Text is numbered in sorted order."""
     array = _checked_labels(name, array, count)
     return _codes(array) if isinstance(array, np.ndarray) else array
 
@@ -249,17 +219,7 @@ def _codes(words: np.ndarray[Any, np.dtype[Any]]) -> Tensor:
 
 
 def as_device(name: str, word: str, *, local: int | None = None) -> torch.device:
-    """Convert a device name to a device.
-
-    Args:
-        name: The name of the argument in error messages.
-        word: "cpu", "cuda", "cuda:1" and so on, or "auto" for a GPU if there is one.
-        local: The local rank of this process; each rank then gets its own GPU for "auto" and "cuda".
-
-    Example:
-        >>> as_device("device", "cpu")
-        device(type='cpu')
-    """
+    """Convert a device name to a device."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", word):
         raise ValueError(
             f"{name} is {word!r}; allowed are auto, cpu, cuda and, where there are several GPUs, cuda:1 and so on"
@@ -290,12 +250,6 @@ def shapes_only() -> Iterator[None]:
     """Create modules on the device "meta": with shapes, without memory and random numbers.
 
     Drawing random numbers there would import PyTorch's compiler, which takes seconds.
-
-    Example:
-        >>> with shapes_only():
-        ...     layer = torch.nn.Linear(2, 3)
-        >>> layer.weight.shape, layer.weight.device.type
-        (torch.Size([3, 2]), 'meta')
     """
     with torch.device("meta"), _NotDrawn():
         yield

@@ -11,19 +11,7 @@ _PYTHON_WORDS = {"None": "none", "True": True, "False": False}
 
 
 def read(file: Path, what: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Args:
-        file: The file.
-        what: What the file should contain, such as "a recipe"; used in the error if the file does not exist.
-        error: Raised if the file is not valid TOML.
-
-    Returns:
-        The tables of the file.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-    """
+    """Read a TOML file."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; {what} is needed, a TOML file")
     try:
@@ -36,10 +24,6 @@ def parse_value(text: str) -> Any:
     """Parse a value given on a command line: a TOML value, or text where it is none.
 
     ``True``, ``False`` and ``None`` are accepted for TOML's ``true`` and ``false`` and for "none".
-
-    Example:
-        >>> [parse_value(text) for text in ("32", "[1, 10]", "true", "semi_hard", "None")]
-        [32, [1, 10], True, 'semi_hard', 'none']
     """
     text = text.strip()
     if text in _PYTHON_WORDS:

@@ -137,13 +137,6 @@ def check_constructor(cls: type) -> None:
 
 
 def listed(problems: Collection[str]) -> str:
-    """Return problems as the message of one error: one problem as it is, several with a line for each.
-
-    Example:
-        >>> print(listed(["seeds is missing", "dims is 0; it must be ≥ 1"]))
-        2 problems:
-          seeds is missing
-          dims is 0; it must be ≥ 1
-    """
+    """Return problems as the message of one error: one problem as it is, several with a line for each."""
     lines = [f"{len(problems)} problems:", *(f"  {line}" for line in problems)]
     return "\n".join(lines) if len(problems) > 1 else next(iter(problems))

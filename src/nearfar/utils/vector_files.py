@@ -22,12 +22,6 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
     """Read the embeddings or labels of a file.
 
     An .npy file holds one array, which is memory-mapped.
-
-    Args:
-        file: The file.
-        what: "embeddings" or "labels".
-        key: The name of the tensor or column; by default the one named like ``what``, or the only one.
-        shared: Whether the file holds both embeddings and labels, so that a single unnamed array is not enough.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist, or is not a file")
@@ -45,24 +39,12 @@ def read(file: Path, what: str, key: str | None = None, *, shared: bool = False)
 
 
 def has(file: Path, what: str) -> bool:
-    """Whether a file has embeddings or labels under one of their names.
-
-    Args:
-        file: The file.
-        what: "embeddings" or "labels".
-    """
+    """Whether a file has embeddings or labels under one of their names."""
     return not set(NAMES[what]).isdisjoint(_names(file))
 
 
 def read_details(file: Path) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-    """Read what a file says about its rows: their "names", the "classes" that labels number, and the "split".
-
-    Args:
-        file: The file. A .safetensors file, as ``nearfar embed`` writes it, has them in its metadata.
-
-    Returns:
-        What there is, as text.
-    """
+    """Read what a file says about its rows: their "names", the "classes" that labels number, and the "split"."""
     if file.suffix == ".safetensors":
         from safetensors import safe_open
 

@@ -34,18 +34,12 @@ _TAR_KINDS = {b"1": "hard link", b"2": "link", b"5": "folder"}
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Files of a folder or members of archives, sorted by path; hidden ones are left out.
+    """Files of a folder or members of archives, sorted by path; hidden ones are left out."""
 
-    Args:
-        root: The path that was opened, for messages.
-        files: All files, images and others.
-        remarks: Entries that were skipped and why, one line each.
-        unreadable: Paths of files and folders that could not be looked at, each with the reason.
-    """
-
-    root: Path
-    files: Files | Zips | Tars
-    remarks: tuple[str, ...] = ()
+    root: Path  # the path that was opened, for messages
+    files: Files | Zips | Tars  # all files, images and others
+    remarks: tuple[str, ...] = ()  # entries that were skipped and why, one line each
+    # Paths of files and folders that could not be looked at, each with the reason.
     unreadable: tuple[tuple[str, str], ...] = ()
 
     @cached_property
@@ -79,12 +73,7 @@ class Tree:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file has the extension of an image.
-
-    Example:
-        >>> is_image("jay/1.JPG"), is_image("jay/notes.txt")
-        (True, False)
-    """
+    """Return whether a file has the extension of an image."""
     return name.lower().endswith(IMAGES)
 
 
@@ -278,9 +267,6 @@ def tar_members(stream: IO[bytes]) -> Iterator[TarMember]:
     """Yield the members of a tar file (v7, ustar, GNU or pax).
 
     It reads only the headers and takes a fraction of the time of ``tarfile``.
-
-    Args:
-        stream: The uncompressed bytes; must be seekable.
     """
     # The length of a compressed file is known only after decompressing it.
     position, end = 0, stream.seek(0, 2) if isinstance(stream, (io.FileIO, io.BytesIO)) else None

@@ -110,12 +110,7 @@ def from_arrays(X: Any, y: Any, *, split: Sequence[str] | Array | None = None, n
 
 
 def as_source(X: Any) -> Source:
-    """Convert vectors, images or paths, as ``from_arrays`` takes them, to a source.
-
-    Example:
-        >>> [type(as_source(X)).__name__ for X in (np.zeros((6, 8)), [Image.new("L", (8, 8))])]
-        ['Vectors', 'Pictures']
-    """
+    """Convert vectors, images or paths, as ``from_arrays`` takes them, to a source."""
     if isinstance(X, (str, bytes, os.PathLike)) or not hasattr(X, "__len__"):
         raise TypeError(f"X is a {type(X).__name__}; an array, a tensor, a list or a DataFrame is needed")
     values = as_array("X", X)
@@ -169,27 +164,16 @@ def _as_numpy(name: str, value: Any) -> Array:
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """Contents of a file of arrays.
+    """Contents of a file of arrays."""
 
-    Args:
-        values: Vectors [n, d], or images.
-        labels: Class of each row, None for a row without one; None if the file has no labels.
-        names: Name of each row, if there are names.
-        split: Part of each row, if there are parts.
-    """
-
-    values: Array
-    labels: list[str | None] | None
-    names: Array | None
-    split: Array | None
+    values: Array  # vectors [n, d], or images
+    labels: list[str | None] | None  # class of each row, None for a row without one; None if the file has no labels
+    names: Array | None  # name of each row, if there are names
+    split: Array | None  # part of each row, if there are parts
 
 
 def read_arrays(file: Path) -> ArrayFile:
-    """Read vectors or images, and what is known of each, from an .npy, .npz, .safetensors or .parquet file.
-
-    Args:
-        file: A file with X and y, or one that ``nearfar embed`` wrote.
-    """
+    """Read vectors or images, and what is known of each, from an .npy, .npz, .safetensors or .parquet file."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; a file of arrays is needed")
     values = _as_numpy("X", read(file, "embeddings", shared=has(file, "labels")))
@@ -209,16 +193,7 @@ def read_arrays(file: Path) -> ArrayFile:
 
 
 def as_dataset(data: Any) -> Dataset:
-    """Convert what ``nearfar.train`` takes as data to a dataset.
-
-    Args:
-        data: (X, y) or (X, y, split), see ``nearfar.data.from_arrays``; or a dataset of Hugging Face, or several of
-            them by the name of their part.
-
-    Example:
-        >>> as_dataset((np.eye(4), ["jay", "jay", "wren", "wren"]))
-        Dataset('arrays': 4 of 2 classes; all 4; 0 notes)
-    """
+    """Convert what ``nearfar.train`` takes as data to a dataset."""
     if is_huggingface(data):
         return from_huggingface(data)
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
@@ -235,13 +210,6 @@ def save_dataset(dataset: Dataset, folder: Path) -> dict[str, Any]:
 
     Vectors and images of one size become data.npz; other images data.csv, with the paths of their files, or with those
     in data.zip if there are none.
-
-    Args:
-        dataset: A dataset that ``from_arrays`` made.
-        folder: An existing folder.
-
-    Returns:
-        The keys "name", "root" and "settings" of the section [data] of a recipe that opens the files.
     """
     source, labels = dataset.source, np.array(dataset.classes)[dataset.labels]
     split = np.full(len(labels), "", dtype="U10")
@@ -278,9 +246,6 @@ def from_huggingface(data: Any) -> Dataset:
 
     The images, or vectors, and the labels are the columns of these types (``Image``, ``ClassLabel``), or of the usual
     names.
-
-    Args:
-        data: A ``datasets.Dataset``, or a ``datasets.DatasetDict`` whose keys are train, test and so on.
     """
     parts = dict(data) if isinstance(data, Mapping) else {"": data}
     X: list[Any] = []

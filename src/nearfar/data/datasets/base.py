@@ -33,17 +33,9 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 
 class Note(str):
-    """One line about a dataset, with a flag that programs can read.
+    """One line about a dataset, with a flag that programs can read."""
 
-    Attributes:
-        left_out: Whether it says that a file or row of the source is not part of the dataset.
-
-    Example:
-        >>> Note("jay/notes.txt: not an image; left out", left_out=True).left_out
-        True
-    """
-
-    left_out: bool
+    left_out: bool  # whether it says that a file or row of the source is not part of the dataset
 
     def __new__(cls, text: str, *, left_out: bool = False) -> Note:
         note = super().__new__(cls, text)
@@ -57,13 +49,7 @@ def left_out(what: str, why: str) -> Note:
 
 
 class UnreadableError(OSError):
-    """Files or folders of a dataset could not be looked at, so that it is unknown what they contain.
-
-    Args:
-        name: The dataset or folder.
-        entries: Paths, each with the reason; the message lists the first.
-        advice: End of the message.
-    """
+    """Files or folders of a dataset could not be looked at, so that it is unknown what they contain."""
 
     def __init__(self, name: str, entries: Sequence[tuple[str, str]], advice: str = "") -> None:
         listed = few([f"{path} ({reason})" for path, reason in entries], SHOWN)
@@ -73,27 +59,13 @@ class UnreadableError(OSError):
 
 @dataclass(frozen=True, eq=False)
 class ItemRelations:
-    """Given pairs or triplets of the items of a dataset.
+    """Given pairs or triplets of the items of a dataset."""
 
-    Args:
-        rows: Rows of the dataset, int64: [p, 2] for pairs; [p, 3] for triplets, of anchor, positive and negative.
-        scores: How similar the members of each pair are, from 0 to 1, [p]; 1 for triplets.
-        same: Whether the members of each pair are the same, [p].
-        parts: Part of each, [p].
-        folds: Fold of each in cross-validation, [p]; None: ten folds.
-
-    Example:
-        >>> given = ItemRelations(np.array([[0, 1], [0, 2]]), np.array([1.0, 0.0]), np.array([True, False]),
-        ...     np.array(["train", "test"]))
-        >>> len(given), given.width, given.take(np.array([1])).rows.tolist()
-        (2, 2, [[0, 2]])
-    """
-
-    rows: Ints
-    scores: Column
-    same: Column
-    parts: Column
-    folds: Ints | None = None
+    rows: Ints  # rows of the dataset, int64: [p, 2] for pairs; [p, 3] for triplets, of anchor, positive and negative
+    scores: Column  # how similar the members of each pair are, from 0 to 1, [p]; 1 for triplets
+    same: Column  # whether the members of each pair are the same, [p]
+    parts: Column  # part of each, [p]
+    folds: Ints | None = None  # fold of each in cross-validation, [p]; None: ten folds
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,20 +76,12 @@ class ItemRelations:
         return int(self.rows.shape[1])
 
     def take(self, which: Column) -> ItemRelations:
-        """Return some of them.
-
-        Args:
-            which: Their numbers, or a mask.
-        """
+        """Return some of them."""
         folds = None if self.folds is None else self.folds[which]
         return ItemRelations(self.rows[which], self.scores[which], self.same[which], self.parts[which], folds)
 
     def among(self, rows: Ints) -> ItemRelations:
-        """Return those between some rows of the dataset, with positions in these rows instead of rows.
-
-        Args:
-            rows: Rows of the dataset, increasing.
-        """
+        """Return those between some rows of the dataset, with positions in these rows instead of rows."""
         found = self.take(np.flatnonzero(np.isin(self.rows, rows).all(axis=1)))
         return replace(found, rows=np.searchsorted(rows, found.rows))
 
@@ -230,10 +194,6 @@ def encode_labels(values: Column) -> tuple[tuple[str, ...], Ints]:
     """Return the names of the classes and the class number of each value.
 
     Classes are sorted by number if all are whole numbers, and by name otherwise.
-
-    Example:
-        >>> encode_labels(np.array(["10", "9", "10"]))
-        (('9', '10'), array([1, 0, 1]))
     """
     found, codes = np.unique(values if values.dtype.kind in "iu" else values.astype(str), return_inverse=True)
     names = [str(name) for name in found]
@@ -246,12 +206,7 @@ def encode_labels(values: Column) -> tuple[tuple[str, ...], Ints]:
 
 
 def encode_parts(words: Sequence[str] | Column | None, count: int) -> dict[str, Ints]:
-    """Return the rows of each part.
-
-    Args:
-        words: The part of each row, one of ``PART_WORDS``, or empty; None if there are no parts.
-        count: Number of rows.
-    """
+    """Return the rows of each part."""
     if words is None:
         return {"all": np.arange(count)}
     if len(words) != count:
@@ -269,12 +224,7 @@ def encode_parts(words: Sequence[str] | Column | None, count: int) -> dict[str, 
 
 
 def is_whole(word: str) -> bool:
-    """Return whether text is a decimal integer.
-
-    Example:
-        >>> is_whole("-3"), is_whole("007"), is_whole("3.0")
-        (True, True, False)
-    """
+    """Return whether text is a decimal integer."""
     digits = word.removeprefix("-")
     return digits.isascii() and digits.isdecimal()
 

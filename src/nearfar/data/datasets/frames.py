@@ -17,13 +17,7 @@ BOX = ("box_top", "box_left", "box_height", "box_width")  # columns of a dataset
 
 
 class Framed(Source):
-    """Images of another source, cut to boxes and padded.
-
-    Args:
-        source: The other source.
-        boxes: Top, left, height and width of the part of each image, [n, 4]; None: the whole image.
-        pad: Whether to pad images to squares with black, so that resizing their shorter side resizes the longer one.
-    """
+    """Images of another source, cut to boxes and padded."""
 
     def __init__(self, source: Source, boxes: Ints | None = None, *, pad: bool = False) -> None:
         self.source, self.boxes, self.pad = source, boxes, pad
@@ -62,14 +56,7 @@ class Framed(Source):
 
 
 def cut_to_boxes(dataset: Dataset) -> Dataset:
-    """Return the dataset with images cut to the boxes in its columns.
-
-    Args:
-        dataset: A dataset with the columns of ``BOX``.
-
-    Raises:
-        ValueError: If it has no boxes.
-    """
+    """Return the dataset with images cut to the boxes in its columns."""
     missing = [name for name in BOX if name not in dataset.columns]
     if missing:
         raise ValueError(f"boxes is true; {dataset.name} has no bounding boxes in this layout")
@@ -78,11 +65,7 @@ def cut_to_boxes(dataset: Dataset) -> Dataset:
 
 
 def pad_to_squares(dataset: Dataset) -> Dataset:
-    """Return the dataset with images padded to squares with black.
-
-    Args:
-        dataset: A dataset of image files.
-    """
+    """Return the dataset with images padded to squares with black."""
     if isinstance(dataset.source, Arrays):
         raise ValueError(f"data.pad is true; {dataset.name} holds arrays, and only image files can be padded")
     if isinstance(dataset.source, Framed):
@@ -91,11 +74,7 @@ def pad_to_squares(dataset: Dataset) -> Dataset:
 
 
 def box_columns(corners: Column) -> dict[str, list[int]]:
-    """Return the columns of ``BOX`` for left, top, right and bottom of each box, [n, 4].
-
-    Args:
-        corners: Coordinates in pixels; fractions are rounded outward.
-    """
+    """Return the columns of ``BOX`` for left, top, right and bottom of each box, [n, 4]."""
     left, top = np.floor(corners[:, 0]), np.floor(corners[:, 1])
     height, width = np.ceil(corners[:, 3]) - top, np.ceil(corners[:, 2]) - left
     values = (top, left, np.maximum(height, 1), np.maximum(width, 1))

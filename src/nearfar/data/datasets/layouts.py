@@ -19,43 +19,27 @@ Roots = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class ClassFile(NamedTuple):
-    """An image in a class folder.
+    """An image in a class folder."""
 
-    Attributes:
-        file: Index of the file in the tree.
-        group: Name of the class folder.
-        part: Part whose folder contains the class folder, if any.
-    """
-
-    file: int
-    group: str
-    part: str | None
+    file: int  # index of the file in the tree
+    group: str  # name of the class folder
+    part: str | None  # part whose folder contains the class folder, if any
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published numbers of a dataset.
+    """Published numbers of a dataset."""
 
-    Args:
-        parts: Number of images and of classes of each part.
-        per_class: Number of images of each class, if known.
-    """
-
-    parts: Mapping[str, tuple[int, int]]
-    per_class: Mapping[int, int] = field(default_factory=dict)
+    parts: Mapping[str, tuple[int, int]]  # number of images and of classes of each part
+    per_class: Mapping[int, int] = field(default_factory=dict)  # number of images of each class, if known
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Images by class folder.
+    """Images by class folder."""
 
-    Args:
-        rows: Images in class folders.
-        notes: A line for each image that is in no class folder.
-    """
-
-    rows: tuple[ClassFile, ...]
-    notes: tuple[str, ...]
+    rows: tuple[ClassFile, ...]  # images in class folders
+    notes: tuple[str, ...]  # a line for each image that is in no class folder
 
     @property
     def parts(self) -> set[str]:
@@ -95,15 +79,10 @@ def class_folders(tree: Tree) -> ClassFolders:
 
 
 class Match(NamedTuple):
-    """Files that a list names.
+    """Files that a list names."""
 
-    Attributes:
-        places: Index of each listed file in the tree; −1 if it is missing.
-        extra: Images in the same folders that are not listed.
-    """
-
-    places: Ints
-    extra: tuple[str, ...]
+    places: Ints  # index of each listed file in the tree; −1 if it is missing
+    extra: tuple[str, ...]  # images in the same folders that are not listed
 
 
 def match(tree: Tree, listed: Sequence[str], folder: str = "") -> Match:
@@ -111,11 +90,6 @@ def match(tree: Tree, listed: Sequence[str], folder: str = "") -> Match:
 
     Extensions may differ, as copies often have another format. As masks of the same names may be in a neighboring
     folder, folders with equal extensions are preferred, then folders of the expected name.
-
-    Args:
-        tree: Files of the dataset.
-        listed: Paths to find.
-        folder: Expected end of the folder's path.
     """
     exact = {tree.names[index]: index for index in tree.images}
     stems = {_stem(name): index for name, index in exact.items()}
@@ -231,19 +205,7 @@ def assemble(
     published: Published | None = None,
     notes: Iterable[str] = (),
 ) -> Dataset:
-    """Create a dataset sorted by class number and path; classes without images get no label.
-
-    Args:
-        name: Name of the dataset.
-        tree: Files of the dataset.
-        places: Indices of the images in the tree.
-        groups: Class number of each image, in the order of the protocol.
-        parts: Part of each image.
-        classes: Names of the classes by number.
-        columns: Further columns.
-        published: Published numbers to compare with.
-        notes: Notes that were collected so far.
-    """
+    """Create a dataset sorted by class number and path; classes without images get no label."""
     order = sorted(range(len(places)), key=lambda row: (groups[row], tree.names[places[row]]))
     numbers = sorted(set(groups))
     label = {number: at for at, number in enumerate(numbers)}

@@ -192,11 +192,7 @@ def as_values(values: Any) -> Array:
 
 
 def read_table(file: Path) -> Table:
-    """Read the columns of a CSV or Parquet file.
-
-    Args:
-        file: The file.
-    """
+    """Read the columns of a CSV or Parquet file."""
     if not file.is_file():
         why = "is a folder; a table is needed, such as photos.csv" if file.exists() else "does not exist"
         raise FileNotFoundError(f"{file} {why}")
@@ -204,13 +200,7 @@ def read_table(file: Path) -> Table:
 
 
 def check_columns(file: Path, content: Table, columns: Mapping[str, str]) -> None:
-    """Raise an error unless a table has some columns.
-
-    Args:
-        file: The file of the table.
-        content: Its columns.
-        columns: Names of the columns that are needed, by the settings that choose them.
-    """
+    """Raise an error unless a table has some columns."""
     for setting, column in columns.items():
         if column not in content:
             raise ValueError(

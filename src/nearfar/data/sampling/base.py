@@ -205,12 +205,7 @@ class BatchSampler:
 
 
 def checked_labels(labels: Labels) -> Indices:
-    """Return integer labels [n] as an int64 copy.
-
-    Example:
-        >>> checked_labels([3, 1]).tolist()
-        [3, 1]
-    """
+    """Return integer labels [n] as an int64 copy."""
     found = np.array(labels) if isinstance(labels, (list, tuple)) else as_array("labels", labels)
     if not isinstance(found, (Tensor, np.ndarray)):
         raise TypeError(f"labels is a {type(labels).__name__}; an array, a tensor or a list of whole numbers is needed")

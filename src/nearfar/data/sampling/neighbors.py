@@ -48,17 +48,7 @@ def hard_items(embeddings: Tensor, labels: Labels, neighbors: int) -> Indices:
 
 
 class NeighborSampler(Sampler):
-    """Base class of the samplers that know hard items of every item; until :meth:`update`, items are drawn at random.
-
-    Args:
-        labels: Integer labels [n], one per item.
-        batch_size: Items per batch, over all ranks.
-        neighbors: How many of the nearest items of other classes are known of each item.
-        steps: Batches per epoch; None for n // batch_size.
-        seed: Seed of all random draws.
-        rank: Which share of each batch this sampler returns.
-        ranks: Number of shares; ``batch_size`` must be a multiple of it.
-    """
+    """Base class of samplers that know hard items of every item; until :meth:`update`, items are drawn at random."""
 
     learns = "items"
 
@@ -90,11 +80,7 @@ class NeighborSampler(Sampler):
         return {**super().settings(), "neighbors": self.neighbors}
 
     def update(self, table: NDArray[Any] | None) -> None:
-        """Set the hard items, between epochs.
-
-        Args:
-            table: A result of :func:`hard_items`, [n, neighbors + 1]; None removes it.
-        """
+        """Set the hard items, between epochs."""
         if table is not None and table.shape != (len(self.labels), self.neighbors + 1):
             raise ValueError(
                 f"table has shape {list(table.shape)}; needed is [{len(self.labels)}, {self.neighbors + 1}]"
@@ -102,12 +88,7 @@ class NeighborSampler(Sampler):
         self._table = None if table is None else np.asarray(table, dtype=np.int64)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return the state of :meth:`Sampler.state` and the hard items as ``means``.
-
-        Args:
-            epoch: Epoch of the next batch.
-            step: Step of the next batch.
-        """
+        """Return the state of :meth:`Sampler.state` and the hard items as ``means``."""
         return {**super().state(epoch, step), "means": self._table}
 
     def restore(self, state: Mapping[str, Any]) -> tuple[int, int]:

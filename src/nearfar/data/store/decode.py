@@ -100,11 +100,7 @@ COMMAND = "import sys; sys.path = sys.argv[3:]; from nearfar.data.store.decode i
 
 
 class BadImage(ValueError):
-    """The bytes are not an image that can be decoded.
-
-    Args:
-        reason: What is wrong, in a few words.
-    """
+    """The bytes are not an image that can be decoded."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -112,11 +108,7 @@ class BadImage(ValueError):
 
 
 class CostlyImage(BadImage):
-    """Decoding the image would cost more than ``max_cost``.
-
-    Args:
-        reason: What is wrong, in a few words.
-    """
+    """Decoding the image would cost more than ``max_cost``."""
 
 
 class DecoderClosed(RuntimeError):
@@ -138,24 +130,6 @@ def decode(
     frame is used, of several pages the first. Files that cannot be decoded completely are errors. So are images that
     are longer than fifty times their width, and JPEGs with more than fifty scans; this is known from the headers,
     before anything is decoded.
-
-    Args:
-        data: Bytes of the file.
-        channels: 3 for RGB, 1 for grayscale.
-        max_pixels: Larger images are an error, before anything is decoded.
-        max_cost: Limit of the expected time, in pixels of a baseline JPEG; None for no limit.
-        side: Shrink as :func:`shrink` does; large JPEGs are then decoded at a reduced size.
-        aspect: "keep" or "squash".
-
-    Raises:
-        CostlyImage: If the image would cost more than ``max_cost``.
-        BadImage: If the bytes cannot be decoded.
-
-    Example:
-        >>> file = BytesIO()
-        >>> Image.new("CMYK", (4, 3), (0, 0, 0, 0)).save(file, "JPEG")
-        >>> decode(file.getvalue()).shape, int(decode(file.getvalue()).min())
-        ((3, 4, 3), 255)
     """
     whole("channels", channels)
     if channels not in (1, 3):
@@ -197,17 +171,7 @@ def decode(
 
 
 def shrink(image: Pixels, side: int, aspect: str = "keep") -> Pixels:
-    """Resize an image, antialiased and bilinear, as Pillow's ``resize``.
-
-    Args:
-        image: Image [height, width, channels].
-        side: Length of the shorter side ("keep"; never enlarged) or of both sides ("squash").
-        aspect: "keep" or "squash".
-
-    Example:
-        >>> shrink(np.zeros((300, 600, 3), dtype=np.uint8), 100).shape
-        (100, 200, 3)
-    """
+    """Resize an image, antialiased and bilinear, as Pillow's ``resize``."""
     whole("side", side)
     one_of("aspect", aspect, ASPECTS)
     grey = image.shape[2] == 1
@@ -216,15 +180,7 @@ def shrink(image: Pixels, side: int, aspect: str = "keep") -> Pixels:
 
 
 def pad_to_square(image: Pixels) -> Pixels:
-    """Pad an image with black on both sides of its shorter side.
-
-    Args:
-        image: Image [height, width, channels].
-
-    Example:
-        >>> pad_to_square(np.ones((1, 3, 1), dtype=np.uint8))[:, :, 0].tolist()
-        [[0, 0, 0], [1, 1, 1], [0, 0, 0]]
-    """
+    """Pad an image with black on both sides of its shorter side."""
     height, width = image.shape[:2]
     side = max(height, width)
     top, left = (side - height) // 2, (side - width) // 2
@@ -232,22 +188,7 @@ def pad_to_square(image: Pixels) -> Pixels:
 
 
 class Decoder:
-    """A pool of worker processes that decode images. It may be used by several threads.
-
-    Args:
-        workers: Number of processes; None for the number of processors.
-        seconds: CPU time that one image may take.
-        wall_seconds: Time that one image may take on the clock; None for no limit.
-        max_pixels: Larger images are an error, before anything is decoded.
-        nice: Number to lower the priority of the processes by.
-
-    Example:
-        >>> file = BytesIO()
-        >>> Image.new("RGB", (4, 3)).save(file, "PNG")
-        >>> with Decoder(1) as decoder:
-        ...     decoder.decode(file.getvalue()).shape
-        (3, 4, 3)
-    """
+    """A pool of worker processes that decode images. It may be used by several threads."""
 
     def __init__(
         self,
@@ -300,20 +241,7 @@ class Decoder:
         side: int | None = None,
         aspect: str = "keep",
     ) -> Pixels:
-        """Decode an image in a worker process; wait for one if all are busy.
-
-        Args:
-            data: Bytes of the file.
-            channels: 3 for RGB, 1 for grayscale.
-            max_cost: Limit of the expected time, in pixels of a baseline JPEG; None for no limit.
-            side: Shrink as :func:`shrink` does.
-            aspect: "keep" or "squash".
-
-        Raises:
-            CostlyImage: If the image would cost more than ``max_cost``.
-            BadImage: If the bytes cannot be decoded, or not within the limits of time and memory.
-            DecoderClosed: If the decoder was closed.
-        """
+        """Decode an image in a worker process; wait for one if all are busy."""
         settings: dict[str, Any] = {"channels": channels, "max_cost": max_cost, "side": side, "aspect": aspect}
         settings["max_pixels"] = self.max_pixels
         if not ISOLATED:

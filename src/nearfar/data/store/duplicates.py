@@ -37,28 +37,15 @@ Signatures = NDArray[Any]  # of KIND, [n]
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Two images that are the same.
+    """Two images that are the same."""
 
-    Args:
-        first: Row of the first image.
-        second: Row of the second image.
-        exact: Whether all pixels are equal.
-    """
-
-    first: int
-    second: int
-    exact: bool
+    first: int  # row of the first image
+    second: int  # row of the second image
+    exact: bool  # whether all pixels are equal
 
 
 def signature(image: NDArray[np.uint8]) -> Signatures:
-    """Reduce an image to the hash of its pixels and its thumbnail.
-
-    Args:
-        image: [height, width, channels].
-
-    Returns:
-        A record with the fields "pixels" and "thumbnail".
-    """
+    """Reduce an image to the hash of its pixels and its thumbnail."""
     found = np.zeros((), dtype=KIND)
     found["pixels"] = _digest(f"{image.shape}".encode(), image)
     small = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).resize((WIDTH, HEIGHT), Resampling.BOX)
@@ -67,12 +54,7 @@ def signature(image: NDArray[np.uint8]) -> Signatures:
 
 
 def signatures(store: Store | NDArray[np.float32], *, progress: Progress | None = None) -> Signatures:
-    """Return the signatures of all images of a store; they are kept in its folder. Vectors have no thumbnail.
-
-    Args:
-        store: Decoded images, or vectors [n, d].
-        progress: Called with the number of images done and in total.
-    """
+    """Return the signatures of all images of a store; they are kept in its folder. Vectors have no thumbnail."""
     found = np.zeros(len(store), dtype=KIND)
     if not isinstance(store, Store):
         found["pixels"] = [_digest(b"", vector) for vector in store]
@@ -92,23 +74,7 @@ def signatures(store: Store | NDArray[np.float32], *, progress: Progress | None 
 
 
 def between(every: Signatures, first: Rows, second: Rows) -> list[Duplicate]:
-    """Find the images of one part that have a duplicate in another, each with one of its duplicates.
-
-    Args:
-        every: Signatures of all images.
-        first: Rows of one part.
-        second: Rows of the other.
-
-    Returns:
-        One duplicate for each image of ``second`` that has one, exact ones preferred, by row of ``second``.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> images = rng.integers(0, 256, (3, 16, 16, 1), dtype=np.uint8)
-        >>> every = np.array([signature(image) for image in (*images, images[1], images[2] // 2)])
-        >>> [(one.first, one.second, one.exact) for one in between(every, np.arange(3), np.array([3, 4]))]
-        [(1, 3, True), (2, 4, False)]
-    """
+    """Find the images of one part that have a duplicate in another, each with one of its duplicates."""
     left, right = every[first], every[second]
     near = _near(left["thumbnail"], right["thumbnail"])
     found = {int(second[j]): Duplicate(int(first[i]), int(second[j]), False) for i, j in near}
@@ -121,20 +87,7 @@ def between(every: Signatures, first: Rows, second: Rows) -> list[Duplicate]:
 
 
 def within(every: Signatures) -> list[Duplicate]:
-    """Find the images that are the same as an earlier one, each with one of these.
-
-    Args:
-        every: Signatures of all images.
-
-    Returns:
-        One duplicate for each image that has an earlier one, exact ones preferred, by row of the later one.
-
-    Example:
-        >>> images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 1), dtype=np.uint8)
-        >>> every = np.array([signature(image) for image in (*images, images[0], images[1] // 2)])
-        >>> [(one.first, one.second, one.exact) for one in within(every)]
-        [(0, 2, True), (1, 3, False)]
-    """
+    """Find the images that are the same as an earlier one, each with one of these."""
     near = _near(every["thumbnail"], every["thumbnail"])
     found = {later: Duplicate(earlier, later, False) for earlier, later in reversed(near) if earlier < later}
     _, first, group = np.unique(every["pixels"], return_index=True, return_inverse=True)
@@ -206,15 +159,6 @@ def _kept(file: Path, count: int) -> Signatures | None:
 
 
 def told(found: Sequence[Duplicate], names: Sequence[str] | Mapping[int, str]) -> list[str]:
-    """Describe duplicates, a line for each.
-
-    Args:
-        found: The duplicates.
-        names: Names of the images by row.
-
-    Example:
-        >>> told([Duplicate(0, 2, True)], ["a.jpg", "b.jpg", "c.jpg"])
-        ['c.jpg has the pixels of a.jpg']
-    """
+    """Describe duplicates, a line for each."""
     words = {True: "has the pixels of", False: "looks like"}
     return [f"{names[one.second]} {words[one.exact]} {names[one.first]}" for one in found]

@@ -39,12 +39,6 @@ def fingerprint(
     """Hash the names and contents of images, in their order.
 
     A folder, a zip and a tar with the same images under the same names have the same fingerprint.
-
-    Args:
-        names: Names of the images.
-        locations: Where each of them is.
-        read: Returns the bytes of an image by its number; raises ``OSError`` if it cannot be read.
-        threads: Threads that read; 1 reads in order. None for twice the number of processors.
     """
     whole = hashlib.blake2b(digest_size=SIZE)
     for name, found in zip(names, digests(locations, read, threads=threads), strict=True):
@@ -56,16 +50,7 @@ def fingerprint(
 def digests(
     locations: Sequence[Location], read: Callable[[int], bytes], *, threads: int | None = None
 ) -> list[bytes | None]:
-    """Hash the content of each image; those that were hashed before and have not changed are not read.
-
-    Args:
-        locations: Where each image is.
-        read: Returns the bytes of an image by its number.
-        threads: As for ``fingerprint``.
-
-    Returns:
-        The hashes; None for an image that cannot be read.
-    """
+    """Hash the content of each image; those that were hashed before and have not changed are not read."""
     paths = dict.fromkeys(path for path, _ in locations)
     before = {path: _stat(path) for path in paths}
     absolute = {path: os.path.abspath(path) for path in paths}

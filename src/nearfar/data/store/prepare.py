@@ -36,23 +36,14 @@ Pixels = NDArray[np.uint8]
 
 
 class BadFilesError(ValueError):
-    """Files of a dataset could not be decoded.
-
-    Args:
-        bad: All such files; the message lists the first twenty.
-        count: Number of files of the dataset.
-    """
+    """Files of a dataset could not be decoded."""
 
     def __init__(self, bad: tuple[BadFile, ...], count: int) -> None:
         self.bad, self.count = bad, count
         super().__init__(self.message('on_error="skip"'))
 
     def message(self, remedy: str) -> str:
-        """Name the files, and what continues without them.
-
-        Args:
-            remedy: An argument or option.
-        """
+        """Name the files, and what continues without them."""
         bad = self.bad
         names = "; ".join(f"{one.name} ({one.reason})" for one in bad[:SHOWN])
         more = f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
@@ -69,26 +60,13 @@ def store_folder(
     aspect: str = "keep",
     channels: int | None = None,
 ) -> Path:
-    """Return the folder in which :func:`prepare` stores a dataset, whether it exists or not.
-
-    Args:
-        dataset: The dataset.
-        cache: Folder of stores; None for the default.
-        side: Length of the shorter side.
-        aspect: "keep" or "squash".
-        channels: 1 or 3; None for 3.
-    """
+    """Return the folder in which :func:`prepare` stores a dataset, whether it exists or not."""
     settings = {"source": dataset.source.fingerprint(), **_settings(side, aspect, channels)}
     return _folder(dataset.name, cache, settings)
 
 
 def stores_of(dataset: Dataset, cache: str | Path | None = None) -> list[Store]:
-    """Return all stores of a dataset's present files, with any settings.
-
-    Args:
-        dataset: The dataset.
-        cache: Folder of stores; None for the default.
-    """
+    """Return all stores of a dataset's present files, with any settings."""
     folder, present = Path(cache or cache_folder()), dataset.source.fingerprint()
     stores = []
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -110,14 +88,7 @@ def find_bad_files(
     progress: Progress | None = None,
     use: Callable[[int, Pixels], None] = lambda index, pixels: None,
 ) -> list[BadFile]:
-    """Decode all files of a dataset, without storing them, and return those that fail.
-
-    Args:
-        dataset: The dataset.
-        workers: Files to read and decode at once; None for the number of processors, which is also the most.
-        progress: Called with the number of files done and the number of all files.
-        use: Called with the position and the pixels of each image that can be decoded.
-    """
+    """Decode all files of a dataset, without storing them, and return those that fail."""
     if not dataset.is_encoded:
         return []
     threads = whole("workers", workers) if workers is not None else processors()

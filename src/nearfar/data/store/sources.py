@@ -38,37 +38,17 @@ class Source(Protocol):
         """Return the number of images."""
 
     def name(self, index: int) -> str:
-        """Return the path of an image, with ``/``, relative to the folder or archive.
-
-        Args:
-            index: Number of the image.
-        """
+        """Return the path of an image, with ``/``, relative to the folder or archive."""
 
     def read(self, index: int) -> bytes:
-        """Return the encoded bytes of an image.
-
-        Args:
-            index: Number of the image.
-
-        Raises:
-            OSError: If it cannot be read.
-        """
+        """Return the encoded bytes of an image."""
 
     def fingerprint(self) -> str:
         """Return a hash of the names and contents of all images; copies have the same."""
 
 
 class Files(Source):
-    """Image files below a folder.
-
-    Args:
-        root: The folder.
-        paths: Paths relative to it, with ``/``.
-
-    Example:
-        >>> Files("photos", ["jay/1.jpg", "wren/1.jpg"]).name(1)
-        'wren/1.jpg'
-    """
+    """Image files below a folder."""
 
     def __init__(self, root: str | os.PathLike[str], paths: Iterable[str]) -> None:
         self.root = Path(root)
@@ -90,11 +70,7 @@ class Files(Source):
             return file.read()
 
     def take(self, indices: Sequence[int] | Ints) -> Files:
-        """Return a source of some of the images.
-
-        Args:
-            indices: Numbers of the images, in the new order.
-        """
+        """Return a source of some of the images."""
         return Files(self.root, [self.paths[index] for index in indices])
 
     def fingerprint(self) -> str:
@@ -160,14 +136,7 @@ class _Archives(Source):
 
 
 class Zips(_Archives):
-    """Images in zip files.
-
-    Args:
-        archives: The zip files.
-        names: Paths of the images.
-        where: Which archive each is in, [n].
-        members: Their entries in the archives.
-    """
+    """Images in zip files."""
 
     def __init__(
         self, archives: Sequence[Path], names: Sequence[str], where: Ints, members: Sequence[zipfile.ZipInfo]
@@ -189,11 +158,7 @@ class Zips(_Archives):
             raise self._damaged(index, error) from error
 
     def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Return a source of some of the images.
-
-        Args:
-            indices: Numbers of the images, in the new order.
-        """
+        """Return a source of some of the images."""
         picks = np.asarray(indices, dtype=np.int64)
         names, members = [self.names[index] for index in picks], [self.members[index] for index in picks]
         return type(self)(self.archives, names, self.where[picks], members)
@@ -207,13 +172,6 @@ class Tars(_Archives):
 
     Members of an uncompressed tar are read directly. A compressed one has to be decompressed up to the member, so it is
     fast only in order.
-
-    Args:
-        archives: The tar files.
-        names: Paths of the images.
-        where: Which archive each is in, [n].
-        offsets: Start of each in the uncompressed archive, [n].
-        sizes: Bytes of each, [n].
     """
 
     def __init__(self, archives: Sequence[Path], names: Sequence[str], where: Ints, offsets: Ints, sizes: Ints) -> None:
@@ -241,11 +199,7 @@ class Tars(_Archives):
         return bytes(data)
 
     def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Return a source of some of the images.
-
-        Args:
-            indices: Numbers of the images, in the new order.
-        """
+        """Return a source of some of the images."""
         picks = np.asarray(indices, dtype=np.int64)
         columns = (column[picks] for column in (self.where, self.offsets, self.sizes))
         return type(self)(self.archives, [self.names[index] for index in picks], *columns)
@@ -259,15 +213,7 @@ class Tars(_Archives):
 
 
 class Arrays(Source):
-    """Images in memory or in a memory map.
-
-    Args:
-        array: uint8 [n, h, w] or [n, h, w, 3].
-
-    Example:
-        >>> Arrays(np.zeros((5, 8, 8), dtype=np.uint8)).name(4)
-        '4'
-    """
+    """Images in memory or in a memory map."""
 
     needed = "uint8 of shape [n, h, w] or [n, h, w, 3] with n, h, w ≥ 1"
 
@@ -290,11 +236,7 @@ class Arrays(Source):
         raise TypeError(f"item {index} is in an array and has no encoded bytes; use .array")
 
     def take(self, indices: Sequence[int] | Ints) -> Self:
-        """Return a source of copies of some of the rows.
-
-        Args:
-            indices: Numbers of the rows, in the new order.
-        """
+        """Return a source of copies of some of the rows."""
         return type(self)(self.array[np.asarray(indices, dtype=np.int64)])
 
     def fingerprint(self) -> str:
@@ -306,11 +248,7 @@ class Arrays(Source):
 
 
 class Vectors(Arrays):
-    """Vectors in memory or in a memory map.
-
-    Args:
-        array: float32 [n, d].
-    """
+    """Vectors in memory or in a memory map."""
 
     needed = "float32 of shape [n, d] with n, d ≥ 1"
 
@@ -320,16 +258,7 @@ class Vectors(Arrays):
 
 
 class Pictures(Source):
-    """Images of any sizes in memory.
-
-    Args:
-        images: Pillow images, uint8 arrays [h, w] or [h, w, 3], or the bytes of image files.
-
-    Example:
-        >>> from PIL import Image
-        >>> Pictures([Image.new("RGB", (8, 4))]).read(0)[1:4]
-        b'PNG'
-    """
+    """Images of any sizes in memory."""
 
     def __init__(self, images: Sequence[Any]) -> None:
         self.images = tuple(images)
@@ -352,11 +281,7 @@ class Pictures(Source):
 
 
 def encode_image(image: Any) -> bytes:
-    """Return a Pillow image or uint8 pixels as the bytes of an upright, lossless image file.
-
-    Args:
-        image: The image.
-    """
+    """Return a Pillow image or uint8 pixels as the bytes of an upright, lossless image file."""
     from PIL import Image, ImageOps
 
     if not isinstance(image, Image.Image):
@@ -369,25 +294,13 @@ def encode_image(image: Any) -> bytes:
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a relative path stays below the folder it starts from.
-
-    Args:
-        path: The path.
-
-    Example:
-        >>> [is_inside(path) for path in ("jay/1.jpg", "../1.jpg", "/etc/1.jpg", "jay/../../1.jpg", "")]
-        [True, False, False, False, False]
-    """
+    """Return whether a relative path stays below the folder it starts from."""
     parts = path.replace("\\", "/").split("/")
     return bool(path) and ".." not in parts and parts[0] != "" and not parts[0].endswith(":") and "\0" not in path
 
 
 def open_tar_stream(archive: Path) -> IO[bytes]:
-    """Open the uncompressed bytes of a tar file, whatever its extension.
-
-    Args:
-        archive: The file.
-    """
+    """Open the uncompressed bytes of a tar file, whatever its extension."""
     with open(archive, "rb") as file:
         start = file.read(6)
     if start.startswith(b"\x1f\x8b"):

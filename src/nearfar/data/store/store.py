@@ -164,15 +164,7 @@ class Store:
 def finalize(
     folder: Path, rows: NDArray[np.int64], sizes: NDArray[np.int32], channels: int, about: dict[str, Any]
 ) -> None:
-    """Turn a folder with finished pixels into a store: write the index and the description, and sync all to disk.
-
-    Args:
-        folder: The folder.
-        rows: Position of each image in the dataset.
-        sizes: Height and width of each image.
-        channels: 1 or 3.
-        about: Source and settings of the store.
-    """
+    """Turn a folder with finished pixels into a store: write the index and the description, and sync all to disk."""
     with open(folder / INDEX, "wb") as file:
         np.save(file, np.column_stack([rows, sizes.astype(np.int64).reshape(-1, 2)]))
         file.flush()
@@ -184,12 +176,7 @@ def finalize(
 
 
 def offsets_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
-    """Return the start of each image if all are packed in order.
-
-    Args:
-        sizes: Height and width of each image, [n, 2].
-        channels: 1 or 3.
-    """
+    """Return the start of each image if all are packed in order."""
     lengths = sizes.astype(np.int64).prod(axis=1) * channels
     return np.concatenate([np.zeros(1, dtype=np.int64), lengths.cumsum()])[:-1]
 

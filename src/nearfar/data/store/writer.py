@@ -24,12 +24,7 @@ Result = NDArray[np.uint8] | BadFile
 
 
 class Draft:
-    """The folder of an unfinished store. Only the holder of its lock may open it.
-
-    Args:
-        folder: The folder; it is created.
-        channels: 1 or 3.
-    """
+    """The folder of an unfinished store. Only the holder of its lock may open it."""
 
     def __init__(self, folder: Path, channels: int) -> None:
         self.folder, self.channels = folder, channels
@@ -43,11 +38,7 @@ class Draft:
         self._resume()
 
     def add(self, results: Sequence[Result]) -> None:
-        """Append a block of images.
-
-        Args:
-            results: Pixels or bad files, next in the order of the dataset.
-        """
+        """Append a block of images."""
         crc = 0
         sizes: list[tuple[int, ...] | None] = []
         for result in results:
@@ -95,11 +86,7 @@ class Draft:
 
 
 def files_done(folder: Path) -> int:
-    """Return the number of files that are done in a draft, possibly of another process.
-
-    Args:
-        folder: Folder of the draft.
-    """
+    """Return the number of files that are done in a draft, possibly of another process."""
     try:
         lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
     except OSError:

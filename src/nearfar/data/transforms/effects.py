@@ -26,18 +26,12 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects on each of b windows, in the order in which they are applied; None is no effect.
+    """Effects on each of b windows, in the order in which they are applied; None is no effect."""
 
-    Args:
-        angles: Counterclockwise rotation in degrees, [b].
-        factors: Factors of brightness, contrast and saturation, [b, 3].
-        greys: Whether the window becomes gray, [b].
-        erased: Top, left, height and width of the erased rectangle, [b, 4]; zero height if there is none.
-    """
-
-    angles: Floats | None = None
-    factors: Floats | None = None
-    greys: NDArray[np.bool_] | None = None
+    angles: Floats | None = None  # counterclockwise rotation in degrees, [b]
+    factors: Floats | None = None  # factors of brightness, contrast and saturation, [b, 3]
+    greys: NDArray[np.bool_] | None = None  # whether the window becomes gray, [b]
+    # Top, left, height and width of the erased rectangle, [b, 4]; zero height if there is none.
     erased: IntArray | None = None
 
     def table(self, count: int) -> Floats:

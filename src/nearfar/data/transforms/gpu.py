@@ -23,20 +23,14 @@ LIMIT = 1 << 25  # values in a padded block; a larger batch is split
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the pixels of a batch in a flat tensor, and how they are resized.
+    """Positions of the pixels of a batch in a flat tensor, and how they are resized."""
 
-    Args:
-        table: int64 [13, b]: position of the first pixel and distance of rows; height and width of the pixels that are
-            needed; the arguments of :func:`_weights` for each of the two sides; whether to mirror.
-        channels: Channels of the images.
-        size: Height and width of the windows.
-        resizes: Whether any image is resized.
-    """
-
+    # int64 [13, b]: position of the first pixel and distance of rows; height and width of the pixels that are needed;
+    # the arguments of :func:`_weights` for each of the two sides; whether to mirror.
     table: NDArray[np.int64]
     channels: int
-    size: tuple[int, int]
-    resizes: bool
+    size: tuple[int, int]  # height and width of the windows
+    resizes: bool  # whether any image is resized
 
     @classmethod
     def of(

@@ -21,17 +21,6 @@ def stream(seed: int, purpose: str, epoch: int, step: int = 0, rank: int = 0) ->
     """Return the generator of one step of one epoch.
 
     It depends on the arguments only, so a resumed run needs no more than its epoch and step.
-
-    Args:
-        seed: Seed of the run.
-        purpose: One of ``PURPOSES``; different purposes have independent generators.
-        epoch: Epoch.
-        step: Step within the epoch.
-        rank: Rank of the process.
-
-    Example:
-        >>> stream(0, "views", epoch=3, step=7).random() == stream(0, "views", epoch=3, step=7).random()
-        True
     """
     whole("seed", seed, low=0, high=2**63 - 1)
     # Philox is a function of a key and a counter. The lowest word of the counter counts draws, the others are free.

@@ -32,21 +32,13 @@ Draw = Callable[[str], np.random.Generator]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with each of b images.
+    """What to do with each of b images."""
 
-    Args:
-        crops: Top, left, height and width of the part that is cut out of the image, [b, 4].
-        resized: Height and width the crop is resized to, [b, 2].
-        corners: Top and left of the window in the resized crop, [b, 2].
-        flips: Whether the window is mirrored, [b].
-        size: Height and width of the windows.
-    """
-
-    crops: IntArray
-    resized: IntArray
-    corners: IntArray
-    flips: NDArray[np.bool_]
-    size: tuple[int, int]
+    crops: IntArray  # top, left, height and width of the part that is cut out of the image, [b, 4]
+    resized: IntArray  # height and width the crop is resized to, [b, 2]
+    corners: IntArray  # top and left of the window in the resized crop, [b, 2]
+    flips: NDArray[np.bool_]  # whether the window is mirrored, [b]
+    size: tuple[int, int]  # height and width of the windows
 
     def __len__(self) -> int:
         return len(self.flips)
@@ -228,12 +220,6 @@ def random_crops(sizes: IntArray, scale: Limits, ratio: Limits, rng: np.random.G
     """Return boxes of random area and shape, [b, 4]: top, left, height and width.
 
     If no random box fits into an image, its box is the largest centered one with an allowed shape.
-
-    Args:
-        sizes: Heights and widths of the images, [b, 2].
-        scale: Smallest and largest share of the area.
-        ratio: Smallest and largest width / height.
-        rng: Random generator.
     """
     boxes, fits = random_boxes(sizes, scale, ratio, rng)
     limits = np.stack([sizes[:, 1] / ratio[0], sizes[:, 0] * ratio[1]], axis=1)
@@ -266,15 +252,7 @@ Pixels = NDArray[np.uint8]
 
 
 def render(images: Sequence[Pixels], plan: Plan) -> Tensor:
-    """Return the windows of a plan, uint8 [b, channels, *size].
-
-    Example:
-        >>> from nearfar.data.transforms.view import View
-        >>> image = np.arange(24, dtype=np.uint8).reshape(4, 6, 1)
-        >>> view = View(size=2, crop="center", resize=None, flip=False)
-        >>> render([image], view.plan(np.array([[4, 6]]))).tolist()
-        [[[[8, 9], [14, 15]]]]
-    """
+    """Return the windows of a plan, uint8 [b, channels, *size]."""
     if len(images) != len(plan):
         raise ValueError(f"{len(images)} images and a plan for {len(plan)}")
     return torch.stack([torch.from_numpy(planar(window(image, plan, i))) for i, image in enumerate(images)])

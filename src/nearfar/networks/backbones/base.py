@@ -19,12 +19,7 @@ LEVELS = ("low", "mid", "high")
 
 
 def by_level(low: int, mid: int, high: int) -> Mapping[str, int]:
-    """Return the numbers of channels of the three levels.
-
-    Example:
-        >>> by_level(512, 1024, 2048)["high"]
-        2048
-    """
+    """Return the numbers of channels of the three levels."""
     return MappingProxyType({"low": low, "mid": mid, "high": high})
 
 
@@ -127,15 +122,7 @@ class Backbone(nn.Module):
 
 
 def batchnorm_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over all batch norms of a module, including itself.
-
-    Args:
-        module: The module.
-
-    Example:
-        >>> [layer.num_features for layer in batchnorm_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))]
-        [3]
-    """
+    """Iterate over all batch norms of a module, including itself."""
     return (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
 
 
@@ -143,15 +130,6 @@ def freeze_batchnorms(module: nn.Module) -> None:
     """Freeze statistics and affine parameters of all batch norms until ``module.train()``.
 
     A :class:`~nearfar.networks.Backbone` with frozen batch norms calls this again after ``train()``.
-
-    Args:
-        module: The module.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-        >>> freeze_batchnorms(model)
-        >>> model[1].training, model[1].weight.requires_grad, model[0].weight.requires_grad
-        (False, False, True)
     """
     for layer in batchnorm_layers(module):
         layer.eval()

@@ -117,21 +117,11 @@ class Adapter(Backbone):
 
     The patch tokens of a transformer become a map [b, c, n, 1], without class and register tokens. If the library
     declares a class token, :meth:`token` returns it.
-
-    Args:
-        key: Name of the network, with the library.
-        model: The network.
-        normalization: Normalization of pixels that it expects.
-        input_size: Side of the images that it expects.
-
-    Attributes:
-        settings: Settings that the network was created with.
-        prefix: Number of tokens before the patch tokens.
     """
 
     ignored_keys = CLASSIFIERS
     model: nn.Module
-    settings: Mapping[str, Any] = NO_SETTINGS
+    settings: Mapping[str, Any] = NO_SETTINGS  # settings that the network was created with
 
     def __init__(self, key: str, model: nn.Module, normalization: Normalization, input_size: int) -> None:
         super().__init__()

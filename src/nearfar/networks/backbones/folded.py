@@ -28,15 +28,7 @@ _OF_PASS: ContextVar[Mapping[nn.Module, tuple[Tensor, Tensor]]] = ContextVar("_O
 
 
 class SameConv(nn.Conv2d):
-    """A convolution with the padding of TensorFlow: the output side is ⌈side / stride⌉; odd padding is at the end.
-
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        kernel: Side of the kernel.
-        stride: The stride.
-        groups: Groups of channels.
-    """
+    """A convolution with the padding of TensorFlow: the output side is ⌈side / stride⌉; odd padding is at the end."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
@@ -44,11 +36,7 @@ class SameConv(nn.Conv2d):
             self.padding = (kernel // 2, kernel // 2)
 
     def zeros(self, x: Tensor) -> tuple[int, ...]:
-        """Return how many zeros are around the image: left, right, top, bottom.
-
-        Args:
-            x: The maps.
-        """
+        """Return how many zeros are around the image: left, right, top, bottom."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         down, right = (max((math.ceil(side / stride) - 1) * stride + kernel - side, 0) for side in x.shape[2:])
         return right // 2, right - right // 2, down // 2, down - down // 2
@@ -59,13 +47,7 @@ class SameConv(nn.Conv2d):
 
 
 def conv_norm(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
-    """Convolve and normalize.
-
-    Args:
-        x: The maps.
-        conv: The convolution, or a layer in its place.
-        norm: The batch norm after it, or a layer in its place.
-    """
+    """Convolve and normalize."""
     if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and folds(conv, norm):
         return conv_scaled(x, conv, *scale_and_shift(norm))
     normed: Tensor = norm(conv(x))
@@ -73,14 +55,7 @@ def conv_norm(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
 
 
 def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Convolve, multiply each channel by a number and add another.
-
-    Args:
-        x: The maps.
-        conv: The convolution.
-        scale: The factors, [c].
-        shift: What is added, [c].
-    """
+    """Convolve, multiply each channel by a number and add another."""
     if conv.bias is not None:
         shift = scale * conv.bias if shift is None else torch.addcmul(shift, scale, conv.bias)
     if shift is not None:
@@ -90,11 +65,7 @@ def conv_scaled(x: Tensor, conv: nn.Conv2d, scale: Tensor, shift: Tensor | None 
 
 
 def relu6(x: Tensor) -> Tensor:
-    """Limit values to [0, 6], in place. Unlike ``F.relu6``, it keeps only its result for the backward pass.
-
-    Args:
-        x: The values; not needed any more.
-    """
+    """Limit values to [0, 6], in place. Unlike ``F.relu6``, it keeps only its result for the backward pass."""
     if not (torch.is_grad_enabled() and x.requires_grad) or _is_recorded() or _is_transformed(x):
         return F.relu6(x, inplace=True)
     found: Tensor = _ReLU6.apply(x)  # type: ignore[no-untyped-call]
@@ -102,27 +73,14 @@ def relu6(x: Tensor) -> Tensor:
 
 
 def conv_norm_relu6(x: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
-    """Convolve, normalize and limit to [0, 6].
-
-    Args:
-        x: The maps. Those of a depthwise convolution come from a ReLU6.
-        conv: A convolution without a bias, or a layer in its place.
-        norm: The batch norm after it, or a layer in its place.
-    """
+    """Convolve, normalize and limit to [0, 6]."""
     if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and has_kernel(x, conv, norm):
         return depthwise(x, torch.zeros(x.shape[1], device=x.device), conv, norm)
     return relu6(conv_norm(x, conv, norm))
 
 
 def depthwise(x: Tensor, before: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
-    """Return ``relu6(norm(conv(relu6(x + before))))`` by one kernel; only if :func:`has_kernel`.
-
-    Args:
-        x: The maps, [n, c, h, w].
-        before: What is added to each channel, [c].
-        conv: A depthwise convolution without a bias.
-        norm: The batch norm after it.
-    """
+    """Return ``relu6(norm(conv(relu6(x + before))))`` by one kernel; only if :func:`has_kernel`."""
     scale, shift = scale_and_shift(norm)
     weight = conv.weight * scale.view(-1, 1, 1, 1)
     found: Tensor = _Depthwise.apply(x, weight, before, shift, conv.stride[0], _zeros(conv, x))  # type: ignore[no-untyped-call]
@@ -130,13 +88,7 @@ def depthwise(x: Tensor, before: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) 
 
 
 def has_kernel(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
-    """Whether :func:`depthwise` can be used: channels-last maps on a GPU with Triton, and a batch norm that is fixed.
-
-    Args:
-        x: The input of the convolution, or maps of the same type and layout.
-        conv: The convolution.
-        norm: The batch norm after it.
-    """
+    """Whether :func:`depthwise` can be used: channels-last maps on a GPU with Triton and a fixed batch norm."""
     if conv.groups == 1 or not (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return False
     from nearfar.networks.backbones.triton_depthwise import KERNELS
@@ -163,21 +115,12 @@ def folds(conv: nn.Module, norm: nn.Module) -> bool:
     What the batch norm does must not change during the pass nor be recorded, and there must be nothing else to do when
     the layers are called: no hooks, which also recompute pruned or normalized weights, and no other layers in their
     place, such as adapters.
-
-    Args:
-        conv: The convolution.
-        norm: The batch norm.
     """
     return is_plain(conv, nn.Conv2d, SameConv) and is_plain(norm, *NORMS) and not _is_recorded() and _is_fixed(norm)
 
 
 def is_plain(layer: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether calling a layer is nothing but the forward pass of one of some classes, without hooks.
-
-    Args:
-        layer: The layer.
-        kinds: The classes; their subclasses do not count.
-    """
+    """Whether calling a layer is nothing but the forward pass of one of some classes, without hooks."""
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return type(layer) in kinds and "forward" not in vars(layer) and not any(hooks)
 
@@ -186,20 +129,13 @@ def scale_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Return what a batch norm that is fixed multiplies each channel by and adds to it.
 
     This is computed in each pass: PyTorch does not tell whether a tensor was changed by way of ``data``.
-
-    Args:
-        norm: The batch norm.
     """
     known = _OF_PASS.get().get(norm)
     return _scales_and_shifts([norm])[0] if known is None else known
 
 
 def folded_pass(maps: Maps) -> Maps:
-    """Decorate ``maps`` of a backbone: scales and shifts of all its batch norms are computed at once in each pass.
-
-    Args:
-        maps: The method.
-    """
+    """Decorate ``maps`` of a backbone: scales and shifts of all its batch norms are computed at once in each pass."""
 
     @wraps(maps)
     def computed(self: Any, x: Tensor) -> dict[str, Tensor]:

@@ -186,19 +186,7 @@ def forward(
     x: Tensor, weight: Tensor, before: Tensor, after: Tensor, stride: int, top: int, left: int,
     rows: int, columns: int,
 ) -> Tensor:  # fmt: skip
-    """Convolve each channel: relu6(convolution of relu6(x + before) + after).
-
-    Args:
-        x: The maps, [n, c, h, w], channels last.
-        weight: The weights, [k, k, c], float32.
-        before: What is added to each channel before the first ReLU6, [c], float32.
-        after: What is added before the second ReLU6, [c], float32.
-        stride: The stride.
-        top: Rows of zeros above the image.
-        left: Columns of zeros before it.
-        rows: Rows of the result; as many zeros below the image are read as that takes.
-        columns: Columns of the result.
-    """
+    """Convolve each channel: relu6(convolution of relu6(x + before) + after)."""
     n, channels, height, width = x.shape
     y = torch.empty((n, channels, rows, columns), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     _forward[(_blocks(channels) * n * _tiles(rows, columns),)](
@@ -211,17 +199,7 @@ def forward(
 def backward_input(
     gradient: Tensor, weight: Tensor, x: Tensor, before: Tensor, stride: int, top: int, left: int
 ) -> Tensor:
-    """Return the gradient by the maps, for the gradient by the convolution without the ReLU6 after it.
-
-    Args:
-        gradient: The gradient, [n, c, rows, columns], channels last.
-        weight: As in :func:`forward`, like all others.
-        x: The maps.
-        before: The shift of the first ReLU6.
-        stride: The stride.
-        top: Rows of zeros above.
-        left: Columns of zeros before.
-    """
+    """Return the gradient by the maps, for the gradient by the convolution without the ReLU6 after it."""
     n, channels, height, width = x.shape
     found = torch.empty_like(x)
     tiles = n * _tiles(-(-height // stride), -(-width // stride))
@@ -233,17 +211,7 @@ def backward_input(
 
 
 def backward_weight(gradient: Tensor, x: Tensor, before: Tensor, side: int, stride: int, top: int, left: int) -> Tensor:
-    """Return the gradient by the weights, [k, k, c], for the gradient by the convolution without the ReLU6 after it.
-
-    Args:
-        gradient: The gradient, [n, c, rows, columns], channels last.
-        x: As in :func:`forward`, like all others.
-        before: The shift of the first ReLU6.
-        side: k.
-        stride: The stride.
-        top: Rows of zeros above.
-        left: Columns of zeros before.
-    """
+    """Return the gradient by the weights, [k, k, c], for the gradient by the convolution without the ReLU6 after it."""
     n, channels, height, width = x.shape
     tiles = n * _tiles(*gradient.shape[2:])
     programs = side * _blocks(channels)

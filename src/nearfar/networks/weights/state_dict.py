@@ -18,21 +18,13 @@ FEW = 3  # keys that an error lists
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """How the keys of a file fit a network.
-
-    Args:
-        file: The file.
-        loaded: Number of tensors that fit.
-        missing: Keys of the network that the file does not have.
-        unexpected: Keys of the file that the network does not have.
-        ignored: Keys of the file that are ignored on purpose: the classifier of the original network.
-    """
+    """How the keys of a file fit a network."""
 
     file: Path
-    loaded: int
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    ignored: tuple[str, ...]
+    loaded: int  # number of tensors that fit
+    missing: tuple[str, ...]  # keys of the network that the file does not have
+    unexpected: tuple[str, ...]  # keys of the file that the network does not have
+    ignored: tuple[str, ...]  # keys of the file that are ignored on purpose: the classifier of the original network
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
@@ -93,17 +85,7 @@ def _read_checkpoint(file: Path) -> dict[str, Tensor]:
 def compare(
     network: nn.Module, state: Mapping[str, Tensor], file: Path, ignore: Sequence[str] = ()
 ) -> tuple[LoadReport, list[str]]:
-    """Compare the keys and shapes of a state dict with those of a network.
-
-    Args:
-        network: The network.
-        state: The state dict.
-        file: Where it comes from.
-        ignore: Prefixes of keys that are ignored, unless the network has them.
-
-    Returns:
-        How the keys fit, and a line for each key whose shape does not fit.
-    """
+    """Compare the keys and shapes of a state dict with those of a network."""
     wanted = network.state_dict()
     foreign = [key for key in state if key not in wanted]
     ignored = tuple(key for key in foreign if key.startswith(tuple(ignore)))
@@ -129,16 +111,6 @@ def check(
 
     Keys that the network does not have are listed in the report, unless they continue a part of the network: then the
     file belongs to a larger network of the same kind, which is an error.
-
-    Args:
-        network: The network.
-        name: Name of the network, for errors.
-        state: The state dict.
-        file: Where it comes from.
-        ignore: Prefixes of keys that are ignored, unless the network has them.
-
-    Raises:
-        ValueError: If keys are missing, shapes differ, or the file belongs to a larger network.
     """
     report, shapes = compare(network, state, file, ignore)
     problem = f"{file} does not fit {name}: "
@@ -154,14 +126,7 @@ def check(
 
 
 def load_into(backbone: nn.Module, name: str, file: Path, ignore: Sequence[str] = ()) -> LoadReport:
-    """Copy the weights of a file into a network; if they do not fit (see :func:`check`), nothing is copied.
-
-    Args:
-        backbone: The network.
-        name: Name of the network, for errors.
-        file: The file.
-        ignore: Prefixes of keys that are ignored, unless the network has them.
-    """
+    """Copy the weights of a file into a network; if they do not fit (see :func:`check`), nothing is copied."""
     state = read_state(file)
     report = check(backbone, name, state, file, ignore)
     with torch.no_grad():
