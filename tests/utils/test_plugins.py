@@ -19,7 +19,7 @@ from nearfar.utils import plugins
 LOSS = '''
 from beside import LOWER
 import nearfar as nf
-from nearfar.engine import masked_sum
+from nearfar.engine.rows import masked_sum
 from nearfar.losses.base import PairLoss
 
 

@@ -215,7 +215,12 @@ def sweep(folder: Path, obsolete: Iterable[str]) -> None:
 
 
 def erase(folder: Path, obsolete: Iterable[str]) -> None:
-    """Remove the files of an index that has no item, and the folder if nothing else is in it."""
+    """Remove the files of an index that has no item, and the folder if nothing else is in it.
+
+    Args:
+        folder: The folder of the index.
+        obsolete: What its database lists as no longer used.
+    """
     sweep(folder, obsolete)
     remove(folder / MODEL, ("model.safetensors", "model.json"))
     remove(
