@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearfar.search.items import Item, check_keys, value_of
+from nearfar.utils.deadline import checked
 
 Where = Mapping[str, Any]
 Test = Callable[[Any], bool]
@@ -51,7 +52,7 @@ def select(items: Sequence[Item], where: Where, candidates: Sequence[Item] | Non
     check_keys(items, [key for key, _ in tests])
     passed = [
         item.id
-        for item in (items if candidates is None else candidates)
+        for item in checked(items if candidates is None else candidates)
         if all(test(value_of(item, key)) for key, test in tests)
     ]
     return np.array(passed, dtype=np.int64)

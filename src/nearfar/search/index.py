@@ -46,6 +46,7 @@ from nearfar.search.storage import (
     index_exists,
 )
 from nearfar.search.update import Update, update
+from nearfar.utils import deadline
 from nearfar.utils.progress import Watch
 from nearfar.utils.tensors import ArrayInput, Frame, as_array, as_device, check_values
 from nearfar.utils.validation import one_of, whole
@@ -700,6 +701,7 @@ class Index:
         Returns:
             Scores and ids. Where there are fewer than k items, ids are −1 and scores −inf.
         """
+        deadline.check()
         table, backend = self.storage.current()
         most = max(1, min(whole("k", k), len(table)))
         return backend.search(checked_vectors("vectors", vectors, self.dim, self.measure), most, allowed)

@@ -95,7 +95,7 @@ def create(
     app.include_router(search.router(state))
     app.include_router(items.router(state))
     if runs:
-        app.include_router(run_routes.router(runs))
+        app.include_router(run_routes.router(runs, state.costly))
     app.include_router(page.router())
     system.customize_schema(app, state)
     app.add_middleware(

@@ -7,8 +7,9 @@ in a queue. Nothing is delayed to fill a batch: a single request starts at once.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -29,7 +30,7 @@ class Batcher(Generic[Item, Result]):
     Args:
         work: Takes a list of at most ``max_size`` items and returns as many results.
         max_size: Largest batch.
-        max_waiting: Length of the queue; ``ServerBusy`` is raised beyond it.
+        max_waiting: Length of the queue. ``ServerBusy`` is raised beyond it, except for a client whose turn it is.
         retry: Process the items of a failed batch one by one, so that only the faulty one fails. Turn it off for
             work that must not be done twice.
         on_batch: Called with the size of each batch.
@@ -53,7 +54,8 @@ class Batcher(Generic[Item, Result]):
     ) -> None:
         self._work, self._on_batch, self._retry = work, on_batch, retry
         self._max_size, self._max_waiting = whole("max_size", max_size), whole("max_waiting", max_waiting)
-        self._queue: deque[tuple[Item, Future[Result]]] = deque()
+        self._queue: list[tuple[int, int, Item, Future[Result]]] = []  # a heap, by turn and number
+        self._turn, self._turns, self._number = 0, dict[str, int](), itertools.count()  # the last turn of each client
         self._changed = threading.Condition()
         self._open = False
         self._thread: threading.Thread | None = None
@@ -65,24 +67,25 @@ class Batcher(Generic[Item, Result]):
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Accept no more items, finish the queued ones and wait for the worker thread."""
+    def stop(self, seconds: float | None = None) -> bool:
+        """Accept no more items, finish the queued ones, and return whether the worker thread ended within a time."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def __len__(self) -> int:
         """Return the number of waiting items."""
         return len(self._queue)
 
-    def submit(self, item: Item) -> Future[Result]:
+    def submit(self, item: Item, client: str = "") -> Future[Result]:
         """Queue an item.
 
         Args:
             item: An element of the list that ``work`` receives.
+            client: Name of the client. The first items of all clients come before the second ones.
 
         Returns:
             A future of the result.
@@ -94,15 +97,17 @@ class Batcher(Generic[Item, Result]):
         with self._changed:
             if not self._open:
                 raise ServerBusy("the server is stopping")
-            if len(self._queue) >= self._max_waiting:
+            turn = max(self._turn, self._turns.get(client, -1) + 1)
+            if len(self._queue) >= self._max_waiting and turn > self._turn:
                 raise ServerBusy(f"{self._max_waiting} requests are waiting already; try again later")
-            self._queue.append((item, future))
+            self._turns[client] = turn
+            heapq.heappush(self._queue, (turn, next(self._number), item, future))
             self._changed.notify()
         return future
 
-    async def __call__(self, item: Item) -> Result:
-        """Queue an item and wait for its result."""
-        return await asyncio.wrap_future(self.submit(item))
+    async def __call__(self, item: Item, client: str = "") -> Result:
+        """Queue an item of a client and wait for its result."""
+        return await asyncio.wrap_future(self.submit(item, client))
 
     def _run(self) -> None:
         while True:
@@ -111,9 +116,12 @@ class Batcher(Generic[Item, Result]):
                     self._changed.wait()
                 if not self._queue:
                     return
-                batch = [self._queue.popleft() for _ in range(min(self._max_size, len(self._queue)))]
+                taken = [heapq.heappop(self._queue) for _ in range(min(self._max_size, len(self._queue)))]
+                self._turn = taken[-1][0]
+                if not self._queue:
+                    self._turns.clear()
             # Items whose client disconnected in the meantime are skipped.
-            self._process([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
+            self._process([(item, future) for *_, item, future in taken if future.set_running_or_notify_cancel()])
 
     def _process(self, batch: list[tuple[Item, Future[Any]]]) -> None:
         if not batch:

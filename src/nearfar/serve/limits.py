@@ -20,6 +20,8 @@ class Limits:
         pixels: Size of an image in pixels, read from its header before anything is decoded.
         seconds: Time for a request body to arrive, and again for its image to be decoded.
         neighbors: Largest ``k`` of one search.
+        costly_seconds: Time for a filtered, expanded or re-ranked search, the map, the runs and the leaderboard, with
+            the waiting for earlier work of the client; then the status is 503.
         batch: Number of images that pass the network at once.
         waiting: Length of each queue; further requests are answered with status 503.
         header_seconds: Time for the header of a request to arrive, on a new connection or after a response.
@@ -38,6 +40,7 @@ class Limits:
     pixels: int = 50_000_000
     seconds: float = 20.0
     neighbors: int = 200
+    costly_seconds: float = 10.0
     batch: int = 32
     waiting: int = 256
     header_seconds: float = 15.0

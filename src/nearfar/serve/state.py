@@ -16,11 +16,14 @@ from nearfar.search.items import Item
 from nearfar.search.results import Neighbor
 from nearfar.serve.batching import Batcher
 from nearfar.serve.catalog import Snapshot
+from nearfar.serve.costly import CostlyWork
 from nearfar.serve.errors import ApiError, disk_full
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
 from nearfar.serve.uploads import Pixels, UploadDecoder
 from nearfar.utils.atomic import FULL_DISK
+
+STOP_SECONDS = 2.0  # that batches have to finish when requests are no longer waited for
 
 Vector = NDArray[np.float32]
 WATCH_SECONDS = 0.5  # between two looks for changes of other processes
@@ -46,7 +49,9 @@ class ServerState:
         self.limits, self.read_only = limits, read_only
         self.metrics = ServerMetrics()
         self.problem = ""  # why the latest state of the folder is not served
+        self.is_stuck = False  # work goes on after the server was stopped
         self.uploads = UploadDecoder(limits, self.metrics)
+        self.costly = CostlyWork(seconds=limits.costly_seconds, most=limits.waiting)
         self._write_lock, self._snapshot_lock, self._stopped = threading.Lock(), threading.Lock(), threading.Event()
         self._use(index)
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -57,7 +62,13 @@ class ServerState:
             lambda queries: self.index.search_batch(queries), **self._settings("search")
         )
         self.add: Batcher[NewImage, int] = Batcher(self._add, retry=False, **self._settings("add"))
-        self._batchers: dict[str, Batcher[Any, Any]] = {"embed": self.embed, "search": self.search, "add": self.add}
+        self.remove: Batcher[int, None] = Batcher(self._remove, **self._settings("remove", max_size=1))
+        self._batchers: dict[str, Batcher[Any, Any]] = {
+            "embed": self.embed,
+            "search": self.search,
+            "add": self.add,
+            "remove": self.remove,
+        }
         self.metrics.index_items.set_function(lambda: len(self.index))
         for work, batcher in self._batchers.items():
             self.metrics.waiting.labels(work).set_function(batcher.__len__)
@@ -69,13 +80,26 @@ class ServerState:
             batcher.start()
 
     def stop(self) -> None:
-        """Finish queued work, then close the index."""
+        """Finish queued work, unless that takes too long, and close the index."""
         self._stopped.set()
-        self.uploads.close()
-        for batcher in self._batchers.values():
-            batcher.stop()
-        self._watcher.join(RETRY_SECONDS)
+        self.give_up()
+        ended = [batcher.stop(STOP_SECONDS / 5) for batcher in self._batchers.values()]
+        self._watcher.join(STOP_SECONDS / 5)
+        self.is_stuck = self._watcher.is_alive() or not all(ended)
         self.index.close()
+
+    def give_up(self) -> None:
+        """End costly work and decoding; who waits for it is told that the server stops."""
+        self.uploads.close()
+        self.costly.close()
+
+    async def nearest(self, client: str, query: VectorQuery) -> list[Neighbor]:
+        """Search in a batch with others, or in the turn of a client if the search is costly."""
+        if query.where is None and query.has_similarities:
+            return await self.search(query, client)
+        index, vector = self.index, query.vector.tobytes()
+        key = index.version, vector, query.k, repr(query.where), query.expand, query.rerank, query.exclude
+        return await self.costly(client, key, lambda: index.search_batch([query])[0])
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot of the index, a new one after a change."""
@@ -105,14 +129,6 @@ class ServerState:
             return self.index.thumbnail(id)
         except KeyError:
             raise _no_item(id) from None
-
-    def remove(self, id: int) -> None:
-        """Remove an item, or raise a 404 error."""
-        with self._write_lock, _storage_errors():
-            try:
-                self.index.remove([self.index.item(id).id])
-            except KeyError:
-                raise _no_item(id) from None
 
     def check_label(self, label: str) -> None:
         """Raise a 404 error for a class that the index does not have."""
@@ -158,9 +174,14 @@ class ServerState:
                     log.warning("the index cannot be read again (%s: %s)", type(error).__name__, error)
                 self.problem = "the index was removed, replaced or damaged; see the log of the server"
 
-    def _settings(self, work: str) -> dict[str, Any]:
+    def _remove(self, ids: list[int]) -> list[None]:
+        with self._write_lock, _storage_errors():
+            self.index.remove([self.item(id).id for id in ids])
+            return [None]
+
+    def _settings(self, work: str, max_size: int | None = None) -> dict[str, Any]:
         observe = self.metrics.batch_size.labels(work).observe
-        return {"max_size": self.limits.batch, "max_waiting": self.limits.waiting, "on_batch": observe}
+        return {"max_size": max_size or self.limits.batch, "max_waiting": self.limits.waiting, "on_batch": observe}
 
 
 @contextmanager

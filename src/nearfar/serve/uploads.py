@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import unicodedata
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from fastapi import UploadFile
@@ -13,6 +11,7 @@ from PIL import Image
 
 from nearfar.data.store.decode import BadImage, CostlyImage, Decoder, DecoderClosed
 from nearfar.serve.batching import ServerBusy
+from nearfar.serve.costly import CostlyWork
 from nearfar.serve.errors import ApiError
 from nearfar.serve.limits import Limits
 from nearfar.serve.prometheus import ServerMetrics
@@ -25,6 +24,7 @@ QUICK_COST = 20_000_000  # pixels of a baseline JPEG: a fraction of a second
 QUICK_WORKERS, SLOW_WORKERS = 2, 1  # processes
 SLOW_WAITING = 8  # costly uploads that may wait
 SLOW_NICE = 10  # the priority of the slow lane is lower
+WAITING_SECONDS = 120.0  # for an image to be decoded, with those of the same client before it
 MAX_TEXT = 200
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # Unicode categories
 JOINERS = "\u200c\u200d"  # needed by Persian, Indic scripts and emoji
@@ -55,11 +55,12 @@ class UploadDecoder:
         self._quick.close()
         self._slow.close()
 
-    async def read(self, upload: UploadFile) -> Pixels:
+    async def read(self, upload: UploadFile, client: str) -> Pixels:
         """Decode an upload.
 
         Args:
             upload: An uploaded image file of any supported format.
+            client: Name of the client.
 
         Returns:
             Pixels [height, width, 3] of an upright image; large images are shrunk.
@@ -71,39 +72,34 @@ class UploadDecoder:
         data = await upload.read()
         try:
             try:
-                return await self._quick.decode(data)
+                return await self._quick.decode(data, client)
             except CostlyImage:
-                return await self._slow.decode(data)
+                return await self._slow.decode(data, client)
         except BadImage as error:
             self._metrics.uploads_refused.inc()
             raise ApiError(422, f"cannot read the image: {error.reason}", code="bad_image") from None
 
 
 class _Lane:
-    """Worker processes, and as many threads that wait for them."""
+    """Worker processes, and as many threads that wait for them; each client has one image decoded at a time."""
 
     def __init__(
         self, limits: Limits, workers: int, *, waiting: int, max_cost: int | None = None, nice: int = 0
     ) -> None:
         seconds = limits.seconds
         self.decoder = Decoder(workers, seconds=seconds, wall_seconds=seconds, max_pixels=limits.pixels, nice=nice)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
-        self._max_cost, self._most, self._waiting = max_cost, waiting, 0
+        self._turns = CostlyWork(seconds=WAITING_SECONDS, threads=workers, most=waiting)
+        self._max_cost = max_cost
 
-    async def decode(self, data: bytes) -> Pixels:
-        if self._waiting >= self._most:
-            raise ServerBusy("too many images are waiting to be decoded; try again later")
-        self._waiting += 1
+    async def decode(self, data: bytes, client: str) -> Pixels:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, data)
+            return await self._turns(client, object(), lambda: self._decode(data))
         except DecoderClosed:
             raise ServerBusy("the server is stopping") from None
-        finally:
-            self._waiting -= 1
 
     def close(self) -> None:
         self.decoder.close()
-        self._threads.shutdown()
+        self._turns.close()
 
     def _decode(self, data: bytes) -> Pixels:
         pixels = self.decoder.decode(data, side=SIDE, max_cost=self._max_cost)

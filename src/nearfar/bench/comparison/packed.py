@@ -27,6 +27,7 @@ from pathlib import Path
 from nearfar.bench.executors.job import LABELS
 from nearfar.training.run.folder import RunError, RunFolder
 from nearfar.utils.atomic import whole_file
+from nearfar.utils.deadline import check
 from nearfar.utils.folders import DAMAGED
 
 SUFFIX = ".zip"
@@ -72,6 +73,7 @@ def locate(path: str | Path) -> Traversable:
     Returns:
         An object with ``is_file``, ``is_dir`` and ``read_bytes``. It need not exist.
     """
+    check()
     path = Path(path)
     for outer in (path, *path.parents):
         if outer.suffix == SUFFIX and outer.is_file():

@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.schemas import AddResponse, ItemOut, ItemsResponse, LabelCount, LabelsResponse, RemoveResponse
+from nearfar.serve.security import client_of
 from nearfar.serve.state import ServerState
 from nearfar.serve.uploads import file_name, visible
 
@@ -65,7 +66,7 @@ def router(state: ServerState) -> APIRouter:
             raise ApiError(404, f"id is {id}; the item has no image", code="no_picture")
         return Response(data, media_type="image/jpeg", headers={"cache-control": CACHE_FOR_A_WEEK} if v else None)
 
-    @routes.get("/map", response_class=Response, responses={**error_responses(), **BYTES})
+    @routes.get("/map", response_class=Response, responses={**error_responses(503), **BYTES})
     async def show_map(request: Request) -> Response:
         """Return the two-dimensional map of all items."""
         snapshot = await run_in_threadpool(state.snapshot)
@@ -73,11 +74,12 @@ def router(state: ServerState) -> APIRouter:
         headers = {"etag": tag, "cache-control": "private, no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        data = await run_in_threadpool(lambda: snapshot.map)
+        data = await state.costly(client_of(request.scope), ("map", snapshot.version), lambda: snapshot.map)
         return Response(data, media_type="application/octet-stream", headers=headers)
 
     @routes.post("/items", status_code=201, responses=error_responses(408, 409, 410, 413, 503, 507))
     async def add_item(
+        request: Request,
         image: Annotated[UploadFile, File(description="The image.")],
         name: Annotated[str | None, Form(max_length=200, description="Its name; by default that of the file.")] = None,
         label: Annotated[str | None, Form(max_length=200, description="Its class.")] = None,
@@ -86,15 +88,16 @@ def router(state: ServerState) -> APIRouter:
         state.check_writable()
         if not state.takes_images:
             raise state.no_model()
-        decoded = await state.uploads.read(image)
+        client = client_of(request.scope)
+        decoded = await state.uploads.read(image, client)
         clean = visible(label) or None if label is not None else None
-        return AddResponse(id=await state.add((file_name(name or image.filename), decoded, clean, {})))
+        return AddResponse(id=await state.add((file_name(name or image.filename), decoded, clean, {}), client))
 
-    @routes.delete("/items/{id}", responses=error_responses(404, 410, 507))
-    async def remove_item(id: ItemId) -> RemoveResponse:
+    @routes.delete("/items/{id}", responses=error_responses(404, 410, 503, 507))
+    async def remove_item(id: ItemId, request: Request) -> RemoveResponse:
         """Remove an item. Its id is never used again."""
         state.check_writable()
-        await run_in_threadpool(state.remove, id)
+        await state.remove(id, client_of(request.scope))
         return RemoveResponse(removed=id)
 
     return routes

@@ -2,50 +2,94 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request, Response
 
 from nearfar.bench.comparison.fairness import Verdict
 from nearfar.bench.comparison.loss_ranking import Experiment, RankedLoss, Standings, experiments, rank_shared
 from nearfar.bench.comparison.outcomes import Outcome, find, unfinished
 from nearfar.bench.comparison.tables import left_out_note, statistics_notes
 from nearfar.bench.comparison.tournament import scores
+from nearfar.bench.executors.job import LABELS
+from nearfar.serve.costly import CostlyWork
 from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
+from nearfar.serve.security import client_of
 from nearfar.training.run.folder import RunFolder, finite
+from nearfar.utils.deadline import check
 
 CURVE_METRIC = "recall@1"
 CURVE_POINTS = 200
+KEPT = 16  # responses, until a run changes
 
 
-def router(places: Sequence[str | Path]) -> APIRouter:
+def router(places: Sequence[str | Path], costly: CostlyWork) -> APIRouter:
     """Create the routes for runs and the leaderboard.
 
     Args:
         places: Folders of runs. Requests cannot name any other.
+        costly: Where they are read and compared.
     """
     routes = APIRouter(prefix=API, tags=["runs"])
 
-    @routes.get("/runs", responses=error_responses())
-    def show_runs() -> dict[str, Any]:
-        """Return the finished runs with their scores and curves."""
-        return list_runs(places)
+    @lru_cache(maxsize=KEPT)
+    def content(version: str, metric: str | None) -> bytes:
+        shown = list_runs(places) if metric is None else leaderboard(places, metric)
+        return json.dumps(shown, ensure_ascii=False, allow_nan=False).encode()
 
-    @routes.get("/leaderboard", responses=error_responses())
-    def show_leaderboard(
+    async def answer(request: Request, metric: str | None) -> Response:
+        data = await costly(client_of(request.scope), ("runs", metric), lambda: content(_version(places), metric))
+        return Response(data, media_type="application/json")
+
+    @routes.get("/runs", response_model=dict[str, Any], responses=error_responses(503))
+    async def show_runs(request: Request) -> Response:
+        """Return the finished runs with their scores and curves."""
+        return await answer(request, None)
+
+    @routes.get("/leaderboard", response_model=dict[str, Any], responses=error_responses(503))
+    async def show_leaderboard(
+        request: Request,
         metric: Annotated[str, Query(max_length=40, description="A metric of the test classes.")] = "recall@1",
-    ) -> dict[str, Any]:
+    ) -> Response:
         """Rank the losses where the comparison is fair."""
         try:
-            return leaderboard(places, metric)
+            return await answer(request, metric)
         except ValueError as error:
             raise ApiError(422, str(error)) from None
 
     return routes
+
+
+def _version(places: Sequence[str | Path]) -> str:
+    """Return a hash of the names, sizes and dates of all files that results come from."""
+    known: list[tuple[Any, ...]] = []
+    for place in places:
+        known.append(_facts_of(place))
+        for folder, below, names in os.walk(place, followlinks=True):
+            files = RunFolder(folder)
+            if files.recipe.name in names or LABELS in names:
+                below.clear()
+                finished = files.metrics.name in names
+                known += [_facts_of(files.folder / name) for name in sorted(names)] if finished else [(folder,)]
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            check()
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def _facts_of(file: str | Path) -> tuple[Any, ...]:
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        return str(file), error.errno
+    return str(file), found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def list_runs(places: Sequence[str | Path]) -> dict[str, Any]:

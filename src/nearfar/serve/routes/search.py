@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from fastapi import APIRouter, Depends, File, Query, UploadFile
-from starlette.concurrency import run_in_threadpool
+from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
 
 from nearfar.metrics.retrieval import RERANKINGS
 from nearfar.search.filters import combine, parse
@@ -19,10 +18,11 @@ from nearfar.serve.errors import ApiError, error_responses
 from nearfar.serve.routes import API
 from nearfar.serve.routes.items import ItemId
 from nearfar.serve.schemas import SearchResponse, VectorSearchRequest
+from nearfar.serve.security import client_of
 from nearfar.serve.state import ServerState, Vector
 
 DEFAULT_K = 24
-MAX_CONDITIONS = 20
+MAX_CONDITIONS, MAX_ALTERNATIVES = 20, 1_000  # of a filter
 
 LABEL = Query(None, max_length=200, description="Search among items of this class only.")
 WHERE = Query(
@@ -48,6 +48,7 @@ class SearchSettings(NamedTuple):
         rerank: Name of a re-ranking method, or None.
         began: When the request arrived.
         identity: Identity of the index that is searched.
+        client: Name of the client.
     """
 
     k: int
@@ -56,6 +57,7 @@ class SearchSettings(NamedTuple):
     rerank: str | None
     began: float
     identity: str
+    client: str
 
 
 def vector_bytes(dim: int) -> int:
@@ -69,6 +71,7 @@ def router(state: ServerState) -> APIRouter:
     most = state.limits.neighbors
 
     async def read_settings(
+        request: Request,
         k: int = Query(min(DEFAULT_K, most), ge=1, le=most, description="Number of items to find."),
         label: str | None = LABEL,
         where: list[str] | None = WHERE,
@@ -77,29 +80,36 @@ def router(state: ServerState) -> APIRouter:
         ),
         rerank: str | None = RERANK,
     ) -> SearchSettings:
-        began, identity = time.perf_counter(), state.index.identity
+        began, identity, client = time.perf_counter(), state.index.identity, client_of(request.scope)
         if rerank not in (None, *RERANKINGS):
             raise ApiError(422, f"rerank is {rerank!r}; allowed are {', '.join(RERANKINGS)}")
-        if label is not None:
-            await run_in_threadpool(state.check_label, label)
-        if not where:
-            return SearchSettings(k, None if label is None else {"label": label}, expand, rerank, began, identity)
-        try:
-            conditions = [parse(each) for each in where]
+        if not where and label is None:
+            return SearchSettings(k, None, expand, rerank, began, identity, client)
+        if sum(text.count(",") + 1 for text in where or ()) > MAX_ALTERNATIVES:
+            raise ApiError(422, f"where has more than {MAX_ALTERNATIVES:,} alternatives, which is the most")
+
+        def select() -> Mapping[str, Any]:
+            if label is not None:
+                state.check_label(label)
+            conditions = [parse(text) for text in where or ()]
             found = combine(conditions if label is None else [("label", label), *conditions])
-            await run_in_threadpool(state.index.select, found)  # cached; unknown keys are reported before an upload
+            state.index.select(found)  # is cached; unknown keys are reported before an upload
+            return found
+
+        try:
+            found = await state.costly(client, ("filter", state.index.version, label, repr(where)), select)
         except (ValueError, TypeError) as error:
             raise ApiError(422, str(error)) from None
-        return SearchSettings(k, found, expand, rerank, began, identity)
+        return SearchSettings(k, found, expand, rerank, began, identity, client)
 
     shared = Depends(read_settings)
 
     async def search(vector: Vector, settings: SearchSettings, own: int | None = None) -> SearchResponse:
-        k, where, expand, rerank, began, identity = settings
+        k, where, expand, rerank, began, identity, client = settings
         query = VectorQuery(vector=vector, k=k, where=where, expand=expand, rerank=rerank, exclude=own)
         threshold = state.index.threshold if query.has_similarities else None
         try:
-            neighbors = await state.search(query)
+            neighbors = await state.nearest(client, query)
         finally:
             if state.index.identity != identity:
                 raise ServerBusy("the index was replaced during the search; try again")
@@ -126,7 +136,8 @@ def router(state: ServerState) -> APIRouter:
         """Find the items nearest to an image."""
         if not state.takes_images:
             raise state.no_model()
-        return await search(await state.embed(await state.uploads.read(image)), settings)
+        pixels = await state.uploads.read(image, settings.client)
+        return await search(await state.embed(pixels, settings.client), settings)
 
     @routes.post("/id/{id}", responses=error_responses(404, 503))
     async def search_by_item(id: ItemId, settings: SearchSettings = shared) -> SearchResponse:
@@ -142,7 +153,7 @@ def router(state: ServerState) -> APIRouter:
             raise ApiError(422, f"vector has {len(query.vector)} numbers; {needed}")
         vector = np.array(query.vector, dtype=np.float32)
         if reads is not None:
-            return await search(await state.embed(vector), settings)
+            return await search(await state.embed(vector, settings.client), settings)
         if not vector.any():
             raise ApiError(422, "vector has only zeros; at least one other number is required")
         return await search(vector, settings)

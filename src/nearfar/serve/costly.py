@@ -1,0 +1,83 @@
+"""Costly work in threads of its own, so that nothing else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from nearfar.serve.batching import ServerBusy
+from nearfar.utils.deadline import Deadline, Overdue
+
+STOPPING = "the server is stopping"
+
+Result = TypeVar("Result")
+
+
+class CostlyWork:
+    """Threads that do one piece of work of each client at a time.
+
+    Work with the key of other work that waits or is being done is not done again.
+
+    Args:
+        seconds: Time that a piece of work may take, together with its waiting.
+        threads: Number of threads, and of clients whose work is done at once.
+        most: Largest number of pieces that wait or are being done. Further ones are refused, except the first of a
+            client.
+
+    Example:
+        >>> asyncio.run(CostlyWork(seconds=5)("a client", "a product", lambda: 6 * 7))
+        42
+    """
+
+    def __init__(self, *, seconds: float, threads: int = 2, most: int = 256) -> None:
+        self._seconds, self._most = seconds, most
+        self._threads, self._open = ThreadPoolExecutor(threads, thread_name_prefix="costly"), True
+        self._tasks: dict[Hashable, tuple[asyncio.Task[Any], Deadline]] = {}
+        self._last: dict[str, asyncio.Task[Any]] = {}  # of each client
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def __call__(self, client: str, key: Hashable, work: Callable[[], Result]) -> Result:
+        """Do work in its turn and return the result.
+
+        Raises:
+            ServerBusy: If it takes too long, too much is waiting, or the server is stopping.
+        """
+        if key not in self._tasks:
+            if len(self) >= self._most and client in self._last:
+                raise ServerBusy("too much is waiting already; try again later")
+            deadline = Deadline(self._seconds)
+            task = asyncio.create_task(self._after(self._last.get(client), partial(deadline.run, work)))
+            self._tasks[key], self._last[client] = (task, deadline), task
+            task.add_done_callback(lambda _: self._forget(client, key, task))
+        try:
+            result: Result = await asyncio.wait_for(asyncio.shield(self._tasks[key][0]), self._seconds)
+            return result
+        except (TimeoutError, Overdue):
+            late = f"this took more than {self._seconds:g} seconds; try again later"
+            raise ServerBusy(late if self._open else STOPPING) from None
+
+    def close(self) -> None:
+        """End all work, that which is being done at its next check of the deadline."""
+        self._open = False
+        for _, deadline in self._tasks.values():
+            deadline.end = 0.0
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _after(self, previous: asyncio.Task[Any] | None, work: Callable[[], Result]) -> Result:
+        if previous is not None:
+            await asyncio.wait([previous])
+        if not self._open:
+            raise ServerBusy(STOPPING)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _forget(self, client: str, key: Hashable, task: asyncio.Task[Any]) -> None:
+        del self._tasks[key]
+        if self._last[client] is task:
+            del self._last[client]
+        if not task.cancelled():
+            task.exception()  # is known to those who waited

@@ -1,0 +1,292 @@
+"""Costly requests of others keep nobody from searching, and the server from nothing, the end included."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from fake_index import DIM, FakeIndex, encoded, picture
+from fastapi import FastAPI
+from served_runs import fake_run
+from starlette.routing import Route
+
+from nearfar.search import Index
+from nearfar.search.filters import select
+from nearfar.search.items import Item
+from nearfar.serve import Limits, create
+from nearfar.serve.batching import Batcher, ServerBusy
+from nearfar.serve.routes import page, runs
+from nearfar.serve.routes.runs import list_runs
+from nearfar.utils.deadline import Deadline, Overdue
+
+API = "/api/v1"
+CLIENTS = 4
+PLAIN = ("POST", f"{API}/search/id/1")
+
+
+class Dearest(NamedTuple):
+    """The dearest request of a route, in as many variants as there are clients, and whether it is costly work."""
+
+    costly: bool
+    settings: Callable[[int], dict[str, Any]] = lambda number: {}
+    path: Callable[[int], str] | None = None
+    status: int = 200
+
+
+def searched(body: Callable[[int], dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
+    """With the largest filter, as many neighbors as are allowed, expansion and re-ranking."""
+
+    def settings(number: int) -> dict[str, Any]:
+        names = ",".join(f"{name}.png" for name in range(49))
+        where = [f"name!=x{number},{names}"] * 20
+        return {"params": {"k": 200, "where": where, "expand": 200, "rerank": "k_reciprocal"}, **body(number)}
+
+    return settings
+
+
+def image(number: int) -> dict[str, Any]:
+    return {"files": {"image": encoded(picture(number))}}
+
+
+ROUTES: dict[tuple[str, str], Dearest] = {
+    ("POST", f"{API}/search"): Dearest(True, searched(image)),
+    ("POST", f"{API}/search/id/{{id}}"): Dearest(True, searched(lambda number: {})),
+    ("POST", f"{API}/search/vector"): Dearest(
+        True, searched(lambda number: {"json": {"vector": [number + 0.5] * DIM}})
+    ),
+    ("GET", f"{API}/map"): Dearest(True),
+    ("GET", f"{API}/runs"): Dearest(True),
+    ("GET", f"{API}/leaderboard"): Dearest(True),
+    ("GET", f"{API}/items"): Dearest(False, lambda number: {"params": {"limit": 1000, "shuffle": number}}),
+    ("POST", f"{API}/items"): Dearest(False, image, status=201),
+    ("DELETE", f"{API}/items/{{id}}"): Dearest(False, path=lambda number: f"{API}/items/{number + 30}"),
+    ("GET", f"{API}/items/{{id}}"): Dearest(False),
+    ("GET", f"{API}/items/{{id}}/thumbnail"): Dearest(False),
+    ("GET", f"{API}/labels"): Dearest(False),
+    ("GET", f"{API}/info"): Dearest(False),
+    ("GET", f"{API}/health"): Dearest(False),
+    ("GET", f"{API}/openapi.json"): Dearest(False),
+    ("POST", f"{API}/session"): Dearest(False, lambda number: {"json": {"token": "x" * 1000}}, status=401),
+    ("GET", "/metrics"): Dearest(False),
+    **{("GET", path): Dearest(False) for path in page.read_files()},
+}
+COSTLY = [route for route, dearest in ROUTES.items() if dearest.costly]
+
+
+class Watched(FakeIndex):
+    """Remembers in which threads it was used."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self.used: set[tuple[str, str]] = set()
+        super().__init__(*arguments, **settings)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("items", "info", "select", "search_batch", "embed", "add_images", "remove", "map_with_ids"):
+            self.used.add((name, threading.current_thread().name.partition("_")[0]))
+        return super().__getattribute__(name)
+
+
+class Gate:
+    """Holds costly work until it is opened, and counts it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.lock = threading.Event(), threading.Lock()
+        self.running = self.most = self.begun = 0
+        original = Deadline.run
+
+        def run(deadline: Deadline, work: Callable[[], Any]) -> Any:
+            if work.__module__ == "nearfar.serve.uploads":  # decoding has threads of its own
+                return original(deadline, work)
+            with self.lock:
+                self.begun, self.running = self.begun + 1, self.running + 1
+                self.most = max(self.most, self.running)
+            try:
+                assert self.opened.wait(60)
+                return original(deadline, work)
+            finally:
+                with self.lock:
+                    self.running -= 1
+
+        monkeypatch.setattr(Deadline, "run", run)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    for name, loss in (("one", "nra"), ("two", "triplet")):
+        fake_run(tmp_path / "runs" / name, loss, 0.5)
+    return create(Watched(40), runs=[tmp_path / "runs"], addresses=True)
+
+
+@asynccontextmanager
+async def served(app: FastAPI) -> Any:
+    """Run the application; yields a function that sends a request of a client."""
+    async with app.router.lifespan_context(app):
+        clients: dict[str, httpx.AsyncClient] = {}
+
+        async def send(client: str, method: str, path: str, **settings: Any) -> httpx.Response:
+            if client not in clients:
+                transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 1))
+                clients[client] = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+            return await asyncio.wait_for(clients[client].request(method, path, **settings), 60)
+
+        yield send
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
+def test_every_route_is_in_the_table(app: FastAPI) -> None:
+    def routes(router: Any) -> Iterator[tuple[str, str]]:
+        for route in router.routes:
+            if isinstance(route, Route):
+                yield from ((method, route.path) for method in route.methods or () if method != "HEAD")
+            else:
+                yield from routes(route.original_router)
+
+    assert set(routes(app)) == set(ROUTES)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_plain_searches_wait_for_no_costly_work(route: tuple[str, str], app: FastAPI, gate: Gate) -> None:
+    (method, template), dearest = route, ROUTES[route]
+    index = app.state.server.index
+
+    async def visit() -> list[httpx.Response]:
+        async with served(app) as send:
+            index.used.clear()
+            path = dearest.path or (lambda number: template.replace("{id}", str(number)))
+            sent = [
+                asyncio.create_task(send("203.0.113.1", method, path(number), **dearest.settings(number)))
+                for number in range(CLIENTS)
+            ]
+            await (until(lambda: gate.running == 1) if dearest.costly else asyncio.wait(sent))
+            for client in ("203.0.113.1", "203.0.113.2"):
+                assert (await send(client, *PLAIN)).status_code == 200
+                assert (await send(client, "GET", f"{API}/health")).status_code == 200
+            assert [task.done() for task in sent] == [not dearest.costly] * CLIENTS
+            if dearest.costly:
+                other = asyncio.create_task(send("203.0.113.2", *PLAIN, params={"expand": 1}))
+                await until(lambda: gate.running == 2)
+                assert (await send("203.0.113.3", *PLAIN)).status_code == 200
+                assert gate.most == 2
+                gate.opened.set()
+                assert (await other).status_code == 200
+            return list(await asyncio.gather(*sent))
+
+    assert [answer.status_code for answer in asyncio.run(visit())] == [dearest.status] * CLIENTS
+    assert gate.most == (2 if dearest.costly else 0)
+    heavy = {name for name, thread in index.used if thread == "MainThread"}
+    assert not heavy, "these run on the event loop"
+    assert {thread for name, thread in index.used if name in ("select", "map_with_ids")} <= {"costly"}
+
+
+@pytest.mark.parametrize("route", COSTLY, ids=" ".join)
+def test_identical_work_is_done_once(route: tuple[str, str], app: FastAPI, gate: Gate) -> None:
+    method, template = route
+    settings = {**ROUTES[route].settings(1)}
+
+    async def visit() -> list[int]:
+        async with served(app) as send:
+            path = template.replace("{id}", "1")
+            sent = [asyncio.create_task(send(f"203.0.113.{n}", method, path, **settings)) for n in range(6)]
+            await until(lambda: gate.running == 1)
+            await asyncio.sleep(0.2)  # for the others to arrive
+            assert gate.begun == 1
+            gate.opened.set()
+            return [answer.status_code for answer in await asyncio.gather(*sent)]
+
+    assert set(asyncio.run(visit())) == {200}
+
+
+@pytest.mark.parametrize("change", ["", "log", "damage", "new"])
+def test_runs_are_read_again_when_a_file_changed(
+    change: str, app: FastAPI, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.opened.set()
+    read: list[object] = []
+    original = runs.list_runs
+    monkeypatch.setattr(runs, "list_runs", lambda places: read.append(places) or original(places))
+
+    async def visit() -> list[Any]:
+        async with served(app) as send:
+            before = (await send("a", "GET", f"{API}/runs")).json()
+            if change == "log":
+                (tmp_path / "runs" / "one" / "log.jsonl").write_text("")
+            elif change == "damage":
+                (tmp_path / "runs" / "one" / "metrics.json").write_text("{")
+            elif change == "new":
+                fake_run(tmp_path / "runs" / "grid" / "three", "margin", 0.4)
+            return [before, (await send("b", "GET", f"{API}/runs")).json(), original([tmp_path / "runs"])]
+
+    before, after, expected = asyncio.run(visit())
+    assert after == expected
+    assert (before != after) == bool(change)
+    assert len(read) == (2 if change else 1)
+
+
+@pytest.mark.parametrize("route", COSTLY, ids=" ".join)
+def test_who_waits_too_long_is_told(route: tuple[str, str], tmp_path: Path, gate: Gate) -> None:
+    fake_run(tmp_path / "run", "nra", 0.5)
+    app = create(FakeIndex(40), runs=[tmp_path], limits=Limits(costly_seconds=0.2))
+
+    async def visit() -> None:
+        async with served(app) as send:
+            path = route[1].replace("{id}", "1")
+            answer = await send("a", route[0], path, **ROUTES[route].settings(1))
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "more than 0.2 seconds" in answer.json()["error"]["message"]
+            gate.opened.set()
+
+    asyncio.run(visit())
+
+
+def test_costly_work_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    """Filters, expanded and re-ranked searches and the reading of runs look at the clock while they work."""
+    fake_run(tmp_path / "runs" / "one", "nra", 0.5)
+    vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    with Index.from_vectors(vectors, out=tmp_path / "my.index") as index:
+        for work in (
+            lambda: select([Item(number, "a") for number in range(5000)], {"name": "a"}),
+            lambda: index.search(1, expand=3),
+            lambda: index.search(1, rerank="k_reciprocal"),
+            lambda: list_runs([tmp_path / "runs"]),
+        ):
+            deadline = Deadline(60)
+            assert deadline.run(work) is not None
+            with pytest.raises(Overdue):
+                deadline.run(lambda: (setattr(deadline, "end", 0.0), work()))  # noqa: B023
+
+
+def test_a_batch_takes_from_all_clients_in_turn() -> None:
+    batches: list[list[str]] = []
+    batcher: Batcher[str, str] = Batcher(lambda items: batches.append(items) or items, max_size=4, max_waiting=6)  # type: ignore[func-returns-value]
+    with batcher._changed:  # nothing is taken before all are there
+        batcher._open = True
+        for number in range(6):
+            batcher.submit(f"a{number}", "a")
+        with pytest.raises(ServerBusy):
+            batcher.submit("a6", "a")
+        batcher.submit("b0", "b")
+        batcher.submit("c0", "c")
+    batcher.start()
+    batcher.stop()
+    assert batches == [["a0", "b0", "c0", "a1"], ["a2", "a3", "a4", "a5"]]
