@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +25,7 @@ from starlette.routing import Route
 from nearfar.search import Index
 from nearfar.search.filters import select
 from nearfar.search.items import Item
-from nearfar.serve import Limits, create
+from nearfar.serve import Limits, create, server, state
 from nearfar.serve.batching import Batcher, ServerBusy
 from nearfar.serve.routes import page, runs
 from nearfar.serve.routes.runs import list_runs
@@ -290,3 +294,46 @@ def test_a_batch_takes_from_all_clients_in_turn() -> None:
     batcher.start()
     batcher.stop()
     assert batches == [["a0", "b0", "c0", "a1"], ["a2", "a3", "a4", "a5"]]
+
+
+STUCK = """
+import sys, threading
+sys.path[:0] = sys.argv[3:]
+from fake_index import FakeIndex
+from nearfar.serve import create, server
+
+server.COSTLY_SECONDS, server.SHUTDOWN_SECONDS, server.END_SECONDS = 0.2, 0.5, float(sys.argv[1])
+index = FakeIndex(40)
+app = create(index)
+for name in sys.argv[2].split(","):
+    setattr(index, name, lambda *_, **__: threading.Event().wait())
+with server.listen("127.0.0.1", 0) as listening:
+    server.run(app, server.configure(app), listening, started=lambda: print(server.url_of(listening), flush=True))
+"""
+
+
+@pytest.mark.parametrize("stuck", ["select,map_with_ids,info", "embed,search_batch", "add_images,remove"])
+def test_the_process_ends_whatever_is_stuck(stuck: str) -> None:
+    """Work that checks no deadline at all, in each kind of thread."""
+    assert max(server.COSTLY_SECONDS, server.SHUTDOWN_SECONDS) + state.STOP_SECONDS < server.END_SECONDS < 15
+    command = [sys.executable, "-c", STUCK, "3", stuck, str(Path(__file__).parent.parent / "helpers")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, ThreadPoolExecutor(20) as pool:
+        try:
+            assert child.stdout is not None
+            address = child.stdout.readline().strip()
+
+            def send(route: tuple[str, str], number: int) -> None:
+                with suppress(httpx.HTTPError):
+                    path = (ROUTES[route].path or (lambda _: route[1].replace("{id}", "1")))(number)
+                    httpx.request(route[0], address + path, timeout=60, **ROUTES[route].settings(number))
+
+            for number in range(2):
+                for route in ROUTES:
+                    pool.submit(send, route, number)
+            time.sleep(1)
+            child.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert child.wait(60) == 0
+            assert time.monotonic() - began < 12
+        finally:
+            child.kill()

@@ -41,6 +41,7 @@ class Batcher(Generic[Item, Result]):
         >>> double.submit(4).result()
         8
         >>> double.stop()
+        True
     """
 
     def __init__(

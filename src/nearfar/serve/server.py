@@ -6,13 +6,16 @@ import asyncio
 import errno
 import logging
 import logging.handlers
+import os
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -25,8 +28,9 @@ from nearfar.serve.security import access_log, client_name, is_loopback
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-SHUTDOWN_SECONDS = 10  # that running requests have to finish
-UPLOAD_SECONDS = 2  # that images have to be decoded when the server is stopped
+COSTLY_SECONDS = 2  # that images and costly requests have to finish when the server is stopped
+SHUTDOWN_SECONDS = 10  # that other requests have to finish
+END_SECONDS = 13  # until the process ends, whatever its threads are doing
 STALL_SECONDS = 30  # that a client may take to read the next part of a response
 HANDSHAKE_SECONDS = 10  # that a client may take to begin an encrypted connection
 BACKLOG = 128  # connections that are accepted at once
@@ -274,7 +278,7 @@ def write_access_log(file: Path) -> None:
 
 
 def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, started: Callable[[], None]) -> None:
-    """Serve until Ctrl-C, SIGTERM or SIGHUP; running requests are finished first.
+    """Serve until Ctrl-C, SIGTERM or SIGHUP. The process ends 13 seconds later at the latest.
 
     Args:
         app: An application made by ``create``.
@@ -292,13 +296,21 @@ def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, start
             if self.started:
                 started()
 
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            end = threading.Timer(END_SECONDS, os._exit, [0])  # threads that cannot be stopped would keep the process
+            end.daemon = True
+            end.start()
+            super().handle_exit(sig, frame)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            asyncio.get_running_loop().call_later(UPLOAD_SECONDS, state.uploads.close)
+            asyncio.get_running_loop().call_later(COSTLY_SECONDS, state.give_up)
             await super().shutdown(sockets)
 
     server = Server(config)
     with _stopped_by_signals(server), asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(server.serve(sockets=[listening]))
+    if state.is_stuck:
+        os._exit(0)  # the interpreter cannot end well while a thread is inside of a library
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -339,7 +351,7 @@ def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
     """Stop the server on SIGHUP as on SIGTERM, and ignore the signals that uvicorn raises again afterwards."""
     before = {each: signal.signal(each, lambda *_: None) for each in STOP_SIGNALS}
     if hasattr(signal, "SIGHUP"):  # uvicorn itself handles the others
-        signal.signal(signal.SIGHUP, lambda *_: setattr(server, "should_exit", True))
+        signal.signal(signal.SIGHUP, server.handle_exit)
     try:
         yield
     finally:
