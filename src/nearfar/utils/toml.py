@@ -16,7 +16,7 @@ def read(file: Path, what: str, error: type[ValueError] = ValueError) -> dict[st
         raise FileNotFoundError(f"{file} does not exist; {what} is needed, a TOML file")
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise error(f"{file} is not valid TOML: {problem}") from None
 
 

@@ -32,13 +32,13 @@ def runs(tmp_path: Path) -> Path:
     [
         ("manifest.json", None, "manifest.json is missing"),
         ("manifest.json", "{", "is not valid JSON"),
-        ("manifest.json", '{"recipe": ["x"]}', "AttributeError"),
+        ("manifest.json", '{"recipe": ["x"]}', "recipe ['x']; needed: a valid dictionary"),
         (
             "manifest.json",
             '{"recipe": {"split": {"name": "magic"}}}',
             "split.name 'standard', and the manifest 'magic'",
         ),
-        ("metrics.json", "[]", "holds a list"),
+        ("metrics.json", "[]", "content []; needed: a valid dictionary"),
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_shown(

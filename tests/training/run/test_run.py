@@ -127,7 +127,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     folder = train(chosen, tmp_path / "run").folder
     with open(folder / "log.jsonl", "a", encoding="utf-8") as log:
         log.write("no json\n")
-    with pytest.raises(RunError, match=r"log\.jsonl is damaged: line \d+ is not valid JSON"):
+    with pytest.raises(RunError, match=r"log\.jsonl, line \d+, is not valid JSON"):
         read_log(folder / "log.jsonl")
     model = folder / "checkpoint" / "last" / "model.safetensors"
     model.write_bytes(model.read_bytes()[:50])

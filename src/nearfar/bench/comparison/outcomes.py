@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nearfar import losses
@@ -20,7 +19,8 @@ from nearfar.bench.executors.job import LABELS
 from nearfar.training.recipe.files import upgrade
 from nearfar.training.recipe.schema import SplitSection
 from nearfar.training.run import provenance
-from nearfar.training.run.folder import RunError, RunFolder, read_log
+from nearfar.training.run.folder import RunError, RunFolder, parse_log
+from nearfar.training.run.tables import RunTable, parse, parse_queries
 
 PROTOCOLS = tuple(SplitSection.keys)
 
@@ -104,8 +104,8 @@ class Outcome:
             return (section.get("dim") or 0) * len(section.get("levels") or [1]) * int(section.get("members", 1))
         model = self.manifest.get("network", {}).get("model", {})
         each = model.get("ensemble", [model])
-        sizes = [(one.get("dim") or section.get("dim") or 0) * len(one.get("levels") or [1]) for one in each]
-        return int(sum(sizes))
+        sizes = [(one.get("dim") or section.get("dim"), len(one.get("levels") or [1])) for one in each]
+        return sum(size * levels for size, levels in sizes if isinstance(size, int))
 
     @property
     def data(self) -> str:
@@ -151,7 +151,7 @@ class Outcome:
             return {}
         try:
             table = tomllib.loads(found.decode())
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise RunError(f"{file} cannot be read: {error}") from None
         return {**table, "settings": keys.flat(table.get("settings", {}))}
 
@@ -224,29 +224,23 @@ class Outcome:
     def test_looks(self) -> int:
         """How often the test classes were evaluated; in runs without a ledger, how often the log says so."""
         recorded = provenance.count_looks(content(RunFolder(self.folder).looks))
-        logged = sum("test" in line.get("metrics", {}) for line in self.history())
+        logged = sum("test" in (line.get("metrics") or {}) for line in self.history())
         return max(recorded, logged, int(self.manifest.get("test_looks", 0)), int("test" in self.metrics))
 
     def history(self) -> list[dict[str, Any]]:
         """The lines of the log."""
-        return read_log(locate(RunFolder(self.folder).log))
+        file = RunFolder(self.folder).log
+        return parse_log(file, content(file) or b"")
 
     def queries(self) -> dict[str, NDArray[Any]] | None:
         """Arrays with one value for each test query, or None if the run did not keep them.
 
         Returns:
-            "rows" of the dataset, "labels", "recall@1" and "map@r". "labels" is missing in old runs that kept neither
-            labels nor embeddings.
+            "rows" of the dataset, "labels", "recall@1" and "map@r".
         """
-        files = RunFolder(self.folder)
-        if not locate(files.queries).is_file():
-            return None
-        found = _tensors(files.queries)
-        if "labels" not in found and locate(files.embeddings).is_file():
-            tested = _tensors(files.embeddings)
-            order = np.argsort(tested["rows"], kind="stable")
-            found["labels"] = tested["labels"][order[np.searchsorted(tested["rows"], found["rows"], sorter=order)]]
-        return found
+        file = RunFolder(self.folder).queries
+        stored = content(file)
+        return None if stored is None else parse_queries(file, stored)
 
 
 def read(folder: str | Path, *, waive: Mapping[str, str] | None = None) -> Outcome:
@@ -270,14 +264,12 @@ def read(folder: str | Path, *, waive: Mapping[str, str] | None = None) -> Outco
     if not locate(run.manifest).is_file():
         raise RunError(f"the run in {run.folder} cannot be compared: {run.manifest.name} is missing")
     cell = run.folder / LABELS
-    about = _json(cell) if locate(cell).is_file() else {}
-    labels = about.get("labels", {})
-    if not isinstance(labels, dict):
-        raise RunError(f"{cell} has labels {labels!r}; needed is a table")
-    manifest = _json(run.manifest)
-    if isinstance(manifest.get("recipe"), dict):
+    about = parse(cell, content(cell) or b"{}", RunTable)
+    metrics = provenance.check(run, content)
+    manifest = parse(run.manifest, content(run.manifest) or b"", RunTable)
+    if "recipe" in manifest:
         manifest["recipe"] = upgrade(manifest["recipe"])
-    return Outcome(run.folder, manifest, provenance.check(run, content), labels, str(about.get("key", "")), waived)
+    return Outcome(run.folder, manifest, metrics, about.get("labels", {}), str(about.get("key", "")), waived)
 
 
 def find(*places: str | Path, waive: Mapping[str, str] | None = None) -> list[Outcome]:
@@ -361,24 +353,3 @@ def _originals(outcomes: Iterable[Outcome]) -> list[Outcome]:
         copies = one.key, one.loss, json.dumps(one.metrics, sort_keys=True)
         found.setdefault(copies if one.key else one.folder, one)
     return list(found.values())
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(locate(file).read_bytes())
-    except ValueError as error:
-        raise RunError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{file} holds a {type(content).__name__}; needed is a table")
-    return content
-
-
-def _tensors(file: Path) -> dict[str, NDArray[Any]]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        found: dict[str, NDArray[Any]] = load(locate(file).read_bytes())
-    except SafetensorError as error:
-        raise RunError(f"{file} cannot be read: {error}") from None
-    return found

@@ -32,6 +32,9 @@ from nearfar.utils.folders import DAMAGED
 
 SUFFIX = ".zip"
 OF_GRID = ("grid.toml", "status.json", "test_looks.jsonl")
+GROWTH = 16  # times the size of the file at most; published grids have 4
+DEPTH = 32  # of folders in a packed file
+PIECE = 1 << 16  # bytes
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the date of every packed file
 
 
@@ -127,13 +130,25 @@ def content(file: Path) -> bytes | None:
         file: Its path, as for ``locate``.
     """
     found = locate(file)
-    return found.read_bytes() if found.is_file() else None
+    if not found.is_file():
+        return None
+    try:
+        with found.open("rb") as opened:  # in pieces: at once, a member may grow beyond the size that it declares
+            return b"".join(iter(lambda: opened.read(PIECE), b""))
+    except Exception as error:  # a damaged archive raises many kinds
+        raise RunError(f"{file} cannot be read: {error}") from None
 
 
 @lru_cache(maxsize=8)
 def _opened(file: Path, changed: int) -> zipfile.Path:
     """The root of a packed file; read again after the file has changed."""
     try:
-        return zipfile.Path(zipfile.ZipFile(file))
-    except zipfile.BadZipFile as error:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
         raise RunError(f"{file} is damaged: {error}") from None
+    size, most = sum(entry.file_size for entry in archive.infolist()), 2**20 + GROWTH * file.stat().st_size
+    if size > most:
+        raise RunError(f"{file} holds {size:,} bytes, and a packed file of its size at most {most:,}")
+    if any(name.count("/") > DEPTH for name in archive.namelist()):
+        raise RunError(f"{file} holds folders that are nested more than {DEPTH} deep")
+    return zipfile.Path(archive)

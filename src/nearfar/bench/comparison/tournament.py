@@ -252,7 +252,7 @@ def _own_settings(run: Outcome) -> dict[str, Any]:
     """The settings of a loss that identify it: how many trials chose them, or else their values."""
     tuning = run.recipe.get("tuning", {})
     if tuning.get("chosen_by") == "study":
-        return {"trials": tuning["trials"]}
+        return {"trials": tuning.get("trials")}
     own = {key: value for key, value in run.recipe.get("loss", {}).items() if key != "name"}
     return own | {"multiplier": run.recipe.get("optimizer", {}).get("loss_multiplier")}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from nearfar.data.store.fingerprint import KIND
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunError, RunFolder, finite
 from nearfar.training.run.provenance import CELLS, can_measure_again, code, is_finished, relevant_code
+from nearfar.training.run.tables import LogLine, RunTable, parse
 from nearfar.utils.atomic import draft_of, write_json
 from nearfar.utils.folders import claim, read_table, remove, set_aside
 from nearfar.utils.validation import few
@@ -75,7 +75,10 @@ class CellRecord:
     def steps(self) -> tuple[int, int] | None:
         """Return the steps done and the steps in all, or None while they are unknown."""
         run = RunFolder(self.folder)
-        total = read_table(run.manifest).get("length", {}).get("steps")
+        try:
+            total = parse(run.manifest, run.manifest.read_bytes(), RunTable).get("length", {}).get("steps")
+        except (OSError, RunError):
+            return None
         lines = _tail(run.log)
         return (int(lines[-1].get("step", 0)), int(total)) if total and lines else None
 
@@ -268,7 +271,7 @@ def _tail(file: Path) -> list[dict[str, Any]]:
     found = []
     for line in lines:
         try:
-            found.append(json.loads(line) if line.endswith(b"\n") else None)
-        except ValueError:  # the first line may be cut
+            found += [parse(file, line, LogLine)] if line.endswith(b"\n") else []
+        except RunError:  # the first line may be cut
             continue
-    return [line for line in found if isinstance(line, dict)]
+    return found

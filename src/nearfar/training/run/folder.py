@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from filelock import FileLock, Timeout
 from nearfar.training.recipe.files import NAME, difference, load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
+from nearfar.training.run.tables import LogLine, RunTable, parse
+from nearfar.training.run.tables import RunError as RunError
 from nearfar.utils.atomic import naming, no_link
 from nearfar.utils.folders import LOCK, MARKER, Occupied, claim, is_ours, remove
 
@@ -26,10 +27,6 @@ FREE = (
 CHANGEABLE = (*FREE, "training.on_nonfinite")
 PATIENCE = 0.2  # seconds, in which another process that removes its lock has done so
 TRIES = 100  # attempts to lock a folder that other processes create and remove
-
-
-class RunError(ValueError):
-    """A run folder that cannot be used; the message says why and what to do."""
 
 
 class RunFolder:
@@ -106,11 +103,11 @@ class RunFolder:
     def fingerprints(self) -> tuple[str, str] | None:
         """Fingerprints of the data and of its source that the run began with; None if there is no manifest."""
         try:
-            data = json.loads(self.manifest.read_text(encoding="utf-8"))["data"]
+            data = parse(self.manifest, self.manifest.read_bytes(), RunTable)["data"]
             return str(data["fingerprint"]), str(data.get("source", ""))
         except FileNotFoundError:
             return None
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except KeyError:
             raise RunError(f"{self.manifest} is damaged: the fingerprint of the data is missing") from None
 
     def begin(self, recipe: Recipe, *, resume: bool) -> None:
@@ -205,24 +202,15 @@ class Log:
         self._file.seek(0, os.SEEK_END)
 
 
-def read_log(file: Traversable) -> list[dict[str, Any]]:
-    """Read a log; an incomplete last line is left out.
+def read_log(file: Path) -> list[dict[str, Any]]:
+    """Read a log, which may be missing; an incomplete last line is left out."""
+    return parse_log(file, file.read_bytes() if file.is_file() else b"")
 
-    Args:
-        file: The file, which may be missing.
 
-    Returns:
-        An object for each line.
-    """
-    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if line.endswith(b"\n"):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                raise RunError(f"{file} is damaged: line {number} is not valid JSON") from None
-    return found
+def parse_log(file: Path, content: bytes) -> list[dict[str, Any]]:
+    """Parse the content of a log; an incomplete last line is left out."""
+    lines = enumerate(content.splitlines(keepends=True), start=1)
+    return [parse(f"{file}, line {number},", line, LogLine) for number, line in lines if line.endswith(b"\n")]
 
 
 def finite(value: Any) -> Any:

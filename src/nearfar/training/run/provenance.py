@@ -41,6 +41,7 @@ from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, finite
 from nearfar.training.run.loggers import flat
+from nearfar.training.run.tables import LogLine, Metrics, RunTable, parse, parse_queries
 from nearfar.utils import plugins
 from nearfar.utils.atomic import no_link, write_json, write_text
 from nearfar.utils.folders import read_table
@@ -54,6 +55,7 @@ DIGITS = 16  # of a hash of code
 NOT_COMPUTING = ("__main__.py", "bench", "cli", "demo.py", "plots", "reports", "search", "serve")
 GRID, CELLS = "grid.toml", "cells"  # file of a grid, and the folder of its runs beside it
 WAIVABLE = ("code",)
+PARTS = ("train", "validation", "test", "before")  # with metrics
 COUNTS = ("queries", "queries_without_match", "clusters", "positives", "negatives")  # metrics that are numbers of items
 SIGNED = ("ami", "spearman")  # metrics from −1 to 1
 PACKAGES = ("torch", "numpy", "scikit-learn", "pillow", "safetensors", "timm", "torchvision", "transformers")
@@ -193,8 +195,9 @@ def relevant_code(about: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not about or "package" not in about:
         return None
     parts = {f"package.{part}": found for part, found in about["package"].items() if part not in NOT_COMPUTING}
-    used = {f"used.{name}": found for name, found in about["used"].items() if name not in about["loss"]["files"]}
-    later = [relevant_code(each["code"]) for each in about.get("resumed", ())]
+    own = about.get("loss", {}).get("files") or ()
+    used = {f"used.{name}": found for name, found in about.get("used", {}).items() if name not in own}
+    later = [relevant_code(each.get("code")) for each in about.get("resumed", ())]
     return {**parts, **used, **({"resumed": later} if later else {})}
 
 
@@ -388,19 +391,19 @@ def check(run: RunFolder, read: Callable[[Path], bytes | None]) -> dict[str, Any
     content = read(run.metrics)
     if content is None:
         raise RunError(f"the run in {run.folder} is not finished: {run.metrics.name} is missing")
-    metrics, about = _table(run.metrics, content), _table(run.manifest, read(run.manifest) or b"{}")
+    metrics, about = parse(run.metrics, content, Metrics), parse(run.manifest, read(run.manifest) or b"{}", RunTable)
     problems = [*_impossible(metrics)]
-    problems += _against_queries(metrics, read(run.queries)) if not problems else ()
+    problems += _against_queries(metrics, run.queries, read(run.queries)) if not problems else ()
     problems += _against_log(metrics, read(run.log))
     problems += _against_recipe(about, read(run.recipe))
     seal = read(run.seal)
     if seal is not None:
-        digests = _table(run.seal, seal)
+        digests = parse(run.seal, seal)
         files = {file.name: read(file) for file in (run.recipe, run.manifest, run.log, run.queries, run.metrics)}
         changed = [name for name, found in digests.items() if _seal(files.get(name) or b"") != found]
         changed += [name for name, found in files.items() if found is not None and name not in digests]
         problems += [f"{', '.join(changed)} changed after the run had finished"] if changed else ()
-    elif about.get("format", 1) >= FORMAT:
+    elif about.get("format", 1) != 1:
         problems.append(f"{run.seal.name} is missing")
     if problems:
         raise RunError(f"{run.folder}: {'; '.join(problems)}")
@@ -411,30 +414,15 @@ def _seal(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
-def _table(file: Path, content: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-    except ValueError as error:
-        raise RunError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{file} holds a {type(found).__name__}; needed is a table")
-    return found
-
-
-def _parts_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return ((part, values) for part, values in metrics.items() if isinstance(values, Mapping))
-
-
 def _impossible(metrics: Mapping[str, Any]) -> Iterator[str]:
     """Numbers that no evaluation can give."""
-    for part, values in _parts_of(metrics):
+    for part, values in ((part, metrics[part]) for part in PARTS if part in metrics):
         for name, value in values.items():
             if value is None:
                 continue
             low = -1.0 if name in SIGNED or name.startswith("threshold@") else 0.0
             high = math.inf if name in COUNTS or name.startswith("threshold@") else 1.0
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not low - 1e-9 <= value <= high + 1e-9:
+            if not low - 1e-9 <= value <= high + 1e-9:
                 yield f"metrics.json has {name} {value!r} of {part}, which is impossible"
         recalls = sorted((int(name[7:]), value) for name, value in values.items() if re.fullmatch(r"recall@\d+", name))
         for (k, value), (more, other) in pairwise(recalls):
@@ -442,22 +430,15 @@ def _impossible(metrics: Mapping[str, Any]) -> Iterator[str]:
                 yield f"metrics.json has recall@{k} {value} and recall@{more} {other} of {part}, which is impossible"
 
 
-def _against_queries(metrics: Mapping[str, Any], content: bytes | None) -> Iterator[str]:
+def _against_queries(metrics: Mapping[str, Any], file: Path, content: bytes | None) -> Iterator[str]:
     """Metrics that are not the means over the stored queries."""
-    if content is None or not isinstance(metrics.get("test"), Mapping):
+    if content is None or "test" not in metrics:
         return
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        queries = load(content)
-    except SafetensorError as error:
-        yield f"queries.safetensors cannot be read: {error}"
-        return
+    queries = parse_queries(file, content)
     for name in ("recall@1", "map@r"):
         value = metrics["test"].get(name)
-        mean = float(queries[name].astype(np.float64).mean()) if name in queries else value
-        if value is not None and mean is not None and abs(value - mean) > 1e-5:
+        mean = float(queries[name].astype(np.float64).mean())
+        if value is not None and abs(value - mean) > 1e-5:
             yield f"metrics.json has {name} {value} of test, and the stored queries give {mean:.6f}"
 
 
@@ -465,11 +446,11 @@ def _against_log(metrics: Mapping[str, Any], content: bytes | None) -> Iterator[
     """Metrics that differ from the last ones of the same epoch in the log."""
     logged: dict[str, Any] = {}
     for line in (content or b"").splitlines():
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict) and found.get("epoch") == metrics.get("epoch"):
-                logged |= found.get("metrics", {})
-    if isinstance(metrics.get("test"), Mapping):
+        with suppress(RunError):  # a damaged line is reported where the log is needed
+            found = parse("", line, LogLine)
+            if found.get("epoch") == metrics.get("epoch"):
+                logged |= found.get("metrics") or {}
+    if "test" in metrics:
         for name, value in logged.get("test", {}).items():
             own = metrics["test"].get(name)
             if isinstance(value, float) and isinstance(own, float) and abs(value - own) > 1e-3:
@@ -482,12 +463,12 @@ def _against_recipe(about: Mapping[str, Any], content: bytes | None) -> Iterator
         return
     try:
         tables = [upgrade(tomllib.loads(content.decode())), upgrade(about["recipe"])]
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (RecursionError, TypeError, ValueError) as error:
         yield f"recipe.toml cannot be read: {error}"
         return
     recipe, manifest = (flat(each, ".", any_value=True) for each in tables)
     for key in recipe.keys() & manifest.keys():
-        if json.dumps(recipe[key]) != json.dumps(manifest[key]):
+        if json.dumps(recipe[key], default=str) != json.dumps(manifest[key]):  # TOML has dates
             yield f"recipe.toml has {key} {recipe[key]!r}, and the manifest {manifest[key]!r}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from nearfar.training.recipe.files import load
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run.folder import RunFolder, read_log
 from nearfar.training.run.provenance import check, count_looks
+from nearfar.training.run.tables import parse
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +113,4 @@ def read_json(file: Path) -> dict[str, Any]:
     Returns:
         Its content; empty if there is no such file.
     """
-    if not file.is_file():
-        return {}
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    return content
+    return parse(file, file.read_bytes()) if file.is_file() else {}
