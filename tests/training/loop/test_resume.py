@@ -25,7 +25,7 @@ from waiting import wait_for
 
 from nearfar.training.loop.state import Session
 from nearfar.training.loop.trainer import Stopped
-from nearfar.training.recipe.files import to_toml
+from nearfar.training.recipe.files import load, to_toml
 from nearfar.training.run import checkpoints
 from nearfar.training.run.folder import RunError, RunFolder, read_log
 from nearfar.training.run.provenance import is_finished
@@ -249,6 +249,15 @@ def test_data_that_moved_is_the_same_data(tmp_path: Path) -> None:
         train(recipe(file), tmp_path / "run", display=Interrupts(4))
     moved = file.rename(tmp_path / "moved.npz")
     train(recipe(moved), tmp_path / "run", resume=True)
+
+
+def test_what_changes_no_result_may_be_edited_in_a_run(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(recipe(vectors(tmp_path), evaluation__before=True), tmp_path / "run", display=Interrupts(4))
+    file = tmp_path / "run" / "recipe.toml"
+    file.write_text(file.read_text().replace("before = true", "before = false"))
+    assert "before" not in train(load(file), tmp_path / "run", resume=True).metrics
+    assert is_finished(RunFolder(tmp_path / "run"))
 
 
 def test_a_copy_of_the_pictures_is_the_same_data(tmp_path: Path) -> None:

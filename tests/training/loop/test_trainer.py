@@ -270,6 +270,13 @@ def test_pictures_are_trained_in_all_these_ways(settings: dict[str, Any], tmp_pa
     assert 0.0 <= result.metrics["test"]["recall@1"] <= 1.0
 
 
+def test_a_network_that_cannot_be_evaluated_fails_before_the_first_step(tmp_path: Path) -> None:
+    settings = {"network__name": "small_cnn", "augmentation__size": 8, "evaluation__size": 16, "evaluation__every": 0}
+    with pytest.raises(ValueError, match="small_cnn"):
+        train(recipe(pictures(tmp_path), **settings), tmp_path / "run")
+    assert not (tmp_path / "run" / "recipe.toml").exists()
+
+
 # --- what is no number ---------------------------------------------------------------------------------------------
 
 

@@ -62,9 +62,11 @@ def test_recipes_fit_data_and_machine(photos: Path, found: starter.Findings, tmp
     assert "1.4 s here" in (tmp_path / "False.toml").read_text()
 
 
-@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("gpu", "device"), [(False, "cpu"), (True, "cpu"), pytest.param(True, "cuda", marks=pytest.mark.gpu)]
+)
 def test_what_init_writes_is_trained_to_its_metrics(
-    gpu: bool, found: starter.Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: bool, device: str, found: starter.Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text as it is, but for the number of epochs, and with random weights in place of the published ones."""
     monkeypatch.setenv("NEARFAR_CACHE", str(tmp_path))
@@ -73,7 +75,7 @@ def test_what_init_writes_is_trained_to_its_metrics(
     weights = {key: value.contiguous() for key, value in networks.create_backbone(network).state_dict().items()}
     save_file(weights, published.folder() / published.IMPORTED / f"{network}.safetensors")
     (tmp_path / "photos.toml").write_text(starter.starter(found, gpu=gpu, seconds=(0.1, 1.0)))
-    overrides = ["training.epochs=2", "training.device=cpu"]
+    overrides = ["training.epochs=2", f"training.device={device}"]
     metrics = start(tmp_path / "photos.toml", out=tmp_path / "run", overrides=overrides).metrics
     assert metrics["test"].keys() == metrics["before"].keys()
     assert metrics["steps"] == 2

@@ -39,7 +39,7 @@ from nearfar.training.loop.builder import Parts
 from nearfar.training.recipe.files import to_dict, upgrade
 from nearfar.training.recipe.schema import Recipe
 from nearfar.training.run import checkpoints
-from nearfar.training.run.folder import RunError, RunFolder, finite
+from nearfar.training.run.folder import FREE, RunError, RunFolder, finite
 from nearfar.training.run.loggers import flat
 from nearfar.training.run.tables import LogLine, Metrics, RunTable, parse, parse_queries
 from nearfar.utils import plugins
@@ -467,7 +467,7 @@ def _against_recipe(about: Mapping[str, Any], content: bytes | None) -> Iterator
         yield f"recipe.toml cannot be read: {error}"
         return
     recipe, manifest = (flat(each, ".", any_value=True) for each in tables)
-    for key in recipe.keys() & manifest.keys():
+    for key in (recipe.keys() & manifest.keys()) - {*FREE}:
         if json.dumps(recipe[key], default=str) != json.dumps(manifest[key]):  # TOML has dates
             yield f"recipe.toml has {key} {recipe[key]!r}, and the manifest {manifest[key]!r}"
 
