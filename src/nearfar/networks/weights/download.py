@@ -1,25 +1,23 @@
-"""Downloads files: resumes interrupted transfers, verifies checksums, and writes atomically."""
+"""Downloads files: tries again, verifies checksums, and writes atomically."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
-from typing import cast
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from filelock import FileLock
 
+from nearfar.utils.atomic import whole_file
 from nearfar.utils.progress import Progress
 
 PIECE = 1 << 20  # bytes per read
-TRIES = 3  # attempts at an interrupted transfer
+TRIES = 3
 TIMEOUT = 30.0  # seconds without a byte
 
 
@@ -66,105 +64,56 @@ def verify(file: Path, digits: str, name: str | None = None) -> None:
 
 
 def download(url: str, file: Path, *, digits: str = "", progress: Progress | None = None) -> Path:
-    """Download a file unless it exists.
+    """Download a file unless it exists; it appears when it is complete and verified.
 
-    The data are written to a file with the extension .part until the download is complete and verified. An interrupted
-    transfer is resumed, now or in the next call.
+    Args:
+        url: Address of the file.
+        file: Where it is stored.
+        digits: First digits of its SHA-256; empty to skip the check.
+        progress: Called with the bytes done and the bytes of the file.
+
+    Returns:
+        The file.
     """
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"url is {url!r}; it must begin with http:// or https://")
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
     with FileLock(file.with_name(f".{file.name}.lock")):
         if file.is_file():  # another process has downloaded it
             return file
         if is_local_only():
             raise DownloadError("not without --download, or download=True in Python")
-        resumed = part.is_file() and part.stat().st_size > 0
-        try:
-            _complete(url, part, progress)
-            _verify_part(url, part, digits)
-        except ChecksumError:
-            if not resumed:
-                raise
-            # The resumed part may belong to an earlier version of the file: download all of it again.
-            _complete(url, part, progress)
-            _verify_part(url, part, digits)
-        os.replace(part, file)
+        with whole_file(file) as draft:
+            _fetch(url, draft, progress)
+            verify(draft, digits, url)
     return file
 
 
-def _verify_part(url: str, part: Path, digits: str) -> None:
-    """Verify a part, and delete it if it fails."""
-    try:
-        verify(part, digits, url)
-    except ChecksumError:
-        part.unlink()
-        raise
-
-
-def _complete(url: str, part: Path, progress: Progress | None) -> None:
-    """Download what is missing of a part."""
-    problem = "no data received"
-    for _ in range(TRIES):
+def _fetch(url: str, draft: Path, progress: Progress | None) -> None:
+    """Download a file, from its first byte in each try: a part may belong to another version of it."""
+    for tries_left in reversed(range(TRIES)):
         try:
-            if _attempt(url, part, progress):
-                return
-            problem = f"the transfer was interrupted after {part.stat().st_size:,} bytes"
+            _attempt(url, draft, progress)
+            return
         except HTTPError as error:
-            if error.code < 500 and error.code not in (408, 429):
-                raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from error
             problem = f"the server answered {error.code} {error.reason}"
+            if error.code < 500 and error.code not in (408, 429):
+                tries_left = 0
         except (OSError, HTTPException) as error:
             problem = str(getattr(error, "reason", None) or error) or type(error).__name__
-            if not part.is_file():  # no connection: trying again at once would not help
-                break
-    raise DownloadError(f"{url}: {problem}")
+        if not tries_left:
+            raise DownloadError(f"{url}: {problem}")
 
 
-def _attempt(url: str, part: Path, progress: Progress | None) -> bool:
-    """Send one request, and return whether the part is complete."""
-    have = part.stat().st_size if part.is_file() else 0
-    # Without compression, as offsets and lengths must be those of the file.
-    headers = {"User-Agent": "nearfar", "Accept-Encoding": "identity"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    try:
-        answer = cast(HTTPResponse, urlopen(Request(url, headers=headers), timeout=TIMEOUT))
-    except HTTPError as error:
-        if error.code != 416 or not have:
-            raise
-        # There are no bytes after these: the part is complete, or belongs to another file.
-        if _total(error.headers.get("Content-Range")) != have:
-            part.write_bytes(b"")
-            return False
-        return True
-    with answer:
-        if answer.status == 206:
-            start, total = _span(answer.headers.get("Content-Range"))
-            if start != have:
-                raise DownloadError(f"the server sent bytes from {start}; requested were those from {have}")
-        else:  # a server without support for ranges sends the whole file
-            have, total = 0, answer.length
-        with open(part, "ab" if have else "wb") as written:
-            done = have
-            while piece := answer.read(PIECE):
-                written.write(piece)
-                done += len(piece)
-                if progress is not None:
-                    progress(done, total or done)
-            written.flush()
-            os.fsync(written.fileno())
-    return total is None or done == total
-
-
-def _span(words: str | None) -> tuple[int | None, int | None]:
-    """Parse the start and the file size in ``bytes 5-9/10``; the size may be unknown."""
-    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", words or "")
-    return (int(match[1]), None if match[2] == "*" else int(match[2])) if match else (None, None)
-
-
-def _total(words: str | None) -> int | None:
-    """Parse the size in ``bytes */10``."""
-    match = re.fullmatch(r"bytes \*/(\d+)", words or "")
-    return int(match[1]) if match else None
+def _attempt(url: str, draft: Path, progress: Progress | None) -> None:
+    # Without compression, as the length must be that of the file.
+    request = Request(url, headers={"User-Agent": "nearfar", "Accept-Encoding": "identity"})
+    with urlopen(request, timeout=TIMEOUT) as answer, open(draft, "wb") as written:
+        done, total = 0, answer.length
+        while piece := answer.read(PIECE):
+            written.write(piece)
+            done += len(piece)
+            if progress is not None:
+                progress(done, total or done)
+    if total is not None and done != total:
+        raise OSError(f"the transfer was interrupted after {done:,} of {total:,} bytes")
