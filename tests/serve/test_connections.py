@@ -161,3 +161,10 @@ def test_a_response_that_is_not_read_is_given_up(site: Callable[..., str], monke
                 received += len(part)
     assert 0 < received < 30_000_000
     assert httpx.get(f"{address}{API}/health").status_code == 200
+
+
+def test_responses_do_not_wait_for_the_acknowledgement_of_the_client() -> None:
+    with server.listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        connection = listening.accept()[0]
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
