@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import logging.handlers
 import os
@@ -309,6 +310,7 @@ def run(app: FastAPI, config: uvicorn.Config, listening: socket.socket, *, start
             await super().shutdown(sockets)
 
     server = Server(config)
+    gc.freeze()  # a collection that goes through all that is loaded by now stops everything for half a second
     with _stopped_by_signals(server), asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(server.serve(sockets=[listening]))
     if state.is_stuck:
