@@ -9,7 +9,6 @@ triplets (``triplets``), whose members are then the sets.
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from nearfar.engine import Tile, masked
 from nearfar.engine.rows import FLOOR, positive_columns, scatter_mask
-from nearfar.utils.validation import check_constructor, number, one_of, refuse_unknown
+from nearfar.utils.registry import Registry
+from nearfar.utils.validation import check_constructor, number, one_of
 
 __all__ = [
     "All", "Choice", "DistanceWeighted", "Hard", "MinedTriplets", "Mining", "RandomNegative", "SemiHard",
@@ -262,17 +262,16 @@ class DistanceWeighted(RandomTripletMining):
         return torch.softmax(rarity, dim=1).mul_(eligible).mul_(CERTAIN).long().cumsum(dim=1)
 
 
-_MININGS = {mining.name: mining for mining in (All, SemiHard, Hard, DistanceWeighted, ValidTriplet, RandomNegative)}
-
-
-def names() -> list[str]:
-    """Return the names of all minings."""
-    return list(_MININGS)
+_MININGS: Registry[type[Mining]] = Registry("mining")
+for _mining in (All, SemiHard, Hard, DistanceWeighted, ValidTriplet, RandomNegative):
+    _MININGS.register(_mining.name, _mining)
+names = _MININGS.names
+"""Return the names of all minings, sorted."""
 
 
 def is_known(mining: Mining) -> bool:
     """Whether a mining is one of those that ``names`` lists, and not a user's own."""
-    return type(mining) in _MININGS.values()
+    return type(mining) in _MININGS.entries.values()
 
 
 def create(mining: Choice, **settings: Any) -> Mining:
@@ -299,12 +298,8 @@ def create(mining: Choice, **settings: Any) -> Mining:
                 f"mining is {mining!r}, which has its settings; {', '.join(settings)} is only allowed with a name"
             )
         return mining
-    if mining not in _MININGS:
-        raise ValueError(f"mining is {mining!r}; allowed are {', '.join(_MININGS)}")
-    kind = _MININGS[mining]
-    refuse_unknown(f"mining {mining}", settings, inspect.signature(kind).parameters)
-    made: Mining = kind(**settings)
-    return made
+    selected: Mining = _MININGS.create(mining, **settings)
+    return selected
 
 
 def __getattr__(name: str) -> Never:

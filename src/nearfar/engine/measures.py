@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from nearfar.utils.tensors import readable
+from nearfar.utils.validation import known
 
 # Squared distances are kept above this: it is far below what float32 resolves between two vectors,
 # so a pair at this value *is* a pair of equal vectors, and its direction (and gradient) is zero.
@@ -246,9 +247,8 @@ def names() -> list[str]:
 @lru_cache
 def create(name: str, *, normalize: bool = True) -> Measure:
     """Create a measure by name."""
-    if name not in _POWERS:
-        raise ValueError(f"measure is {name!r}; allowed are {', '.join(_POWERS)}")
+    power = known("measure", name, _POWERS)
     if name == "cosine" and not normalize:
         raise ValueError("measure 'cosine' normalizes by definition; use 'dot' for embeddings as they are")
     kind = SignalToNoise if name == "snr" else Measure
-    return kind(name, normalize, _POWERS[name])
+    return kind(name, normalize, power)

@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 
 from nearfar.losses.base import Loss
 from nearfar.losses.foreign import PML_LOSSES, refuse_foreign
-from nearfar.utils.validation import check_settings, defaults_of, known
+from nearfar.utils.registry import Registry
+from nearfar.utils.validation import defaults_of
 
 L = TypeVar("L", bound=type[Loss])
-_LOSSES: dict[str, type[Loss]] = {}
+_LOSSES: Registry[type[Loss]] = Registry("loss")
+names = _LOSSES.names
+"""Return the keys of all losses, sorted."""
 
 
 def register(loss: L) -> L:
@@ -23,20 +26,8 @@ def register(loss: L) -> L:
     Raises:
         ValueError: If another class has the same key.
     """
-    if _LOSSES.get(loss.key, loss).__qualname__ != loss.__qualname__:
-        raise ValueError(f"two losses have the key {loss.key!r}: {_LOSSES[loss.key].__name__} and {loss.__name__}")
-    _LOSSES[loss.key] = loss
+    _LOSSES.register(loss.key, loss)
     return loss
-
-
-def names() -> list[str]:
-    """Return the keys of all losses, sorted.
-
-    Example:
-        >>> "multi_similarity" in names()
-        True
-    """
-    return sorted(_LOSSES)
 
 
 def get(key: str) -> type[Loss]:
@@ -51,7 +42,7 @@ def get(key: str) -> type[Loss]:
     """
     if key in PML_LOSSES:
         raise ValueError(f"loss is {key!r}, a class of pytorch-metric-learning; nearfar has {PML_LOSSES[key]}")
-    return known("loss", key, _LOSSES)
+    return _LOSSES.get(key)
 
 
 def create(key: str, **settings: Any) -> Loss:
@@ -72,8 +63,8 @@ def create(key: str, **settings: Any) -> Loss:
     allowed = defaults(key)
     if settings:
         refuse_foreign(key, settings, allowed)
-    check_settings(key, settings, allowed)
-    return get(key)(**settings)
+    loss: Loss = _LOSSES.create(key, **settings)
+    return loss
 
 
 def defaults(key: str) -> dict[str, Any]:
@@ -86,7 +77,7 @@ def defaults(key: str) -> dict[str, Any]:
         >>> defaults("circle")
         {'margin': 0.4, 'scale': 80.0, 'mining': 'all'}
     """
-    return defaults_of(get(key).__init__, "self")
+    return defaults_of(get(key))
 
 
 def describe(key: str) -> str:

@@ -8,10 +8,16 @@ from typing import Any, TypeVar
 
 from nearfar.networks.backbones.base import Backbone
 from nearfar.networks.embedder import Embedder
-from nearfar.utils.validation import check_settings, defaults_of, known
+from nearfar.utils.registry import Registry
 
 B = TypeVar("B", bound=type[Backbone])
-_BACKBONES: dict[str, type[Backbone]] = {}
+_BACKBONES: Registry[type[Backbone]] = Registry("network")
+names = _BACKBONES.names
+"""Return the names of all registered backbones, sorted."""
+get = _BACKBONES.get
+"""Return the class of a backbone."""
+defaults = _BACKBONES.defaults
+"""Return the settings of a backbone and their defaults (``inspect.Parameter.empty`` if required)."""
 
 
 def register(backbone: B) -> B:
@@ -20,43 +26,8 @@ def register(backbone: B) -> B:
     Args:
         backbone: The class.
     """
-    if _BACKBONES.get(backbone.key, backbone).__qualname__ != backbone.__qualname__:
-        other = _BACKBONES[backbone.key].__name__
-        raise ValueError(f"two backbones have the key {backbone.key!r}: {other} and {backbone.__name__}")
-    _BACKBONES[backbone.key] = backbone
+    _BACKBONES.register(backbone.key, backbone)
     return backbone
-
-
-def names() -> list[str]:
-    """Return the names of all registered backbones.
-
-    Example:
-        >>> "resnet50" in names()
-        True
-    """
-    return sorted(_BACKBONES)
-
-
-def get(name: str) -> type[Backbone]:
-    """Return the class of a backbone.
-
-    Args:
-        name: Name of the backbone.
-    """
-    return known("network", name, _BACKBONES)
-
-
-def defaults(name: str) -> dict[str, Any]:
-    """Return the settings of a backbone and their defaults (``inspect.Parameter.empty`` if required).
-
-    Args:
-        name: Name of the backbone.
-
-    Example:
-        >>> defaults("resnet50"), list(defaults("linear"))
-        ({}, ['in_dim'])
-    """
-    return defaults_of(get(name))
 
 
 def create(
@@ -117,8 +88,7 @@ def create_backbone(name: str, *, pretrained: bool | str | Path = False, **setti
         from nearfar.networks.backbones import external
 
         return external.create(name, pretrained=pretrained, settings=settings)
-    check_settings(name, settings, defaults(name))
-    backbone = get(name)(**settings)
+    backbone: Backbone = _BACKBONES.create(name, **settings)
     if pretrained is not False:
         from nearfar.networks.weights import published
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nearfar.data.store.sources import Arrays, Ints, Source, Vectors
-from nearfar.utils.validation import check_settings, defaults_of, few, known, refuse_unknown
+from nearfar.utils.registry import Registry
+from nearfar.utils.validation import defaults_of, few, refuse_unknown
 
 SHOWN = 8  # entries in an error
 
@@ -245,7 +246,13 @@ def _check_parts(parts: Mapping[str, Ints], count: int) -> None:
 
 Opener = TypeVar("Opener", bound=Callable[..., Dataset])
 Root = str | os.PathLike[str]
-_OPENERS: dict[str, Callable[..., Dataset]] = {}
+_OPENERS: Registry[Callable[..., Dataset]] = Registry("dataset", "root")
+names = _OPENERS.names
+"""Return the names of all datasets, sorted."""
+get = _OPENERS.get
+"""Return the function that opens a dataset."""
+settings_of = _OPENERS.defaults
+"""Return the settings of a dataset and their defaults (``inspect.Parameter.empty`` if required)."""
 
 
 def register(opener: Opener) -> Opener:
@@ -261,18 +268,10 @@ def register(opener: Opener) -> Opener:
         ...     return from_arrays(np.eye(count), np.arange(count) // 2, name="squares")
         >>> len(open("squares", count=6))
         6
-        >>> del _OPENERS["squares"]
+        >>> del _OPENERS.entries["squares"]
     """
-    name = opener.__name__
-    if _OPENERS.get(name, opener).__module__ != opener.__module__:
-        raise ValueError(f"two datasets have the name {name!r}")
-    _OPENERS[name] = opener
+    _OPENERS.register(opener.__name__, opener)
     return opener
-
-
-def names() -> list[str]:
-    """Return the names of all datasets."""
-    return sorted(_OPENERS)
 
 
 def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
@@ -293,13 +292,8 @@ def open(name: str, /, root: Any = None, **settings: Any) -> Dataset:
         raise TypeError(f"root is {root!r}; {name} takes none")
     if needs_root and root is None:
         raise TypeError(f"{name} needs root, the path of the dataset")
-    check_settings(name, settings, allowed)
-    return _OPENERS[name](**settings) if root is None else _OPENERS[name](root, **settings)
-
-
-def settings_of(name: str) -> dict[str, Any]:
-    """Return the settings of a dataset and their defaults (``inspect.Parameter.empty`` if required)."""
-    return defaults_of(get(name), "root")
+    dataset: Dataset = _OPENERS.create(name, *(() if root is None else (root,)), **settings)
+    return dataset
 
 
 def takes_root(name: str) -> bool | None:
@@ -352,8 +346,3 @@ def problems(dataset: Dataset) -> list[str]:
     if not inside.all():
         found.append(f"{np.count_nonzero(~inside)} images are in no part")
     return found
-
-
-def get(name: str) -> Callable[..., Dataset]:
-    """Return the function that opens a dataset."""
-    return known("dataset", name, _OPENERS)

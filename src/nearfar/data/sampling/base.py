@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearfar.utils.registry import Registry
 from nearfar.utils.tensors import ArrayInput, as_array, as_labels
-from nearfar.utils.validation import check_settings, defaults_of, known, whole
+from nearfar.utils.validation import whole
 
 Indices = NDArray[np.int64]
 Labels = ArrayInput | Sequence[int]
@@ -220,22 +221,15 @@ def _check_position(epoch: int, step: int, last: int) -> None:
 
 
 Kind = TypeVar("Kind", bound=type[Sampler])
-_SAMPLERS: dict[str, type[Sampler]] = {}
+_SAMPLERS: Registry[type[Sampler]] = Registry("sampler", "labels")
+names = _SAMPLERS.names
+"""Return the names of all samplers, sorted."""
 
 
 def register(sampler: Kind) -> Kind:
-    """Register a sampler under its ``key``. Used as a decorator.
-
-    Args:
-        sampler: The class.
-    """
-    _SAMPLERS[sampler.key] = sampler
+    """Register a sampler under its ``key``, as a decorator."""
+    _SAMPLERS.register(sampler.key, sampler)
     return sampler
-
-
-def names() -> list[str]:
-    """Return the names of all samplers."""
-    return sorted(_SAMPLERS)
 
 
 def create(name: str, labels: Labels, **settings: Any) -> Sampler:
@@ -252,10 +246,8 @@ def create(name: str, labels: Labels, **settings: Any) -> Sampler:
         >>> np.unique(labels[batch], return_counts=True)[1].tolist()
         [2, 2, 2]
     """
-    # Every sampler takes labels and the keyword arguments that are checked here.
-    sampler: Callable[..., Sampler] = known("sampler", name, _SAMPLERS)
-    check_settings(name, settings, defaults_of(sampler, "labels"))
-    return sampler(labels, **settings)
+    sampler: Sampler = _SAMPLERS.create(name, labels, **settings)
+    return sampler
 
 
 def fitting_classes(labels: Labels, batch_size: int, per_class: int, ranks: int = 1) -> int:
