@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -250,17 +250,21 @@ def ranked_by_hand(
     return order, np.take_along_axis(scores, order, 1)
 
 
-def batch_sizes(dim: int) -> list[int]:
-    """One, and both sides of every threshold that FAISS names, be it of queries or of their numbers."""
+def thresholds() -> dict[str, int]:
+    """All thresholds and sizes of blocks that FAISS names."""
     import faiss
 
-    names = [name for name in str(faiss.cvar).strip("()").split(", ") if not name.startswith(("IO_", "SIMD"))]
-    limits = [limit for limit in (getattr(faiss.cvar, name) for name in names) if type(limit) is int]
-    sides = {limit // unit + side for limit in limits for unit in (1, dim) for side in (-1, 1)}
-    return sorted({1} | {size for size in sides if 0 < size < 5000})
+    values = {name: getattr(faiss.cvar, name) for name in str(faiss.cvar).strip("()").split(", ")}
+    return {
+        name: value for name, value in values.items() if type(value) is int and not name.startswith(("IO_", "SIMD"))
+    }
 
 
-MOST = {"exact:int8": 260, "milvus": 65}  # queries of these, which know no thresholds of FAISS and would take minutes
+def both_sides(limits: Iterable[int], units: Sequence[int] = (1,)) -> list[int]:
+    return sorted({limit // unit + side for limit in limits for unit in units for side in (-1, 1)} & {*range(1, 5000)})
+
+
+MOST = {"exact:int8": 65, "milvus": 17}  # queries of these, which know no thresholds of FAISS and would take minutes
 
 
 @pytest.mark.parametrize("offset", [0.0, 300.0, 1e4, 1e6])
@@ -269,30 +273,37 @@ MOST = {"exact:int8": 260, "milvus": 65}  # queries of these, which know no thre
 def test_neighbors_are_those_of_float64_at_any_offset_in_batches_of_any_size(
     tmp_path: Path, name: str, measure: str, offset: float
 ) -> None:
-    k, points = 10, vectors(1500, 64) + np.float32(offset)
+    """Thresholds of FAISS may be numbers of queries, of their values, or of neighbors; a filter takes other paths."""
+    points, third = vectors(1500, 64) + np.float32(offset), np.arange(0, 1500, 3)
     points[7] = points[9]  # a tie
     points[11] += 3e4 * (offset == 0.0)  # far from all others
     queries = np.concatenate([points[:40], points[600:624] + np.float32(0.25)])
     truth = ranked_by_hand(points, queries, len(points), measure)
     scores = np.take_along_axis(truth[1], np.argsort(truth[0], axis=1), 1)  # by id
+    sizes = [size for size in (1, *both_sides(thresholds().values(), (1, 64))) if size <= MOST.get(name, 5000)]
+    neighbors = () if name == "milvus" else both_sides([thresholds()["distance_compute_min_k_reservoir"]])
+    searches = [(10, None, sizes), (10, third, [15, sizes[-3]]), *((k, None, [17]) for k in neighbors)]
     with Index.from_vectors(points[:1400], out=tmp_path / "i", backend=name, measure=measure) as index:
-        for count, most in ((1400, MOST.get(name, 5000)), (1500, 65)):
+        for count in (1400, 1500):
             if count > len(index):
                 index.add_vectors(points[len(index) :])
-            order = ranked_by_hand(points[:count], queries, k)[0]
-            best = -np.sort(-scores[:, :count], axis=1)[:, :k]
-            slack = 1e-6 * (np.ones_like(best) if measure == "cosine" else np.abs(best))
-            for size in (size for size in batch_sizes(64) if size <= most):
-                rows = np.resize(np.arange(len(queries)), size)
-                found, ids = index.nearest(queries[rows], k)
-                assert (np.abs(found - scores[rows[:, None], ids]) <= slack[rows] + 1e-12).all(), size
-                right = found >= best[rows] - slack[rows]
-                if name in ("faiss:ivf", "faiss:hnsw"):
-                    assert right.mean() >= 0.9, size
-                else:
-                    assert right.all(), size
-                    if measure == "euclidean":
-                        assert ids.tolist() == order[rows].tolist()
+            for k, allowed, batches in searches:
+                there = np.arange(count) if allowed is None else allowed[allowed < count]
+                order = there[np.argsort(-scores[:, there].astype(np.float32), axis=1, kind="stable")[:, :k]]
+                best = np.take_along_axis(scores, order, 1)
+                slack = 1e-6 * (np.ones_like(best) if measure == "cosine" else np.abs(best))
+                for size in batches if count == 1400 else batches[:3]:
+                    rows = np.resize(np.arange(len(queries)), size)
+                    found, ids = index.nearest(queries[rows], k, allowed=allowed)
+                    assert np.isin(ids, there).all(), (size, k)
+                    assert (np.abs(found - scores[rows[:, None], ids]) <= slack[rows] + 1e-12).all(), (size, k)
+                    right = found >= best[rows] - slack[rows]
+                    if name in ("faiss:ivf", "faiss:hnsw"):
+                        assert right[:, :10].mean() >= 0.9, (size, k)
+                    else:
+                        assert right.all(), (size, k)
+                        if measure == "euclidean":
+                            assert (ids == order[rows]).all(), (size, k)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
