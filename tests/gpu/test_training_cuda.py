@@ -257,6 +257,4 @@ def test_what_cannot_be_recorded_is_computed_as_usual() -> None:
     with pytest.warns(UserWarning, match="without a CUDA graph"):
         recorded(images)
     assert recorded(images)["high"].requires_grad
-    assert (
-        len(torch.rand(3, device="cuda").unique()) == 3
-    )  # no longer taken for a part of it
+    assert len(torch.rand(3, device="cuda").unique()) == 3  # no longer taken for a part of it

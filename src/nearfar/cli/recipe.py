@@ -82,14 +82,22 @@ def show_recipe(
         Path, Argument(metavar="FILE", help="A TOML file, a name of nearfar recipe list, or a run folder.")
     ],
     settings: Settings = None,
+    diff: Annotated[bool, Option("--diff", help="Print only what differs from the base of the recipe.")] = False,
 ) -> None:
-    """Print a complete recipe, with the defaults of everything that is not given.
+    """Print a complete recipe: with what it has from its base, and with the defaults of everything that is not given.
 
     Example: nearfar recipe show digits/nra --set loss.alpha=2
-    """
-    from nearfar.training.recipe.files import load, to_toml
 
-    print(to_toml(load(file, overrides=settings or ())), end="")
+    Example: nearfar recipe show sop/ranked_list --diff
+    """
+    from nearfar.training.recipe.files import changes, load, to_toml
+
+    complete = load(file, overrides=settings or ())
+    if not diff:
+        print(to_toml(complete), end="")
+        return
+    for change in changes(file, settings or ()):
+        say(change)
 
 
 @recipe.command(name="schema", short_help="Print the JSON schema of recipes, grids or spaces, for editors.")

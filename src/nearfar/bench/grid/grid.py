@@ -28,7 +28,7 @@ from typing_extensions import TypedDict
 
 from nearfar import losses as loss_registry
 from nearfar.training.recipe.checks import read_section
-from nearfar.training.recipe.files import RecipeError, apply, section_tables
+from nearfar.training.recipe.files import RecipeError, apply, inherited, section_tables
 from nearfar.training.recipe.schema import SECTIONS, Count, Fraction, Index, Section, SplitSection, file_schema
 from nearfar.utils import shipped
 from nearfar.utils.toml import read
@@ -240,7 +240,7 @@ def _read(table: Tables, here: Path, name: str) -> Grid:
         file = here / table["recipe"]
         if not file.is_file():
             raise FileNotFoundError(f"recipe is {table['recipe']!r}; {file} does not exist")
-        table["recipe"] = read(file, "a recipe")
+        table["recipe"] = inherited(file)
     if isinstance(table.get("settings"), Mapping):
         table["settings"] = dict(_flat(table["settings"]))
     found, problems, _ = read_section(Grid, "", table, owner="a grid")

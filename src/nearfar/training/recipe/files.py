@@ -53,6 +53,9 @@ def load(recipe: str | Path | Mapping[str, Any] | Recipe, *, overrides: Override
         overrides: What to change: "loss.alpha=32" as on a command line, or {"loss.alpha": 32}, or
             {"loss": {"alpha": 32}}. A section that gets another name loses the keys of the old one.
 
+    A file may say ``base = "other.toml"``, a file beside it or the name of a recipe that comes with nearfar: it then
+    holds what differs. Several bases, ``base = ["a.toml", "b.toml"]``, are read one over the other.
+
     Returns:
         The recipe, with the defaults of everything that is not given.
 
@@ -174,7 +177,19 @@ def difference(old: Recipe, new: Recipe) -> list[str]:
         old: The first recipe.
         new: The other one.
     """
-    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    return _difference(to_dict(old), to_dict(new))
+
+
+def changes(file: str | Path, overrides: Overrides = ()) -> list[str]:
+    """What a recipe and its overrides change of the recipe's base, or of the recipe itself if it has no base."""
+    path = shipped.find(file, "recipe")
+    table = inherited(path)
+    bases = inherited(path, only_bases=True)
+    return _difference(bases or table, apply(table, overrides))
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    before, after = _flat(old), _flat(new)
     keys = list(dict.fromkeys([*before, *after]))
     gone = "not set"
     return [
@@ -193,7 +208,24 @@ def _table(recipe: str | Path | Mapping[str, Any] | Recipe) -> tuple[str, Mappin
     if run.is_file() or (file.is_dir() and file.as_posix() not in shipped.names("recipe")):
         return f"{run}: ", upgrade(read(run, "a recipe", RecipeError))
     file = shipped.find(file, "recipe")
-    return f"{file}: ", read(file, "a recipe", RecipeError)
+    return f"{file}: ", inherited(file)
+
+
+def inherited(file: Path, heirs: tuple[Path, ...] = (), only_bases: bool = False) -> dict[str, Any]:
+    """The tables of a file over those of its ``base``, or those of its bases alone."""
+    table = read(file, "a recipe", RecipeError)
+    base = table.pop("base", ())
+    names = [base] if isinstance(base, str) else base
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise RecipeError(f"{file}: base is {base!r}; the file or name of a recipe is needed, or a list of them")
+    complete: dict[str, Any] = {}
+    for name in names:
+        beside = file.parent / name
+        parent = (beside if beside.is_file() else shipped.find(Path(name), "recipe")).resolve()
+        if parent in (*heirs, file.resolve()):
+            raise RecipeError(f"{file}: base is {name!r}, which has this recipe as its own base")
+        complete = apply(complete, inherited(parent, (*heirs, file.resolve())))
+    return complete if only_bases else apply(complete, table)
 
 
 def section_tables(section: Section) -> dict[str, Any]:
@@ -273,13 +305,20 @@ def apply(table: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
         A changed copy.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(table))
-    for path, value in _paths(overrides):
+    paths = _paths(overrides)
+    for path, value in paths:
         if path[-1] == "name" and len(path) > 1:
             _forget(changed, path, value)
         place: Any = changed
         for key in path[:-1]:
             place = _inside(place, key, path)
         place[_number(place, path[-1], path) if isinstance(place, list) else path[-1]] = value
+    keys = {".".join(path) for path, _ in paths}
+    sampler = changed.get("sampler")
+    if isinstance(sampler, dict) and sampler.get("name", "groups") == "groups":  # one of two keys sets the size
+        for key, replaced in (("classes", "batch_size"), ("batch_size", "classes")):
+            if f"sampler.{key}" in keys and f"sampler.{replaced}" not in keys:
+                sampler.pop(replaced, None)
     return changed
 
 

@@ -722,12 +722,7 @@ def _plain_type(hint: Any) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """A JSON schema of recipes, with the losses, networks and datasets that are registered now.
-
-    Example:
-        >>> sorted(json_schema()["required"])
-        ['loss', 'network', 'optimizer', 'sampler', 'training']
-    """
+    """A JSON schema of recipes, with the losses, networks and datasets that are registered now."""
     schema = Recipe.model_json_schema()
     tables = schema["$defs"]
     for kind in SECTIONS.values():
@@ -750,6 +745,12 @@ def json_schema() -> dict[str, Any]:
     wrappers = {key: {"$ref": f"#/$defs/LossWrappers/properties/{key}"} for key in WRAPPERS}
     variants = [_loss_schema(name, wrappers) for name in losses.names()]
     tables["LossSection"] = {"description": tables["LossSection"]["description"], "oneOf": variants}
+    base = {"description": "The recipe that this one changes, as a file or a name, or a list of them."}
+    schema["properties"]["base"] = {**base, "type": ["string", "array"], "items": {"type": "string"}}
+    partial = {name: {"type": "array" if name == "stages" else "object"} for name in Recipe.model_fields}
+    complete = {key: schema.pop(key) for key in ("properties", "required", "additionalProperties")}
+    inherits = {"properties": {"base": complete["properties"]["base"], **partial}, "additionalProperties": False}
+    schema |= {"if": {"required": ["base"]}, "then": inherits, "else": complete}
     return file_schema(schema, "nearfar recipe")
 
 
