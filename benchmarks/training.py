@@ -75,7 +75,7 @@ def embedder(options: argparse.Namespace) -> networks.Embedder:
 
 def ours(options: argparse.Namespace) -> tuple[training.TrainStep, torch.optim.Optimizer]:
     network = embedder(options)
-    kind = losses.registry.get(options.loss)
+    kind = losses.get(options.loss)
     needed = {} if issubclass(kind, PairLoss) else {"num_classes": CLASSES, "dim": DIM}
     loss = losses.create(options.loss, **needed).to(options.device)
     optimizer = create_optimizer(OptimizerSection(lr=1e-4), network, loss, options.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import nearfar as nf
 from nearfar.engine import Mean
-from nearfar.losses import PairLoss, registry
+from nearfar.losses import PairLoss, base
 
 PAPER_DEFAULTS = {
     "contrastive": {"form": "cosine"},
@@ -102,19 +102,16 @@ def test_a_loss_is_made_again_from_its_settings(key: str) -> None:
 
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
-    before = registry._LOSSES.entries
-    registry._LOSSES.entries = dict(before)
+    before = base.LOSSES.entries
+    base.LOSSES.entries = dict(before)
     yield
-    registry._LOSSES.entries = before
+    base.LOSSES.entries = before
 
 
 def test_a_registered_loss_is_created_by_its_key(clean_registry: None) -> None:
-    @nf.losses.register
+    @nf.losses.register("hinge", "nowhere")
     class Hinge(PairLoss):
         """A loss of this test."""
-
-        key = "hinge"
-        source = "nowhere"
 
         def __init__(self, *, limit: float = 0.0) -> None:
             super().__init__()
@@ -135,10 +132,14 @@ def test_a_registered_loss_is_created_by_its_key(clean_registry: None) -> None:
 def test_two_losses_cannot_share_a_key(clean_registry: None) -> None:
     with pytest.raises(ValueError, match=r"'raw' is taken: loss nearfar.losses.raw.Raw has it, so .*Impostor needs"):
 
-        @nf.losses.register
+        @nf.losses.register("raw", "nowhere")
         class Impostor(PairLoss):
-            key = "raw"
-            source = "nowhere"
+            pass
+
+
+def test_a_loss_needs_a_key() -> None:
+    with pytest.raises(TypeError, match="register needs the key of the loss"):
+        nf.losses.register(nf.losses.Raw)  # type: ignore[arg-type]
 
 
 def test_a_custom_loss_may_have_denominators_of_its_own() -> None:

@@ -23,11 +23,9 @@ from nearfar.engine.rows import masked_sum
 from nearfar.losses.base import PairLoss
 
 
-@nf.losses.register
+@nf.losses.register("two_hinges")
 class TwoHinges(PairLoss):
     """Pulls positives above one similarity, pushes negatives below another."""
-
-    key = "two_hinges"
 
     def __init__(self, *, upper: float = 0.8) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ from nearfar.losses.adaface import AdaFace
 from nearfar.losses.angular import Angular
 from nearfar.losses.arcface import ArcFace
 from nearfar.losses.barlow_twins import BarlowTwins
-from nearfar.losses.base import Loss, PairLoss, param_groups
+from nearfar.losses.base import Loss, PairLoss, param_groups, register
 from nearfar.losses.binomial_deviance import BinomialDeviance
 from nearfar.losses.center import Center
 from nearfar.losses.circle import Circle
@@ -45,7 +45,7 @@ from nearfar.losses.proxy_repel import ProxyRepel
 from nearfar.losses.quadruplet import Quadruplet
 from nearfar.losses.ranked_list import RankedList
 from nearfar.losses.raw import Raw
-from nearfar.losses.registry import create, defaults, describe, get, names, register, summary
+from nearfar.losses.registry import create, defaults, describe, get, names, summary
 from nearfar.losses.regularized import Regularized
 from nearfar.losses.relational import RelationalDistillation
 from nearfar.losses.smooth_ap import SmoothAP

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import masked
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import number, positive
 
 SMALLEST_SPREAD = 1e-3  # added to the standard deviation of lengths
 
 
-@register
+@register("adaface", "Kim et al. 2022")
 class AdaFace(ClassificationLoss):
     """Classifies by angles with a margin that is adapted to the quality of each image, read off its embedding's length.
 
@@ -51,8 +51,6 @@ class AdaFace(ClassificationLoss):
         tensor(1.)
     """
 
-    key = "adaface"
-    source = "Kim et al. 2022"
     cuda_graph = deterministic = True
     length_mean: Tensor
     length_std: Tensor

@@ -15,8 +15,7 @@ from nearfar.engine.measures import create as measure
 from nearfar.engine.measures import propagate_nan
 from nearfar.engine.rows import FLOOR, masks
 from nearfar.engine.tiles import plus_transposed
-from nearfar.losses.base import Loss
-from nearfar.losses.registry import register
+from nearfar.losses.base import Loss, register
 from nearfar.utils.validation import number
 
 # Σ_n e^(4 t² s_an) e^(4 t² s_pn), each factor relative to the largest of its row, is at least e^(−8 t²): with
@@ -27,7 +26,7 @@ BAND_ROWS = 64  # rows of a block of the band
 BAND_FROM = 2048  # on a GPU, in smaller batches all pairs take less time than waiting for the size of the classes
 
 
-@register
+@register("angular", "Wang et al. 2017")
 class Angular(Loss):
     """Bounds the angle at the negative in the triangle that it forms with a positive pair.
 
@@ -55,8 +54,6 @@ class Angular(Loss):
         tensor(1.0986)
     """
 
-    key = "angular"
-    source = "Wang et al. 2017"
     cuda_graph = deterministic = True
 
     def __init__(self, *, angle: float = 40.0) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import masked
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import number, positive, whole
 
 
-@register
+@register("arcface", "Thesis 2.29")
 class ArcFace(ClassificationLoss):
     """Classifies by angles, with a margin added to the angle between an embedding and its own proxy.
 
@@ -50,8 +50,6 @@ class ArcFace(ClassificationLoss):
         torch.Size([2, 4])
     """
 
-    key = "arcface"
-    source = "Thesis 2.29"
     cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(

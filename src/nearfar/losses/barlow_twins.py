@@ -8,14 +8,13 @@ from torch import Tensor
 from nearfar.engine import masked
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.rows import masks
-from nearfar.losses.base import Loss
-from nearfar.losses.registry import register
+from nearfar.losses.base import Loss, register
 from nearfar.utils.validation import non_negative
 
 EPSILON = 1e-5  # added to variances, as in batch normalization
 
 
-@register
+@register("barlow_twins", "Zbontar et al. 2021")
 class BarlowTwins(Loss):
     """Makes each coordinate equal for positives and uncorrelated with all others; negatives are not used.
 
@@ -42,8 +41,6 @@ class BarlowTwins(Loss):
         torch.Size([])
     """
 
-    key = "barlow_twins"
-    source = "Zbontar et al. 2021"
     cuda_graph = deterministic = True
 
     def __init__(self, *, redundancy: float = 0.005) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,11 @@ from nearfar.engine.tiles import RowLoss, pair_weights, row_loss
 from nearfar.losses.foreign import refuse_foreign
 from nearfar.mining import Choice, Mining
 from nearfar.supervision import BatchSupervision, Hierarchy, Supervision
+from nearfar.utils.registry import Registry
 from nearfar.utils.tensors import NOT_PAIRS, check_embeddings, check_vectors, is_integer, readable
 from nearfar.utils.validation import check_constructor, defaults_of
+
+ANY = tuple(minings.names())
 
 
 class Loss(nn.Module, ABC):
@@ -34,8 +37,8 @@ class Loss(nn.Module, ABC):
     gets the same random numbers in every process, and every process computes it for the whole batch.
 
     Attributes:
-        key: Name in the registry.
-        source: Where the loss comes from.
+        key: Name in the registry, set by ``register``.
+        source: Where the loss comes from, set by ``register``.
         fixed: Settings that cannot change after construction.
         cuda_graph: Declared by the class: the loss depends on nothing but its tensors and its public attributes, so
             on a GPU its kernels can be recorded and replayed. Set it to False on an object to turn this off.
@@ -187,6 +190,40 @@ class Loss(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings().items())
+
+
+L = TypeVar("L", bound=type[Loss])
+LOSSES: Registry[type[Loss]] = Registry("loss")
+
+
+def register(key: str, source: str = "") -> Callable[[L], L]:
+    """Register a loss class, as a class decorator.
+
+    Args:
+        key: Name of the loss, for ``create`` and recipes.
+        source: Where the loss comes from, in a few words.
+
+    Raises:
+        ValueError: If another class has the same key.
+        TypeError: If it is used without a key.
+
+    Example:
+        >>> @register("spread", "this example")
+        ... class Spread(Loss):
+        ...     def compute(self, embeddings, labels, gallery, gallery_labels, positions):
+        ...         return embeddings.square().mean()
+        >>> LOSSES.entries.pop("spread").source
+        'this example'
+    """
+    if not isinstance(key, str):
+        raise TypeError('register needs the key of the loss: @register("two_hinges", "Paper 7")')
+
+    def decorate(loss: L) -> L:
+        LOSSES.register(key, loss)
+        loss.key, loss.source = key, source
+        return loss
+
+    return decorate
 
 
 class PairLoss(Loss, RowLoss):

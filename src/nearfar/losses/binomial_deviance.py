@@ -5,17 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar import mining as minings
 from nearfar.engine import Row, masked, row_sum
 from nearfar.engine.fused import Program, Sums, Terms
 from nearfar.engine.rows import count
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, positive
 
 
-@register
+@register("binomial_deviance", "Unified View 12")
 class BinomialDeviance(PairLoss):
     """Weights each pair by its own similarity: a smooth contrastive loss.
 
@@ -38,10 +36,8 @@ class BinomialDeviance(PairLoss):
         tensor(1.3200)
     """
 
-    key = "binomial_deviance"
-    source = "Unified View 12"
     cuda_graph = deterministic = mean_over_anchors = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
 
     def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: Choice = "all") -> None:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
-from nearfar.losses.registry import register
 
 
-@register
+@register("center", "Wen et al. 2016")
 class Center(ProxyLoss):
     """Pulls embeddings to a learned center of their class; use it together with a loss that separates classes.
 
@@ -39,8 +39,6 @@ class Center(ProxyLoss):
         torch.Size([2, 4])
     """
 
-    key = "center"
-    source = "Wen et al. 2016"
     cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(self, *, num_classes: int, dim: int, lr_multiplier: float = 10.0) -> None:

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, row_logsumexp
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import FLOOR
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, positive
 
 
-@register
+@register("circle", "Sun et al. 2020")
 class Circle(PairLoss):
     """Weights each pair by its distance from the optimum, so that each moves at its own pace.
 
@@ -45,10 +43,8 @@ class Circle(PairLoss):
         tensor(1.5989)
     """
 
-    key = "circle"
-    source = "Sun et al. 2020"
     cuda_graph = deterministic = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
 
     def __init__(self, *, margin: float = 0.4, scale: float = 80.0, mining: Choice = "all") -> None:

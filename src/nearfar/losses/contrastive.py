@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, masked, row_sum
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import count_nonzero, row_hinge
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, one_of
 
@@ -19,7 +17,7 @@ MARGINS = {"cosine": 0.5, "distance": 1.0, "snr": 1.0}
 MEASURES = {"cosine": "cosine", "distance": "euclidean", "snr": "snr"}
 
 
-@register
+@register("contrastive", "Thesis 2.15, Unified View 5, NRA 1")
 class Contrastive(PairLoss):
     """Pulls every positive, and pushes the negatives that are too near.
 
@@ -53,11 +51,9 @@ class Contrastive(PairLoss):
         tensor(2.0000)
     """
 
-    key = "contrastive"
-    source = "Thesis 2.15, Unified View 5, NRA 1"
     cuda_graph = deterministic = True
     closed_form = True
-    minings = tuple(minings.names())
+    minings = ANY
     fixed = ("form", "normalize")
 
     def __init__(

@@ -9,15 +9,14 @@ from torch.nn.functional import softplus
 from nearfar.engine import Tile, masked
 from nearfar.engine.histograms import running_sum
 from nearfar.engine.rows import FLOOR, masked_sum
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import number
 
 LARGEST_SCALE = 40.0  # e^(−2 · 40) is far above the smallest float32 number
 GRADES = 1000  # steps in which grades are compared
 
 
-@register
+@register("cosent", "Su 2022")
 class CoSENT(PairLoss):
     """Ranks every positive pair of the batch above every negative pair, whatever their anchors.
 
@@ -47,8 +46,6 @@ class CoSENT(PairLoss):
         tensor(3.8067)
     """
 
-    key = "cosent"
-    source = "Su 2022"
     cuda_graph = deterministic = True
     from_totals = True
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, positive
 
 
-@register
+@register("cosface", "Wang et al. 2018")
 class CosFace(ClassificationLoss):
     """Classifies by cosines, with a margin subtracted from the cosine to the own proxy.
 
@@ -36,8 +36,6 @@ class CosFace(ClassificationLoss):
         torch.Size([2, 4])
     """
 
-    key = "cosface"
-    source = "Wang et al. 2018"
     cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from nearfar.engine import masked, unit
 from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors, no_compile, run
-from nearfar.losses.base import Loss, refuse_gallery
-from nearfar.losses.registry import register
+from nearfar.losses.base import Loss, refuse_gallery, register
 from nearfar.utils.validation import non_negative, whole
 
 TIE = 1e-9  # scores that differ by less than this are equal up to rounding, and the lowest index is used
 
 
-@register
+@register("facility_location", "RLL 6–7")
 class FacilityLocation(Loss):
     """Penalizes any clustering that fits the embeddings better than the classes do.
 
@@ -48,8 +47,6 @@ class FacilityLocation(Loss):
         tensor(0.6563)
     """
 
-    key = "facility_location"
-    source = "RLL 6–7"
     cuda_graph = deterministic = True
 
     def __init__(self, *, gamma: float = 1.0, refinements: int = 5) -> None:

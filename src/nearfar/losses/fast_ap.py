@@ -9,12 +9,11 @@ from torch import Tensor
 
 from nearfar.engine import Mean, Row, masked
 from nearfar.engine.histograms import SoftHistograms, running_sum
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import whole
 
 
-@register
+@register("fast_ap", "Cakir et al. 2019")
 class FastAP(PairLoss):
     """Increases the average precision of each anchor's ranking, computed from a soft histogram of its distances.
 
@@ -40,8 +39,6 @@ class FastAP(PairLoss):
         tensor(0.6667)
     """
 
-    key = "fast_ap"
-    source = "Cakir et al. 2019"
     cuda_graph = deterministic = True
     measure = "squared_euclidean"
     closed_form = True

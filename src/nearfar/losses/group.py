@@ -11,15 +11,15 @@ from torch.nn.functional import cross_entropy, log_softmax
 from nearfar.engine import masked, unit
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.rows import FLOOR
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, one_of, positive, whole
 
 SIMILARITIES = ("correlation", "cosine", "gaussian", "learned")
 SMALLEST_SUPPORT = 1e-30  # a class without support adds about 69 to the loss in each iteration, not infinity
 
 
-@register
+@register("group", "Group Loss 1–7")
 class Group(ProxyLoss):
     """Classifies each sample after similar samples of the batch have refined its label.
 
@@ -63,8 +63,6 @@ class Group(ProxyLoss):
         torch.Size([2, 4])
     """
 
-    key = "group"
-    source = "Group Loss 1–7"
     cuda_graph = True
     fixed = (*ProxyLoss.fixed, "similarity")
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nearfar.engine import Mean, Tile, unit
 from nearfar.engine.rows import count
-from nearfar.losses.base import PairLoss, check_classes
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, check_classes, register
 from nearfar.losses.triplet import every_triplet, listed_triplets
 from nearfar.utils.tensors import check_vectors
 from nearfar.utils.validation import number, whole
@@ -19,7 +18,7 @@ from nearfar.utils.validation import number, whole
 FARTHEST = 4.0  # squared distance of opposite unit vectors
 
 
-@register
+@register("hierarchical_triplet", "NRA Table II")
 class HierarchicalTriplet(PairLoss):
     """Triplets whose margin is larger, the farther apart the classes of anchor and negative are in a tree.
 
@@ -51,8 +50,6 @@ class HierarchicalTriplet(PairLoss):
         tensor(0.0500)
     """
 
-    key = "hierarchical_triplet"
-    source = "NRA Table II"
     deterministic = True  # no CUDA graph: the margins are no public setting and change from epoch to epoch
     measure = "squared_euclidean"
     closed_form = True

@@ -6,12 +6,11 @@ from torch import Tensor
 
 from nearfar.engine import Tile
 from nearfar.engine.histograms import SoftHistograms, running_sum
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import whole
 
 
-@register
+@register("histogram", "Ustinova and Lempitsky 2016")
 class Histogram(PairLoss):
     """Reduces the probability that a random negative pair is more similar than a random positive pair.
 
@@ -36,8 +35,6 @@ class Histogram(PairLoss):
         tensor(1.)
     """
 
-    key = "histogram"
-    source = "Ustinova and Lempitsky 2016"
     cuda_graph = deterministic = True
     closed_form = True
     from_totals = True

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, masked, row_logsumexp
 from nearfar.engine.fused import Program, Sums, Terms
 from nearfar.engine.rows import count, positive_columns
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number
 
 CHUNK = 1 << 21  # positives whose slopes are computed at once
 
 
-@register
+@register("lifted_structure", "NRA 3, RLL 3")
 class LiftedStructure(PairLoss):
     """Compares each positive pair with all negatives of both its members; embeddings are not normalized.
 
@@ -44,8 +42,6 @@ class LiftedStructure(PairLoss):
         tensor(2.8472)
     """
 
-    key = "lifted_structure"
-    source = "NRA 3, RLL 3"
     cuda_graph = deterministic = True
     measure = "euclidean"
     normalize = False
@@ -103,7 +99,7 @@ class LiftedStructure(PairLoss):
         return [Mean(row, count(filled, total))]
 
 
-@register
+@register("lifted_structure_generalized", "Thesis 2.21, Unified View 9")
 class LiftedStructureGeneralized(PairLoss):
     """Compares the soft maximum of the positive distances with that of the negative similarities.
 
@@ -129,10 +125,8 @@ class LiftedStructureGeneralized(PairLoss):
         tensor(1.1931)
     """
 
-    key = "lifted_structure_generalized"
-    source = "Thesis 2.21, Unified View 9"
     cuda_graph = deterministic = mean_over_anchors = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
 
     def __init__(self, *, margin: float = 0.5, mining: Choice = "all") -> None:

@@ -8,18 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, masked
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import row_hinge
-from nearfar.losses.base import PairLoss, check_classes
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, check_classes, register
 from nearfar.mining import Choice
 from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import non_negative, number, positive, whole
 
 
-@register
+@register("margin", "Thesis 2.23")
 class Margin(PairLoss):
     """Keeps positives inside and negatives outside of a learned boundary.
 
@@ -51,12 +49,10 @@ class Margin(PairLoss):
         5e-05
     """
 
-    key = "margin"
-    source = "Thesis 2.23"
     cuda_graph = deterministic = True
     measure = "euclidean"
     closed_form = True
-    minings = tuple(minings.names())
+    minings = ANY
     fixed = ("num_classes",)
 
     def __init__(

@@ -7,13 +7,12 @@ from torch.nn.functional import softplus
 
 from nearfar.engine import Row, row_logsumexp
 from nearfar.engine.fused import Program, Sums, Terms
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.mining import ValidTriplet
 from nearfar.utils.validation import number, positive
 
 
-@register
+@register("multi_similarity", "Thesis 2.24, Unified View 17")
 class MultiSimilarity(PairLoss):
     """Weights each pair by its own similarity and by how it compares with the anchor's other pairs.
 
@@ -42,8 +41,6 @@ class MultiSimilarity(PairLoss):
         tensor(0.6566)
     """
 
-    key = "multi_similarity"
-    source = "Thesis 2.24, Unified View 17"
     cuda_graph = deterministic = mean_over_anchors = True
     minings = ("valid_triplet",)
     fixed = ("mining",)

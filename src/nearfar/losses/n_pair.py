@@ -10,15 +10,14 @@ from torch.nn.functional import softplus
 
 from nearfar.engine import Mean, Row, Tile, masked, row_logsumexp
 from nearfar.engine.rows import FLOOR, positive_columns
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import non_negative, one_of
 
 FORMS = ("per_positive", "pairs", "joint")
 
 
-@register
+@register("n_pair", "Thesis 2.22, NRA 4, RLL 2")
 class NPair(PairLoss):
     """Compares each positive with all negatives at once, by dot products of embeddings that are not normalized.
 
@@ -51,8 +50,6 @@ class NPair(PairLoss):
         tensor(1.0986)
     """
 
-    key = "n_pair"
-    source = "Thesis 2.22, NRA 4, RLL 2"
     cuda_graph = True
     deterministic = True
     measure = "dot"

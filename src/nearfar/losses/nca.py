@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nearfar.engine import Mean, row_logsumexp
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import one_of, positive
 
 
-@register
+@register("nca", "Goldberger et al. 2004")
 class NeighborhoodComponents(PairLoss):
     """Increases the probability that a random neighbor, near ones more likely, is of the anchor's class.
 
@@ -42,8 +41,6 @@ class NeighborhoodComponents(PairLoss):
         tensor(1.0986)
     """
 
-    key = "nca"
-    source = "Goldberger et al. 2004"
     cuda_graph = deterministic = True
     measure = "squared_euclidean"
     closed_form = True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import positive
 
 
-@register
+@register("normalized_softmax", "Group Loss [52]")
 class NormalizedSoftmax(ClassificationLoss):
     """Classifies by the cosine to the proxy of each class.
 
@@ -33,8 +33,6 @@ class NormalizedSoftmax(ClassificationLoss):
         torch.Size([2, 4])
     """
 
-    key = "normalized_softmax"
-    source = "Group Loss [52]"
     cuda_graph = deterministic = mean_over_anchors = True
 
     def __init__(

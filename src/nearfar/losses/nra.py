@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import Mean, Tile, masked
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import positive
 
 
-@register
+@register("nra", "NRA 6–13")
 class NRA(PairLoss):
     """Compares approximate ranks of the farthest positive and the nearest negative; embeddings are not normalized.
 
@@ -43,8 +42,6 @@ class NRA(PairLoss):
         tensor(3.0802)
     """
 
-    key = "nra"
-    source = "NRA 6–13"
     cuda_graph = True
     deterministic = True
     measure = "euclidean"

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
-from nearfar.losses.base import PairLoss
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.losses.n_pair import against_negatives
-from nearfar.losses.registry import register
 from nearfar.mining import Choice
 from nearfar.supervision import BatchSupervision
 from nearfar.utils.validation import number, positive
@@ -22,7 +20,7 @@ from nearfar.utils.validation import number, positive
 LARGEST_SCALE = 100.0  # of a learned temperature, as in CLIP
 
 
-@register
+@register("nt_xent", "Chen et al. 2020")
 class NTXent(PairLoss):
     """Compares each positive with all negatives at once: the N-pair loss of cosines with a temperature.
 
@@ -62,10 +60,8 @@ class NTXent(PairLoss):
         tensor(0.5514)
     """
 
-    key = "nt_xent"
-    source = "Chen et al. 2020"
     cuda_graph = deterministic = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
     fixed = ("learn_temperature",)
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from nearfar.engine import Row, Tile, row_logsumexp
 from nearfar.engine.tiles import RowLoss, row_loss
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import number, positive
 
 
-@register
+@register("proxy_anchor", "Thesis 2.31–2.32")
 class ProxyAnchor(ProxyLoss, RowLoss):
     """Each proxy pulls the embeddings of its class and pushes all others, the hardest most.
 
@@ -39,8 +39,6 @@ class ProxyAnchor(ProxyLoss, RowLoss):
         0.01
     """
 
-    key = "proxy_anchor"
-    source = "Thesis 2.31–2.32"
     cuda_graph = deterministic = True
     closed_form = True
     shardable = True

@@ -12,15 +12,15 @@ from nearfar.engine import Mean, Tile, masked, row_logsumexp, row_sum, unit
 from nearfar.engine.measures import Measure
 from nearfar.engine.measures import create as measure
 from nearfar.engine.tiles import RowLoss, row_loss
+from nearfar.losses.base import register
 from nearfar.losses.n_pair import against_negatives
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import one_of, positive, whole
 
 MEASURES = ("squared_euclidean", "euclidean", "dot")
 
 
-@register
+@register("proxy_nca", "Thesis 2.27–2.28, RLL 4–5")
 class ProxyNCA(ClassificationLoss):
     """Pulls each embedding to its own proxy with a constant force and pushes it from the others, the nearest most.
 
@@ -66,8 +66,6 @@ class ProxyNCA(ClassificationLoss):
         torch.Size([2, 4])
     """
 
-    key = "proxy_nca"
-    source = "Thesis 2.27–2.28, RLL 4–5"
     cuda_graph = True
     deterministic = True
     fixed = (*ClassificationLoss.fixed, "normalize", "assignment", "num_proxies")

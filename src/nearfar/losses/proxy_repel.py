@@ -16,9 +16,9 @@ from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors,
 from nearfar.engine.measures import create as measure
 from nearfar.engine.rows import FLOOR
 from nearfar.engine.tiles import RowLoss, row_loss
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ProxyLoss
 from nearfar.losses.proxy_anchor import pull, share_of_present
-from nearfar.losses.registry import register
 from nearfar.utils.validation import number, one_of, positive
 
 # Proxies of a tile: on a CPU it stays in the cache, on a GPU it keeps all processors busy.
@@ -26,7 +26,7 @@ CPU_SIDE = 1024
 GPU_SIDE = 2048
 
 
-@register
+@register("proxy_repel", "Thesis 6.1–6.2")
 class ProxyRepel(ProxyLoss, RowLoss):
     """Each proxy pulls the embeddings of its class, and proxies push each other apart.
 
@@ -62,8 +62,6 @@ class ProxyRepel(ProxyLoss, RowLoss):
         torch.Size([2, 4])
     """
 
-    key = "proxy_repel"
-    source = "Thesis 6.1–6.2"
     cuda_graph = True
     deterministic = True
     closed_form = True

@@ -9,14 +9,13 @@ from nearfar.engine.autograd import Gradients, LossComputation, Needed, Tensors,
 from nearfar.engine.measures import create as measure
 from nearfar.engine.measures import propagate_nan
 from nearfar.engine.rows import masks
-from nearfar.losses.base import Loss, refuse_gallery
-from nearfar.losses.registry import register
+from nearfar.losses.base import Loss, refuse_gallery, register
 from nearfar.utils.validation import number
 
 MOST_TERMS = 1 << 22  # quadruplets that are computed at once
 
 
-@register
+@register("quadruplet", "NRA Table II")
 class Quadruplet(Loss):
     """Triplets, and in addition every positive pair is nearer than every pair of two other classes.
 
@@ -45,8 +44,6 @@ class Quadruplet(Loss):
         tensor(1.5000)
     """
 
-    key = "quadruplet"
-    source = "NRA Table II"
     deterministic = True  # no CUDA graph: the host waits for the number of positive pairs
 
     def __init__(self, *, margin: float = 1.0, second_margin: float = 0.5) -> None:

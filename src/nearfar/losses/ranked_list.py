@@ -11,12 +11,11 @@ from torch import Tensor
 from nearfar.engine import Mean, Row, masked, row_sum
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
 from nearfar.engine.rows import FLOOR
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import non_negative, one_of, positive
 
 
-@register
+@register("ranked_list", "RLL 8–14")
 class RankedList(PairLoss):
     """Pulls positives into a ball and pushes negatives beyond a boundary; only the query is moved.
 
@@ -47,8 +46,6 @@ class RankedList(PairLoss):
         tensor(0.6142)
     """
 
-    key = "ranked_list"
-    source = "RLL 8–14"
     cuda_graph = deterministic = True
     measure = "euclidean"
     query_only = True

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nearfar import mining as minings
 from nearfar.engine import Row
 from nearfar.engine.fused import Program
-from nearfar.losses.base import PairLoss
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.losses.multi_similarity import soft_extremes, soft_extremes_program
-from nearfar.losses.registry import register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, positive
 
 
-@register
+@register("raw", "Unified View 15–17")
 class Raw(PairLoss):
     """Weights each pair by its own similarity and relative to the anchor's other pairs.
 
@@ -37,10 +35,8 @@ class Raw(PairLoss):
         tensor(0.6566)
     """
 
-    key = "raw"
-    source = "Unified View 15–17"
     cuda_graph = deterministic = mean_over_anchors = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
 
     def __init__(self, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5, mining: Choice = "all") -> None:

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from typing import Any, TypeVar
+from typing import Any
 
-from nearfar.losses.base import Loss
+from nearfar.losses.base import LOSSES, Loss
 from nearfar.losses.foreign import PML_LOSSES, refuse_foreign
-from nearfar.utils.registry import Registry
 from nearfar.utils.validation import defaults_of
 
-L = TypeVar("L", bound=type[Loss])
-_LOSSES: Registry[type[Loss]] = Registry("loss")
-names = _LOSSES.names
+names = LOSSES.names
 """Return the keys of all losses, sorted."""
-
-
-def register(loss: L) -> L:
-    """Register a loss class under its ``key``, as a class decorator.
-
-    Args:
-        loss: The class, with the attributes ``key`` and ``source``.
-
-    Raises:
-        ValueError: If another class has the same key.
-    """
-    _LOSSES.register(loss.key, loss)
-    return loss
 
 
 def get(key: str) -> type[Loss]:
@@ -42,7 +26,7 @@ def get(key: str) -> type[Loss]:
     """
     if key in PML_LOSSES:
         raise ValueError(f"loss is {key!r}, a class of pytorch-metric-learning; nearfar has {PML_LOSSES[key]}")
-    return _LOSSES.get(key)
+    return LOSSES.get(key)
 
 
 def create(key: str, **settings: Any) -> Loss:
@@ -63,7 +47,7 @@ def create(key: str, **settings: Any) -> Loss:
     allowed = defaults(key)
     if settings:
         refuse_foreign(key, settings, allowed)
-    loss: Loss = _LOSSES.create(key, **settings)
+    loss: Loss = LOSSES.create(key, **settings)
     return loss
 
 

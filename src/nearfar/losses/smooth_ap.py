@@ -10,13 +10,12 @@ from torch import Tensor
 
 from nearfar.engine import Mean, Row, masked
 from nearfar.engine.rows import positive_columns, slot_chunks
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.tensors import readable
 from nearfar.utils.validation import positive, whole
 
 
-@register
+@register("smooth_ap", "Brown et al. 2020")
 class SmoothAP(PairLoss):
     """Increases the average precision of each anchor's ranking, with smooth ranks.
 
@@ -47,8 +46,6 @@ class SmoothAP(PairLoss):
         tensor(0.5000)
     """
 
-    key = "smooth_ap"
-    source = "Brown et al. 2020"
     deterministic = True  # no CUDA graph without `max_positives`: the host waits for the number of positives
     closed_form = True
     row_bytes = 128

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from nearfar.engine import masked, unit
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import non_negative, positive, whole
 
 NO_GAMMA = 1e-17  # counts as 0: the centers of a class have equal shares, even in float64
 
 
-@register
+@register("soft_triple", "Thesis 2.30")
 class SoftTriple(ClassificationLoss):
     """Classifies by a soft maximum over several centers per class, and lets the centers of a class merge.
 
@@ -48,8 +48,6 @@ class SoftTriple(ClassificationLoss):
         torch.Size([2, 3, 4])
     """
 
-    key = "soft_triple"
-    source = "Thesis 2.30"
     cuda_graph = deterministic = mean_over_anchors = True
     pools = True
     penalizes = True

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 
 
-@register
+@register("softmax", "Thesis 2.25–2.26")
 class Softmax(ClassificationLoss):
     """Classifies embeddings with a linear layer, without normalization.
 
@@ -34,8 +34,6 @@ class Softmax(ClassificationLoss):
         torch.Size([2, 4])
     """
 
-    key = "softmax"
-    source = "Thesis 2.25–2.26"
     cuda_graph = deterministic = mean_over_anchors = True
     measure = "dot"
     normalize = False

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from nearfar.engine import masked, unit
 from nearfar.engine.autograd import LossComputation, differentiable
-from nearfar.losses.base import Loss, refuse_gallery
-from nearfar.losses.registry import register
+from nearfar.losses.base import Loss, refuse_gallery, register
 
 # Up to this ratio of squared singular values, a Cholesky decomposition in float64 is as exact as the points.
 LARGEST_CONDITION = {torch.float32: 1e8, torch.float64: 1e4}
 
 
-@register
+@register("spectral_clustering", "RLL 2.1.2")
 class SpectralClustering(Loss):
     """Makes the coordinates of the embeddings span the same space as the indicators of the classes.
 
@@ -39,8 +38,6 @@ class SpectralClustering(Loss):
         tensor(1.)
     """
 
-    key = "spectral_clustering"
-    source = "RLL 2.1.2"
     deterministic = True
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from nearfar.engine.measures import inverse
+from nearfar.losses.base import register
 from nearfar.losses.proxies import ClassificationLoss
-from nearfar.losses.registry import register
 from nearfar.utils.validation import positive, whole
 
 
-@register
+@register("sphereface", "Liu et al. 2017")
 class SphereFace(ClassificationLoss):
     """Classifies by angles, with the angle between an embedding and its own proxy multiplied by a margin.
 
@@ -45,8 +45,6 @@ class SphereFace(ClassificationLoss):
         torch.Size([2, 4])
     """
 
-    key = "sphereface"
-    source = "Liu et al. 2017"
     cuda_graph = deterministic = mean_over_anchors = True
     scale: float | None  # type: ignore[assignment]
 

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, row_logsumexp
 from nearfar.engine.fused import Program, Sums, Terms, mean_over
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice
 from nearfar.utils.validation import positive
 
 
-@register
+@register("sup_con", "Khosla et al. 2020")
 class SupCon(PairLoss):
     """Maximizes the likelihood of the positives among all others.
 
@@ -41,10 +39,8 @@ class SupCon(PairLoss):
         tensor(1.0986)
     """
 
-    key = "sup_con"
-    source = "Khosla et al. 2020"
     cuda_graph = deterministic = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
 
     def __init__(self, *, temperature: float = 0.1, mining: Choice = "all") -> None:

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from nearfar.engine import Mean, masked
 from nearfar.engine.rows import row_hinge
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import PairLoss, register
 from nearfar.utils.validation import non_negative, number
 
 
-@register
+@register("threshold_consistent_margin", "Zhang et al. 2024")
 class ThresholdConsistentMargin(PairLoss):
     """Moves hard pairs beyond fixed similarities, so that one threshold separates pairs of all classes.
 
@@ -41,8 +40,6 @@ class ThresholdConsistentMargin(PairLoss):
         tensor(0.9000)
     """
 
-    key = "threshold_consistent_margin"
-    source = "Zhang et al. 2024"
     cuda_graph = deterministic = True
     closed_form = True
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, Row, Tile, masked, row_sum
 from nearfar.engine.fused import AllTriplets
 from nearfar.engine.rows import count, positive_columns, slot_chunks
-from nearfar.losses.base import PairLoss
-from nearfar.losses.registry import register
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.mining import Choice, MinedTriplets, TripletMining
 from nearfar.utils.validation import number, one_of
 
@@ -23,7 +21,7 @@ MEASURES = {"cosine": "cosine", "distance": "euclidean", "squared_distance": "sq
 MOST_PASSES = 64  # with more positives than this in a row, sorting is faster
 
 
-@register
+@register("triplet", "Thesis 2.17 and 2.20, NRA 2, RLL 1")
 class Triplet(PairLoss):
     """Makes each positive nearer than each negative by a margin.
 
@@ -63,10 +61,8 @@ class Triplet(PairLoss):
         tensor(0.2000)
     """
 
-    key = "triplet"
-    source = "Thesis 2.17 and 2.20, NRA 2, RLL 1"
     cuda_graph = deterministic = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
     fixed = ("form", "normalize")
 

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nearfar import mining as minings
 from nearfar.engine import Mean, masked
-from nearfar.losses.base import PairLoss
+from nearfar.losses.base import ANY, PairLoss, register
 from nearfar.losses.n_pair import against_negatives
-from nearfar.losses.registry import register
 from nearfar.mining import Choice
 from nearfar.utils.validation import number, positive
 
 
-@register
+@register("tuplet_margin", "Yu and Tao 2019")
 class TupletMargin(PairLoss):
     """Compares each positive with all negatives at once, after making its angle smaller by a slack.
 
@@ -43,10 +41,8 @@ class TupletMargin(PairLoss):
         tensor(1.0986)
     """
 
-    key = "tuplet_margin"
-    source = "Yu and Tao 2019"
     cuda_graph = deterministic = True
-    minings = tuple(minings.names())
+    minings = ANY
     closed_form = True
 
     def __init__(self, *, slack: float = 0.1, scale: float = 64.0, mining: Choice = "all") -> None:

@@ -10,14 +10,13 @@ from nearfar.engine import Mean, Tile, masked, row_sum
 from nearfar.engine.autograd import LossComputation, by_autograd, differentiable
 from nearfar.engine.rows import count
 from nearfar.engine.tiles import RowLoss, row_loss
-from nearfar.losses.base import Loss
-from nearfar.losses.registry import register
+from nearfar.losses.base import Loss, register
 from nearfar.utils.validation import non_negative
 
 EPSILON = 1e-4  # added to variances
 
 
-@register
+@register("vicreg", "Bardes et al. 2022")
 class VICReg(Loss, RowLoss):
     """Makes positives equal, while every coordinate varies and no two are correlated; negatives are not used.
 
@@ -48,8 +47,6 @@ class VICReg(Loss, RowLoss):
         torch.Size([])
     """
 
-    key = "vicreg"
-    source = "Bardes et al. 2022"
     cuda_graph = deterministic = True
     measure = "squared_euclidean"
     normalize = False

@@ -195,7 +195,7 @@ class Ramp(losses.PairLoss):
 
 
 def test_settings_of_plugins_are_checked_by_their_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.registry._LOSSES.entries, "ramp", Ramp)
+    monkeypatch.setitem(losses.base.LOSSES.entries, "ramp", Ramp)
     assert load_recipe(table(loss={"name": "ramp", "slope": 1, "cuts": [1, 2]})).loss.settings["cuts"] == [1, 2]
     with pytest.raises(RecipeError) as caught:
         load_recipe(table(loss={"name": "ramp", "slop": 1, "cuts": 3, "curve": "steep"}))
